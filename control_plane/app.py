@@ -36,6 +36,7 @@ from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, sessions
 from control_plane.api.surface import make_surface
 from control_plane.api.traffic import Compression, Conditional
+from control_plane.certificates import FleetAuthorities
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.identity import Attestation, RegionalSts
@@ -167,6 +168,7 @@ def create_app(
         source_limits=SourceLimits(archive_bytes=settings.max_source_bytes),
         session_key=hmac.digest(secret, b"browser sessions", "sha256"),
         nonce_key=hmac.digest(secret, b"nonces of agents", "sha256"),
+        authorities=FleetAuthorities(secret),
         server_id=public_id,
         attestation=attestation,
         feed=EventFeed(database, now),

@@ -28,6 +28,7 @@ from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
 from control_plane.api.schemas.common import FieldError, Shape
+from control_plane.certificates import FleetAuthorities
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
@@ -160,6 +161,8 @@ class Services:
     """Key that signs browser sessions."""
     nonce_key: bytes
     """Key that signs nonces."""
+    authorities: FleetAuthorities
+    """Issue the TLS certificates of agents."""
     server_id: str
     """Id of this installation. Agents sign this id, so that their proof is valid for this installation only."""
     attestation: Attestation | None = None

@@ -10,6 +10,7 @@ In the diagram, g is a generation, k a step and n a number.
     agent                                     control plane
     Hello (join token or session token in the HTTP request's Authorization)
                                   ◀─────      AgentWelcome
+                                  ◀─────      PeerCertificate         now, and before it expires
     AgentReport …                 ─────▶
                                   ◀─────      Prepare(g)              until report.job.generation = g
                                   ◀─────      Load(plan, key)         until phase is loading or later
@@ -39,7 +40,7 @@ from enum import StrEnum
 import msgspec
 
 from everstep.protocol.codec import Message
-from everstep.protocol.fixed_length import Digest, Key
+from everstep.protocol.fixed_length import Digest, Key, PublicKey
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import SharedObject
@@ -615,6 +616,8 @@ class Hello(Message, frozen=True):
     """The run whose state is still on the node; None if the node has no run's state."""
     protocol_minor: int = 0
     """The agent's `codec.PROTOCOL_MINOR`. The control plane sends only messages that this minor version has."""
+    public_key: PublicKey | None = None
+    """Ed25519 key that the control plane certifies for TLS between agents. With None, it sends no certificate."""
 
 
 class AgentWelcome(Message, frozen=True):
@@ -628,6 +631,19 @@ class AgentWelcome(Message, frozen=True):
     timeouts: Timeouts
     protocol_minor: int = 0
     """The control plane's `codec.PROTOCOL_MINOR`. The agent sends only messages that this minor version has."""
+
+
+class PeerCertificate(Message, frozen=True):
+    """Certificate with which an agent proves its node and its fleet to other agents over TLS.
+
+    The control plane sends it after `AgentWelcome`, and again before it expires (`everstep.protocol.certificates`).
+    """
+
+    fleet: str
+    certificate: bytes
+    """X.509 in DER, for the key in `Hello.public_key` and the name `peer_uri`."""
+    authority: bytes
+    """The certificate of the fleet's authority, X.509 in DER."""
 
 
 class Prepare(Message, frozen=True):
@@ -889,6 +905,7 @@ class MetricsStored(Message, frozen=True):
 AgentToControl = Hello | AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
 ControlToAgent = (
     AgentWelcome
+    | PeerCertificate
     | Prepare
     | Load
     | Start

@@ -18,3 +18,5 @@ Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """Random bytes that make a session unique: 32 bytes."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """The key of a generation: 32 bytes."""
+PublicKey: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""An Ed25519 public key: 32 bytes."""

@@ -305,6 +305,8 @@ class GenerationPlan(Message, frozen=True):
 
     If snapshots would cost more, ranks take them less often.
     """
+    encrypts_peers: bool = False
+    """Whether the nodes use TLS for all connections between them. They refuse connections without TLS."""
 
     @property
     def world_size(self) -> int:

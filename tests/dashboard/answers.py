@@ -30,6 +30,7 @@ from control_plane.api.routes import (
     revisions,
 )
 from control_plane.api.schemas.common import Shape
+from control_plane.certificates import FleetAuthorities
 from control_plane.db.tokens import Role, TokenRecord
 from control_plane.loop.event_feed import EventFeed
 from tests.unit.control_plane.loop.world import BUCKET, START, World
@@ -64,6 +65,7 @@ def services_of(world: World) -> Services:
         source_limits=SourceLimits(),
         session_key=b"",
         nonce_key=b"",
+        authorities=FleetAuthorities(b""),
         server_id="",
         feed=cast(EventFeed, None),
         now=lambda: world.now,

@@ -49,6 +49,7 @@ from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies
 from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
+from worker.replication.identity import PeerIdentity
 from worker.replication.tcp import PeerListener
 from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
@@ -111,7 +112,8 @@ class Agent:
         self.metadata = InstanceMetadata(settings.metadata_endpoint, changed) if settings.metadata_endpoint else None
         self.full_disks = FullDisks(state)
         self.store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=user)
-        self.listener = PeerListener(settings.node_id)
+        identity = PeerIdentity(state / "peer_identity")
+        self.listener = PeerListener(settings.node_id, identity=identity)
         self.ranks = RankServer(settings.slots / "ranks.sock", user)
         self.rank_outputs = RankOutputs(state, objects, user)
         self.outbox = MetricOutbox()
@@ -183,6 +185,7 @@ class Agent:
             sources=self.sources,
             evidence=self.evidence,
             outbox=self.outbox,
+            identity=identity,
             on_change=changed,
         )
         self.reports = Reports(

@@ -22,6 +22,7 @@ from everstep.protocol.agent_messages import (
     KillForDrill,
     Load,
     MetricsStored,
+    PeerCertificate,
     Prepare,
     ReadSnapshot,
     Release,
@@ -46,6 +47,7 @@ from worker.core.generation import Membership, is_current
 from worker.core.metric_outbox import MetricOutbox
 from worker.ranks.supervisor import Supervisor
 from worker.replication.coordinator import RoundServer
+from worker.replication.identity import PeerIdentity
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Commands:
         sources: SourcePrefetch,
         evidence: Evidence,
         outbox: MetricOutbox,
+        identity: PeerIdentity,
         on_change: Callable[[], None],
     ) -> None:
         """Create the queue; `run` executes the commands. The arguments are the parts that execute commands.
@@ -88,6 +91,7 @@ class Commands:
             sources: fetches source archives on an idle node.
             evidence: stores the logs of this agent in S3.
             outbox: holds metrics until they are confirmed.
+            identity: receives the certificates for TLS between agents.
             on_change: called after each command that can change the report.
         """
         self._agent_id = agent_id
@@ -100,6 +104,7 @@ class Commands:
         self._sources = sources
         self._evidence = evidence
         self._outbox = outbox
+        self._identity = identity
         self._on_change = on_change
         self._queue: asyncio.Queue[Message | _OutputsStored] = asyncio.Queue()
 
@@ -162,6 +167,9 @@ class Commands:
                 return
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
+            case PeerCertificate():
+                await asyncio.to_thread(self._identity.accept, command)  # writes a file
+                return
             case KeepSources(sources=sources):
                 if self._lifecycle.promise.value is None:  # While the node has a job, it fetches no source archives.
                     await self._sources.want(sources)

@@ -100,6 +100,7 @@ class Reports:
             version=__version__,
             run=self._lifecycle.promise.run,
             protocol_minor=PROTOCOL_MINOR,
+            public_key=self._listener.identity.public_key if self._listener.identity is not None else None,
         )
 
     def report(self) -> AgentReport:

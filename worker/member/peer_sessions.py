@@ -8,6 +8,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan
 from worker.node.network_cards import NetworkCard, network_cards
+from worker.replication.identity import PeerIdentity
 from worker.replication.routes import Address, Ways
 from worker.replication.tcp import TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
@@ -18,7 +19,9 @@ NO_RANK = Rank(-1)
 class PeerSessions:
     """Opens authenticated sessions and streams to the nodes of one generation."""
 
-    def __init__(self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes) -> None:
+    def __init__(
+        self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes, *, identity: PeerIdentity | None = None
+    ) -> None:
         """Create the object without connections.
 
         Args:
@@ -26,7 +29,9 @@ class PeerSessions:
             address: address of this node's first network card.
             plan: plan of the running generation, with the addresses of its nodes.
             key: secret key that only the nodes of the generation hold.
+            identity: TLS identity of this node, used if the plan requires TLS.
         """
+        assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
         self.credentials = Credentials(
             plan.job,
             plan.run,
@@ -34,6 +39,7 @@ class PeerSessions:
             node_id,
             key,
             silence_seconds=plan.timeouts.holder_deadline_seconds,
+            identity=identity if plan.encrypts_peers else None,
         )
         self._address = address
         self._plan = plan

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OWNER: Final = "node_id"
 SHIM_LOCK: Final = "shim.lock"
 BELONGINGS: Final = (
-    *("promise*", "session_token*", "peer_port*", "credentials_port*"),
+    *("promise*", "session_token*", "peer_identity*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
 """Files that belong to one node.

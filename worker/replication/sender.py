@@ -392,6 +392,7 @@ class ReplicaSender:
         cards. Other streams may use other cards.
         """
         streams = self.streams
+        streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
             # Without any stream, the session cannot transfer data. If the holder does not answer, the holder counts as
             # silent.

@@ -35,6 +35,7 @@ from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
 from worker.node.priority import work_as_ranks_do
 from worker.replication.pacing import Pacer, SharedLink
+from worker.replication.tls import TlsSocket
 from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
@@ -219,6 +220,11 @@ class Streams:
     def shrink(self, count: int) -> None:
         """Close the streams beyond the first `count`. These streams must run no work."""
         for line in self.lines[count:]:
+            self.drop(line)
+
+    def drop_worn(self) -> None:
+        """Close the streams whose TLS key has encrypted too many bytes. These streams must run no work."""
+        for line in [each for each in self.lines if isinstance(each, TlsSocket) and each.is_worn]:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
 A session transfers messages on the agent's event loop. A stream begins as a session. After the handshake, `detach`
-returns its raw socket for use in a thread (`streams`).
+returns its socket for use in a thread (`streams`). If the generation requires TLS, the TLS handshake comes first.
 
 Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
 every frame is checked before its body is read.
@@ -16,6 +16,7 @@ import hmac
 import logging
 import secrets
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.node.sockets import tune
+from worker.replication.identity import PeerIdentity
+from worker.replication.tls import FIRST_BYTE, TlsSocket, refused
 from worker.replication.transport import Credentials
 from worker.tasks import finish
 
@@ -93,9 +96,75 @@ class TcpSession:
         """Future that completes when bytes arrive; None while no caller waits."""
         self._is_watched = False
         """True while the loop watches the socket for incoming bytes."""
+        self._outlet: asyncio.Future[None] | None = None
+        """Future that completes when the kernel accepts bytes; None while no caller waits."""
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def peer_names(self) -> tuple[str, ...] | None:
+        """The names in the peer's verified certificate; None for a connection without TLS."""
+        return self.line.peer_names() if isinstance(self.line, TlsSocket) else None
+
+    async def encrypt(self, context: ssl.SSLContext, *, is_server: bool) -> None:
+        """Make the TLS handshake. Called before the first message, at most once.
+
+        Args:
+            context: context of `PeerIdentity` for this side.
+            is_server: True on the listening side.
+
+        Raises:
+            PeerLost: the connection is lost.
+            PeerRefused: the peer has no valid certificate of this fleet, or sent no TLS.
+        """
+        if self._is_closed:
+            raise PeerLost(f"the connection to {self.peer} is closed")
+        try:
+            self.line = line = context.wrap_socket(self.line, server_side=is_server, do_handshake_on_connect=False)
+            while True:
+                try:
+                    return line.do_handshake()
+                except ssl.SSLWantReadError:
+                    await self._readable()
+                except ssl.SSLWantWriteError:
+                    await self._writable()
+        except ssl.SSLError as error:
+            raise refused(self.peer, error) from error
+        except OSError as error:
+            raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
+
+    async def begins_tls(self) -> bool:
+        """Return whether the peer's first byte begins a TLS handshake. The byte stays in the kernel."""
+        while True:
+            try:
+                return self.line.recv(1, socket.MSG_PEEK) == FIRST_BYTE
+            except BlockingIOError:
+                await self._readable()
+            except OSError as error:
+                raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
+
+    async def _readable(self) -> None:
+        """Wait until the kernel has bytes of the peer."""
+        arrival = self._arrival = self._loop.create_future()
+        self._loop.add_reader(self.line, _complete, arrival)
+        self._is_watched = True
+        try:
+            await arrival
+        finally:
+            self._unwatch()
+            self._arrival = None
+
+    async def _writable(self) -> None:
+        """Wait until the kernel accepts bytes."""
+        outlet = self._outlet = self._loop.create_future()
+        self._loop.add_writer(self.line, _complete, outlet)
+        try:
+            await outlet
+        finally:
+            self._outlet = None
+            if not self._is_closed:
+                self._loop.remove_writer(self.line)
 
     async def send(self, *messages: Message) -> None:
         """Send messages (see `Session`).
@@ -139,7 +208,14 @@ class TcpSession:
 
     async def _send_all(self, data: bytes) -> None:
         try:
-            await self._loop.sock_sendall(self.line, data)
+            if not isinstance(self.line, TlsSocket):
+                await self._loop.sock_sendall(self.line, data)
+                return
+            while data:
+                try:
+                    data = data[self.line.send(data) :]
+                except BlockingIOError:
+                    await self._writable()
         except OSError as error:
             self.close()
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
@@ -242,7 +318,11 @@ class TcpSession:
         except BlockingIOError:
             return
         except OSError as error:
-            arrival.set_exception(PeerLost(f"the connection to {self.peer} is lost: {error}"))
+            # Under TLS 1.3, the listener refuses a certificate only after the dialler's handshake.
+            is_refused = isinstance(error, ssl.SSLError) and self._ahead is None
+            arrival.set_exception(
+                refused(self.peer, error) if is_refused else PeerLost(f"the connection to {self.peer} is lost: {error}")
+            )
             self.close()
         else:
             self._inbox += into[:count]
@@ -272,10 +352,16 @@ class TcpSession:
         if not self._is_closed:
             self._is_closed = True
             self._unwatch()
-            if self._arrival is not None and not self._arrival.done():
-                self._arrival.set_exception(PeerLost(f"the connection to {self.peer} is closed"))
+            for waiting in (self._arrival, self._outlet):
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(PeerLost(f"the connection to {self.peer} is closed"))
             self._loop.remove_writer(self.line.fileno())
             self.line.close()
+
+
+def _complete(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 async def dial(
@@ -328,6 +414,10 @@ async def dial(
             tune(line, silence_seconds=credentials.silence_seconds)
             source.bind(line)
             await asyncio.get_running_loop().sock_connect(line, (address, port))
+            if credentials.identity is not None:
+                await dialled.encrypt(credentials.identity.context(is_server=False), is_server=False)
+                if reason := _refusal(dialled, credentials.identity, peer):
+                    raise PeerRefused(f"the node that answers as {peer} is another node: {reason}")
             await _prove(dialled, credentials, peer)
     except (OSError, TimeoutError) as error:
         dialled.close()
@@ -339,6 +429,15 @@ async def dial(
         dialled.close()
         raise
     return dialled
+
+
+def _refusal(session: TcpSession, identity: PeerIdentity, node_id: NodeId) -> str:
+    """Return why the connection is not the required TLS connection to this node; empty if it is."""
+    if session.peer_names is None:
+        return f"the generation requires TLS, and {session.peer} does not use it"
+    if (name := identity.name_of(node_id)) not in session.peer_names:
+        return f"the certificate names {', '.join(session.peer_names) or 'no agent'}, not {name}"
+    return ""
 
 
 async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) -> None:
@@ -402,8 +501,18 @@ class PeerListener:
     generation ends.
     """
 
-    def __init__(self, node_id: NodeId, limits: ListenerLimits = LISTENER_LIMITS) -> None:
+    def __init__(
+        self, node_id: NodeId, limits: ListenerLimits = LISTENER_LIMITS, *, identity: PeerIdentity | None = None
+    ) -> None:
+        """Create the listener, which does not listen yet.
+
+        Args:
+            node_id: this node.
+            limits: limits of sessions and handshakes.
+            identity: identity with which the listener answers peers that begin TLS; None refuses TLS.
+        """
         self.node_id = node_id
+        self.identity = identity
         self._limits = limits
         self.port = 0
         self.refused_count = 0
@@ -553,6 +662,10 @@ class PeerListener:
             session.close()
 
     async def _check(self, session: TcpSession) -> Serve:
+        if await session.begins_tls():
+            if self.identity is None:
+                raise PeerRefused("this node has no identity for TLS")
+            await session.encrypt(self.identity.context(is_server=True), is_server=True)
         opened = await session.receive()
         if not isinstance(opened, Open):
             raise MalformedMessage(f"the session begins with {type(opened).__name__}, not with Open")
@@ -565,6 +678,9 @@ class PeerListener:
             reason = f"not a member of generation {opened.generation} of run {opened.run}"
             await session.send(Refused(reason=reason))
             raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)
+        if credentials.identity is not None and (reason := _refusal(session, credentials.identity, opened.node_id)):
+            await session.send(Refused(reason=reason))
+            raise PeerRefused(reason)
         if session._is_closed:
             raise PeerLost("too many other sessions are in the handshake")
         tune(session.line, silence_seconds=credentials.silence_seconds)

@@ -13,6 +13,7 @@ from typing import Protocol
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
 from everstep.protocol.peer_messages import Open
+from worker.replication.identity import PeerIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Credentials:
     key: bytes
     silence_seconds: float
     """Seconds without a packet of the peer's kernel until the connection counts as lost (`worker.node.sockets`)."""
+    identity: PeerIdentity | None = None
+    """Identity with which this node encrypts the generation's connections; None leaves them plain."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"

@@ -5,6 +5,7 @@
                                      ◀──           HTTP 403: the token is unknown, used up or not an agent's
     Hello                            ──▶
                                      ◀──           AgentWelcome with the session token for later connections
+                                     ◀──           PeerCertificate, and again every RENEWAL_SECONDS
     AgentReport …                    ◀─▶           commands …
 
 A join token is bound to a fleet. It admits an instance that EC2 reports as a pending or running member of the fleet's
@@ -66,9 +67,11 @@ from everstep.protocol.agent_messages import (
     CommandEnded,
     Hello,
     LogLines,
+    PeerCertificate,
     SnapshotBytes,
     SnapshotHeld,
 )
+from everstep.protocol.certificates import RENEWAL_SECONDS
 from everstep.protocol.codec import PROTOCOL_MINOR, decode, encode
 from everstep.protocol.errors import MalformedMessage, ProtocolError, UnknownVersion
 from everstep.protocol.ids import FleetName, NodeId
@@ -192,7 +195,9 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
             protocol_minor=PROTOCOL_MINOR,
         )
         await _send(websocket, encode(welcome))
-        reading = asyncio.create_task(_read(websocket, services, connection, hello.node_id, admission, admitted_at))
+        if hello.public_key is not None:
+            await _send(websocket, encode(_certificate(services, hello, admission.fleet)))
+        reading = asyncio.create_task(_read(websocket, services, connection, hello, admission, admitted_at))
         writing = asyncio.create_task(_write(websocket, services, connection, admission.fleet))
         try:
             done, _ = await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
@@ -210,13 +215,13 @@ async def _read(
     websocket: WebSocket,
     services: Services,
     connection: AgentConnection,
-    node_id: NodeId,
+    hello: Hello,
     admission: _Admission,
     admitted_at: datetime,
 ) -> None:
-    lists = SharedLists()
+    lists, node_id = SharedLists(), hello.node_id
     is_joining = admission.is_join
-    checked_at = admitted_at
+    checked_at = certified_at = admitted_at
     patience = services.timeouts.lease_seconds * SILENT_LEASES
     while True:
         try:
@@ -230,6 +235,9 @@ async def _read(
             # A clock that was set back does not postpone the check.
             await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
             checked_at = now
+            if hello.public_key is not None and not 0 <= (now - certified_at).total_seconds() < RENEWAL_SECONDS:
+                services.registry.send(node_id, _certificate(services, hello, admission.fleet))
+                certified_at = now
         if isinstance(report, LogLines):
             connection.lines(report)
             continue
@@ -249,6 +257,11 @@ async def _read(
             await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
             is_joining = False
         connection.report(report)
+
+
+def _certificate(services: Services, hello: Hello, fleet: FleetName) -> PeerCertificate:
+    assert hello.public_key is not None
+    return services.authorities.issue(fleet, hello.node_id, hello.public_key, services.now())
 
 
 async def _write(websocket: WebSocket, services: Services, connection: AgentConnection, fleet: FleetName) -> None:

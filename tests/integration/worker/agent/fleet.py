@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import hashlib
 import io
 import mmap
@@ -20,6 +21,7 @@ from pathlib import Path
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from control_plane.certificates import FleetAuthorities
 from control_plane.core import recovery
 from control_plane.core.observed.steps import GenerationRecord
 from everstep.protocol.agent_messages import (
@@ -83,6 +85,7 @@ from everstep.protocol.rank_messages import (
     write_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
+from tests.fakes.identities import FLEET, SECRET
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.newer_release import of_newer_release
 from worker.agent.agent import Agent
@@ -155,6 +158,7 @@ class ControlPlane:
         self.url = ""
         self.is_newer_release = False
         """True: `send` adds fields to every message, as a later release of the control plane would."""
+        self.issues_certificates = True
         self._lines: dict[NodeId, ServerConnection] = {}
 
     @contextlib.asynccontextmanager
@@ -184,6 +188,11 @@ class ControlPlane:
         await line.send(
             encode(AgentWelcome(session_token=f"session-{hello.node_id}", fleet="fleet", timeouts=TIMEOUTS))
         )
+        if self.issues_certificates and hello.public_key is not None:
+            authorities = FleetAuthorities(SECRET)
+            await line.send(
+                encode(authorities.issue(FLEET, hello.node_id, hello.public_key, datetime.datetime.now(datetime.UTC)))
+            )
         self._lines[hello.node_id] = line
         try:
             with contextlib.suppress(ConnectionClosed):
@@ -581,6 +590,8 @@ class Fleet:
         """
         self.has_parity = False
         """True: all nodes form one group with parity in memory, instead of copies. Set before the first launch only."""
+        self.encrypts_peers = False
+        """True: plans require TLS between nodes. A test may change it between two launches."""
         self.timeouts: Timeouts | None = None
         """The timeouts in plans; None: `TIMEOUTS`. A test may change them before a launch."""
         self.lineage: list[GenerationRecord] = []
@@ -790,6 +801,7 @@ class Fleet:
             ),
             timeouts=self.timeouts or TIMEOUTS,
             relayout=relayout,
+            encrypts_peers=self.encrypts_peers,
         )
         self.lineage = [each for each in self.lineage if each.generation < self.generation]
         self.lineage.append(

@@ -12,9 +12,11 @@ from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import PrintedLines, SessionKind
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader, SlotState
+from tests.fakes.identities import identity_of
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.node.network_cards import NetworkCard
+from worker.replication.identity import PeerIdentity
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import Printed, ReplicaSender
@@ -34,9 +36,14 @@ LAYOUT = b"l" * 16
 
 
 def credentials(
-    node_id: NodeId, *, key: bytes = KEY, run: RunId = RUN, generation: Generation = GENERATION
+    node_id: NodeId,
+    *,
+    key: bytes = KEY,
+    run: RunId = RUN,
+    generation: Generation = GENERATION,
+    identity: PeerIdentity | None = None,
 ) -> Credentials:
-    return Credentials(JOB, run, generation, node_id, key, silence_seconds=3.0)
+    return Credentials(JOB, run, generation, node_id, key, silence_seconds=3.0, identity=identity)
 
 
 def content(step: int) -> Content:
@@ -107,7 +114,9 @@ class Pair:
         holder_memory_bytes: int = 1 << 24,
         has_parity: bool = False,
         listener_limits: ListenerLimits = LISTENER_LIMITS,
+        is_encrypted: bool = False,
     ) -> None:
+        self.identities = {node_id: identity_of(node_id) if is_encrypted else None for node_id in (OWNER, HOLDER)}
         self.payload_bytes = payload_bytes
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
@@ -122,7 +131,7 @@ class Pair:
             slot_count=2,
             take_lines=lambda peer, message: self.take_lines(peer, message),
         )
-        self.listener = PeerListener(HOLDER, listener_limits)
+        self.listener = PeerListener(HOLDER, listener_limits, identity=self.identities[HOLDER])
         self.pacer = NodePacer()
         self.changes = 0
         self.shard = OwnedShard(
@@ -155,11 +164,13 @@ class Pair:
 
     # -- the holder
 
-    def listen(self) -> None:
-        """Accept sessions of the nodes that belong to the generation."""
+    def listen(self, identity: PeerIdentity | None = None) -> None:
+        """Accept sessions of the nodes that belong to the generation, with the holder's identity or another one."""
+        if identity is not None:
+            self.listener = PeerListener(HOLDER, identity=identity)
         if not self.listener.port:
             self.listener.start(HOLDER_ADDRESS)
-        self.listener.admit(credentials(HOLDER), self.serve)
+        self.listener.admit(credentials(HOLDER, identity=identity or self.identities[HOLDER]), self.serve)
 
     async def serve(self, session: TcpSession) -> None:
         kinds = {"replica": self.receiver.replica, "fetch": self.receiver.fetch, "stream": self.receiver.stream}
@@ -183,7 +194,7 @@ class Pair:
     ) -> TcpSession:
         """Open a session to the holder."""
         return await dial(
-            who or credentials(OWNER),
+            who or credentials(OWNER, identity=self.identities[OWNER]),
             peer=peer,
             address=HOLDER_ADDRESS,
             port=self.listener.port,

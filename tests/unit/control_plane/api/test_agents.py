@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import msgspec
 import pytest
+from cryptography import x509
+from msgspec import structs
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -29,6 +32,7 @@ from everstep.protocol.agent_messages import (
     Release,
     SnapshotBytes,
 )
+from everstep.protocol.certificates import RENEWAL_SECONDS
 from everstep.protocol.codec import PROTOCOL_MINOR, PROTOCOL_VERSION, UPDATE_ADVICE, decode, encode
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.manifest import SharedObject
@@ -92,6 +96,30 @@ async def test_a_member_joins_reports_and_is_told(client, service, token, node):
         service.services.registry.send(NodeId(node), Release(run=RunId("0" * 32)))
         assert decode(await opened.recv(), ControlToAgent) == Release(run=RunId("0" * 32))
     await until(lambda: not service.services.registry.views()[node].is_connected)
+
+
+async def test_an_agent_with_a_key_gets_a_certificate_and_another_before_it_expires(service, token, node):
+    key, registry = bytes(range(32)), service.services.registry
+    async with line(service, token) as opened:
+        await opened.send(encode(structs.replace(hello(node), public_key=key)))
+        assert isinstance(decode(await opened.recv(), ControlToAgent), AgentWelcome)
+        issued = []
+        for _ in range(2):
+            issued.append(decode(await opened.recv(), ControlToAgent))
+            found = x509.load_der_x509_certificate(issued[-1].certificate)
+            found.verify_directly_issued_by(x509.load_der_x509_certificate(issued[-1].authority))
+            assert found.public_key().public_bytes_raw() == key
+            service.clock.advance(RENEWAL_SECONDS - 1)
+            await opened.send(encode(report(node, 2 * len(issued) - 1)))
+            await until(lambda: (seen := registry.views()[node].report) and seen.sequence == 2 * len(issued) - 1)
+            service.clock.advance(SESSION_CHECK_SECONDS)
+            await opened.send(encode(report(node, 2 * len(issued))))
+    first, second = (x509.load_der_x509_certificate(each.certificate) for each in issued)
+    assert second.not_valid_before_utc - first.not_valid_before_utc == timedelta(
+        seconds=RENEWAL_SECONDS - 1 + SESSION_CHECK_SECONDS
+    )
+    assert issued[0].authority == issued[1].authority
+    assert issued[0].fleet == "main"
 
 
 async def test_the_largest_read_of_a_snapshot_passes_the_connection(service, token, node):

@@ -1,0 +1,27 @@
+"""Defines the name that a TLS certificate of an agent contains.
+
+The control plane issues a certificate for this name. Other agents compare the name with the node that they expect.
+
+Invariant: a fleet name and a node id contain no slash, so two nodes never have the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everstep.protocol.ids import NodeId
+
+CERTIFICATE_SECONDS: Final = 24 * 3600.0
+"""Seconds for which a certificate is valid after it was issued."""
+RENEWAL_SECONDS: Final = CERTIFICATE_SECONDS / 4
+"""Seconds after which the control plane replaces a certificate of a connected agent.
+
+An agent that loses the control plane right before the renewal can still open sessions for 18 hours.
+"""
+SKEW_SECONDS: Final = 3600.0
+"""Seconds before its issue from which a certificate is valid, because the clock of a node may be slow."""
+
+
+def peer_uri(fleet: str, node_id: NodeId) -> str:
+    """Return the name of an agent in its certificate: a URI in the subject's alternative names."""
+    return f"everstep://{fleet}/{node_id}"

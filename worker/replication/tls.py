@@ -1,0 +1,135 @@
+"""TLS for connections between agents: a socket that behaves like a plain socket, and the names of both ends.
+
+`TlsSocket` has the interface that sessions and streams use on a plain socket: `send`, `sendmsg`, `recv_into` with
+MSG_WAITALL, SO_SNDTIMEO, SO_RCVTIMEO and `shutdown`. OpenSSL encrypts in the calling thread without the interpreter
+lock.
+
+Invariant: a `TlsSocket` never sends plain bytes, also after `shutdown`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from worker.errors import PeerRefused
+
+FIRST_BYTE: Final = b"\x16"
+"""First byte of a TLS connection (RFC 8446, section 5.1). A frame of at most 4 KiB begins with a zero byte."""
+SEND_BYTES: Final = 64 * 1024
+"""Maximum bytes that one call of `send` encrypts.
+
+OpenSSL accepts all bytes of a call or none. A smaller call reports progress more often on a slow link.
+"""
+KEY_BYTES: Final = 2**38
+"""Bytes that one key may encrypt. AES-GCM in TLS is safe for 2^24.5 records of 16 KiB (RFC 8446, section 5.5)."""
+_TIMEVAL = struct.Struct("ll")
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A connected socket with TLS. `TcpSession.encrypt` creates it.
+
+    The file descriptor never blocks. After `setblocking(True)`, methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO
+    allow. They then raise BlockingIOError, like a plain socket.
+    """
+
+    is_waiting = False
+    """True if methods wait for the peer."""
+    sent_bytes = 0
+    """Bytes that this side has encrypted."""
+
+    @property
+    def is_worn(self) -> bool:
+        """True if the key has encrypted so many bytes that the connection needs a successor."""
+        return self.sent_bytes >= KEY_BYTES
+
+    def setblocking(self, flag: bool, /) -> None:
+        """Choose whether methods wait for the peer."""
+        self.is_waiting = flag
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Encrypt and send the first bytes of `data`, and return their number.
+
+        After BlockingIOError, the caller must send the same bytes again: OpenSSL may have sent a part of them.
+        """
+        with memoryview(data) as whole, whole[:SEND_BYTES] as part:
+            while True:
+                try:
+                    count = super().send(part, flags)
+                except (ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
+                    self._wait(select.POLLOUT, socket.SO_SNDTIMEO, error)
+                else:
+                    self.sent_bytes += count
+                    return count
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+        """Encrypt and send the first buffer, and return the number of sent bytes."""
+        return self.send(next(iter(buffers)))
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
+        """Receive decrypted bytes, and return their number; 0 at the end of the connection.
+
+        Args:
+            buffer: uint8[n], the destination.
+            nbytes: unused; the buffer's size counts.
+            flags: with MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes
+                first.
+        """
+        filled = 0
+        with memoryview(buffer) as whole:
+            while filled < whole.nbytes:
+                try:
+                    with whole[filled:] as rest:
+                        count = super().recv_into(rest)
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                    try:
+                        self._wait(select.POLLIN, socket.SO_RCVTIMEO, error)
+                    except BlockingIOError:
+                        if filled:
+                            break
+                        raise
+                    continue
+                filled += count
+                if count == 0 or not flags & socket.MSG_WAITALL:
+                    break
+        return filled
+
+    def shutdown(self, how: int, /) -> None:
+        """Shut the connection down, so that a waiting thread wakes up. The TLS state stays."""
+        socket.socket.shutdown(self, how)
+
+    def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:
+        """Wait until the kernel can continue, at most for the socket's time limit.
+
+        Raises BlockingIOError if methods do not wait, or if the time limit ends the wait.
+        """
+        if self.is_waiting:
+            seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))
+            poll = select.poll()
+            poll.register(self, event)
+            if poll.poll((1000 * seconds + micros / 1000) or None):
+                return
+        raise BlockingIOError(f"TLS needs the peer: {error}") from error
+
+    def peer_names(self) -> tuple[str, ...]:
+        """Return the URIs in the peer's verified certificate. Valid after the handshake."""
+        certificate = self.getpeercert() or {}
+        names: Any = certificate.get("subjectAltName", ())
+        return tuple(str(value) for kind, value in names if kind == "URI")
+
+
+def refused(peer: str, error: OSError) -> PeerRefused:
+    """Return the error for a failed handshake, with OpenSSL's reason and the remedy."""
+    reason = (
+        error.verify_message
+        if isinstance(error, ssl.SSLCertVerificationError)
+        else getattr(error, "reason", None) or str(error)
+    )
+    return PeerRefused(
+        f"the TLS handshake with {peer} failed: {reason}. Check the clocks of both nodes, and that both agents reach "
+        "the control plane, which renews certificates"
+    )
