@@ -394,6 +394,10 @@ class Fleet(TypedDict):
     """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
     AllowDrills: bool
     AllowCommands: bool
+    ReplicaEncryption: Literal["Auto", "On", "Off"]
+    """When nodes use TLS for the connections between them."""
+    EncryptsReplicas: bool
+    """Whether a job that launches its ranks now on this fleet's nodes uses TLS between them."""
     MaxNodeCount: int
     """MaxSize of the Auto Scaling group."""
     DesiredNodeCount: int
@@ -1504,7 +1508,7 @@ class EverstepClient(Protocol):
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
         """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks have not finished yet. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
-    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
+    def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to an incident. The caller's token is the author. Raises ConflictException if the incident has 100 notes."""
@@ -1638,7 +1642,7 @@ class EverstepClient(Protocol):
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Allow the deletion of a pinned checkpoint again."""
-    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
+    def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
         """Set or remove the owner of an incident: the person who takes care of it. It does not change the recovery."""

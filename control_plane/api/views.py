@@ -28,8 +28,19 @@ from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
-from control_plane.core import accounting, domain_loss, hangs, held_nodes, incident_accounts, parity, placement, states
+from control_plane.core import (
+    accounting,
+    domain_loss,
+    encryption,
+    hangs,
+    held_nodes,
+    incident_accounts,
+    parity,
+    placement,
+    states,
+)
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
+from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incident_accounts import Account, Outcome
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
@@ -769,6 +780,10 @@ def fleet(
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
         **_alike(record, fleets_schemas.Fleet, "node_role_name"),
+        encrypts_replicas=encryption.is_needed(
+            ReplicaEncryption(record.replica_encryption),
+            {node.instance_type for node in nodes} or {record.instance_type},
+        ),
         fleet_name=record.name,
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         spare_policy=None

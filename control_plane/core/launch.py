@@ -223,6 +223,7 @@ def make_plan(
         relayout=restore.relayout,
         timeouts=policy.timeouts,
         max_slowdown=spec.max_slowdown,
+        encrypts_peers=seen.encrypts_peers,
     )
     return plan, restore
 

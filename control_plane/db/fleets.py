@@ -17,6 +17,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
@@ -46,6 +47,7 @@ class NewFleet:
     node_role_name: str = ""
     allow_drills: bool = False
     allow_commands: bool = False
+    replica_encryption: str = ReplicaEncryption.AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,6 +195,8 @@ class Fleet(Base):
     """IAM role of the group's instances. If empty, agents can join only with join tokens."""
     allow_drills: Mapped[bool] = mapped_column(default=False)
     allow_commands: Mapped[bool] = mapped_column(default=False)
+    replica_encryption: Mapped[str] = mapped_column(default="Auto", server_default="Auto")
+    """A value of `core.encryption.ReplicaEncryption`."""
     blindness_lifted_at: Mapped[datetime | None]
     """When a user stated that the silent nodes are lost.
 

@@ -15,8 +15,10 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from control_plane.core import encryption
 from control_plane.core.absence import settled
 from control_plane.core.actions import reboot_key
+from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
@@ -296,6 +298,11 @@ class Observer:
             waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
             launch_failed_at=self._cloud.launch_failed_at(fleet),
             open_fleets=stored.open_fleets,
+            encrypts_peers=stored.fleet is not None
+            and encryption.is_needed(
+                ReplicaEncryption(stored.fleet.replica_encryption),
+                {row.instance_type for node_id in assigned if (row := around.nodes.get(node_id)) is not None},
+            ),
         )
 
     def _sight(self, around: Surroundings, now: float) -> _Sight:

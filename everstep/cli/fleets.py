@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, cast
 
 import typer
@@ -27,6 +28,14 @@ from everstep.cli.names import FleetName
 from everstep.cli.output import FAILED, counted, moment, pairs, say, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+class Encryption(StrEnum):
+    """When nodes use TLS between them."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 @command(app)
@@ -61,6 +70,10 @@ def create(
     allow_commands: Annotated[
         bool, typer.Option("--allow-commands", help="Allow submitters to run programs on the nodes of their ranks.")
     ] = False,
+    replica_encryption: Annotated[
+        Encryption | None,
+        typer.Option(help="When nodes use TLS between them; by default auto: if EC2 does not encrypt."),
+    ] = None,
     project: Annotated[str | None, typer.Option(help="Project of the fleet.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes to the group.")] = False,
@@ -90,6 +103,7 @@ def create(
             SparePolicy=_policy(spare_probability),
             MaxReplacementsPerHour=max_replacements_per_hour,
             NodeRoleName=node_role_name,
+            ReplicaEncryption=replica_encryption and replica_encryption.capitalize(),
         ),
     }
     is_for_people = output is OutputFormat.TABLE and query is None
@@ -198,6 +212,7 @@ def update(
             help="Allow or forbid submitters to run programs on the nodes of their ranks.",
         ),
     ] = None,
+    replica_encryption: Annotated[Encryption | None, typer.Option(help="When nodes use TLS between them.")] = None,
 ) -> Shown:
     """Change a fleet: its number of nodes and spares, its price, and the treatment of failed instances."""
     changes = without_none(
@@ -210,6 +225,7 @@ def update(
         NodeRoleName=node_role_name,
         AllowDrills=allow_drills,
         AllowCommands=allow_commands,
+        ReplicaEncryption=replica_encryption and replica_encryption.capitalize(),
     )
     fleet = service.update_fleet(FleetName=name, **changes)
     return _shown(fleet)
@@ -294,6 +310,7 @@ def _facts(fleet: Json) -> Facts:
             ("node role", fleet.get("NodeRoleName")),
             ("drills", "allowed" if fleet.get("AllowDrills") else None),
             ("commands", "allowed" if fleet.get("AllowCommands") else None),
+            ("TLS between nodes", f"{'on' if fleet['EncryptsReplicas'] else 'off'} ({fleet['ReplicaEncryption']})"),
             ("instance type", fleet["InstanceType"] or None),
             ("zone", fleet["AvailabilityZone"] or None),
             ("price", None if price is None else f"${price} per node and hour"),

@@ -243,6 +243,8 @@ export interface CreateFleetRequest {
   AllowDrills?: boolean
   /** Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand. false unless given. */
   AllowCommands?: boolean
+  /** When nodes use TLS for the connections between them. Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change takes effect with the next launch of a job's ranks. "Auto" unless given. */
+  ReplicaEncryption?: 'Auto' | 'On' | 'Off'
   Project?: string
   Tags?: Record<string, string>
   /** Whether to only check the request and return the planned changes, without changing or creating anything. false unless given. */
@@ -642,6 +644,10 @@ export interface Fleet {
   NodeRoleName?: string
   AllowDrills: boolean
   AllowCommands: boolean
+  /** When nodes use TLS for the connections between them. */
+  ReplicaEncryption: 'Auto' | 'On' | 'Off'
+  /** Whether a job that launches its ranks now on this fleet's nodes uses TLS between them. */
+  EncryptsReplicas: boolean
   /** MaxSize of the Auto Scaling group. */
   MaxNodeCount: number
   DesiredNodeCount: number
@@ -2035,6 +2041,8 @@ export interface UpdateFleetRequest {
   NodeRoleName?: string
   AllowDrills?: boolean
   AllowCommands?: boolean
+  /** When nodes use TLS between them. A change takes effect with the next launch of a job's ranks. */
+  ReplicaEncryption?: 'Auto' | 'On' | 'Off'
 }
 
 /** Changes the fields of an incident that only people set. */

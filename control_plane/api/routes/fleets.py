@@ -98,7 +98,8 @@ def update_fleet(
             )
             message = (
                 f"The fleet {fleet.name} now keeps at least {fleet.min_node_count} nodes and {spares}; failed "
-                f"instances are {failed}, at most {fleet.max_replacements_per_hour} are replaced per hour."
+                f"instances are {failed}, at most {fleet.max_replacements_per_hour} are replaced per hour. "
+                f"TLS between nodes: {fleet.replica_encryption}."
             )
             events.append_for_fleet(session, fleet, "FleetUpdated", message, services.now())
     services.wake()

@@ -18,6 +18,7 @@ from control_plane.api.schemas.common import (
     Value,
 )
 from control_plane.api.schemas.jobs import Reliability
+from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.states import FleetStatus
 
@@ -81,6 +82,12 @@ class CreateFleetRequest(Request):
     """Whether administrators may inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
     """Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand."""
+    replica_encryption: Annotated[ReplicaEncryption, Field(strict=False)] = ReplicaEncryption.AUTO
+    """When nodes use TLS for the connections between them.
+
+    Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change
+    takes effect with the next launch of a job's ranks.
+    """
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
@@ -119,6 +126,8 @@ class UpdateFleetRequest(Request):
     node_role_name: RoleName | None = None
     allow_drills: bool | None = None
     allow_commands: bool | None = None
+    replica_encryption: Annotated[ReplicaEncryption | None, Field(strict=False)] = None
+    """When nodes use TLS between them. A change takes effect with the next launch of a job's ranks."""
 
 
 class Fleet(Shape):
@@ -139,6 +148,10 @@ class Fleet(Shape):
     """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
     allow_drills: bool
     allow_commands: bool
+    replica_encryption: ReplicaEncryption
+    """When nodes use TLS for the connections between them."""
+    encrypts_replicas: bool
+    """Whether a job that launches its ranks now on this fleet's nodes uses TLS between them."""
     max_node_count: int
     """MaxSize of the Auto Scaling group."""
     desired_node_count: int

@@ -456,3 +456,5 @@ class JobObserved:
     """Time of the fleet's newest failed launch, in Unix seconds. None while launches succeed."""
     open_fleets: frozenset[FleetName] = frozenset()
     """The fleets of `JobSpec.fleets` that accept jobs now."""
+    encrypts_peers: bool = False
+    """Whether a generation on the assigned nodes uses TLS between them (`core.encryption`)."""

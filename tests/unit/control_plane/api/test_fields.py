@@ -104,6 +104,20 @@ def test_drills_are_made_where_a_fleet_was_made_for_them(client, service, source
             client.start_drill(TrainingJobName="gpt", DrillType="kill-rank")
 
 
+@pytest.mark.covers("CreateFleet.ReplicaEncryption", "UpdateFleet.ReplicaEncryption")
+@pytest.mark.parametrize(("setting", "encrypts"), [("Auto", False), ("On", True), ("Off", False)])
+def test_a_fleet_uses_tls_between_its_nodes_as_it_was_told(client, setting, encrypts):
+    created = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, ReplicaEncryption=setting)["Fleet"]
+    assert (created["ReplicaEncryption"], created["EncryptsReplicas"]) == (setting, encrypts)
+    other = "Off" if setting == "On" else "On"
+    changed = client.update_fleet(FleetName="main", ReplicaEncryption=other)
+    assert (changed["ReplicaEncryption"], changed["EncryptsReplicas"]) == (other, other == "On")
+    kept = client.update_fleet(FleetName="main", MinNodeCount=1)
+    assert kept["ReplicaEncryption"] == other
+    with refused("ValidationException", "ReplicaEncryption"):
+        client.update_fleet(FleetName="main", ReplicaEncryption="on")
+
+
 @pytest.mark.covers("CreateFleet.Project", "ListEvents.FleetName", "ListEvents.TrainingJobName")
 def test_a_fleets_events_are_its_projects(client, service, job):
     service.operator.create_group("speech", max_size=1)

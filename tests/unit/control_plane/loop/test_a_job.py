@@ -76,6 +76,19 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]
 
 
+async def test_a_fleets_setting_for_tls_takes_effect_with_the_next_launch(world: World) -> None:
+    world.submit()
+    await world.running()
+    assert not world.plan().encrypts_peers  # EC2 encrypts between instances of this fleet's type.
+    with world.database.write() as session:
+        fleets.set_wanted(session, "main", replica_encryption="On")
+    await world.train(1)
+    assert not world.plan().encrypts_peers
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    assert world.plan().encrypts_peers
+
+
 async def test_what_the_script_says_of_its_end_is_kept_and_a_launch_that_says_nothing_takes_nothing_back(
     world: World,
 ) -> None:
