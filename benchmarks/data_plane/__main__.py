@@ -1,6 +1,6 @@
 """Command of the data plane benchmark: `make bench-data-plane`.
 
-    python -m benchmarks.data_plane [--quick] [--sizes 256 1024] [--peers NAME …] [--without-model]
+    python -m benchmarks.data_plane [--quick] [--only systems tls] [--sizes 256 1024] [--peers NAME …] [--without-model]
 
     per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.cluster_jobs import Bench, started_bench
 from benchmarks.command import HOME, Begun
-from benchmarks.data_plane import char_gpt, report
+from benchmarks.data_plane import char_gpt, encryption, report
 from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
 from benchmarks.data_plane.launches import FloorPair, run_peer
 from benchmarks.data_plane.rank.repeats import Repeats
@@ -56,6 +56,8 @@ long enough to copy a snapshot to the other node.
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Duration of a short span, in the units of the long span: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
+PARTS = ("systems", "tls")
+"""All systems side by side; the cost of TLS between nodes."""
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
@@ -130,6 +132,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(begun: Begun) -> dict[str, Any]:
     """Launch every system; return all measured values, and the floors (lower bounds) of every state size."""
+    found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
+    if "tls" in begun.parts:
+        begun.say("one stream, plain and with TLS")
+        found["encryption"] = encryption.measure(rounds=1 if begun.is_quick else encryption.ROUNDS)
+    return {**found, **_measure_systems(begun)} if "systems" in begun.parts else found
+
+
+def _measure_systems(begun: Begun) -> dict[str, Any]:
     arguments, home = begun.arguments, begun.home
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
     sizes = sizes_of([256], (), is_quick=True) if begun.is_quick else sizes_of(arguments.sizes, peers, is_quick=False)
@@ -258,4 +268,4 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(report.PAGE, measure, options=options))
+    sys.exit(command.run(report.PAGE, measure, parts=PARTS, options=options))

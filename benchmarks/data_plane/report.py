@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.data_plane import encryption
 from benchmarks.data_plane.char_gpt import COUNTED_STEPS, CYCLES, KINDS, LAUNCHES, SKIPPED_STEPS, WARM_UP_STEPS
+from benchmarks.data_plane.encryption import Transfer
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, moved_together
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
@@ -62,6 +64,8 @@ class Run(BenchmarkRun):
 
     figures: Sequence[Figure]
     floors: Floors
+    encryption: Sequence[Transfer] = ()
+    """Transfers over one stream, plain and with TLS; empty if this part was not measured."""
 
 
 def rows(run: Run) -> list[Figure]:
@@ -79,6 +83,7 @@ def values(run: Run) -> dict[str, str | None]:
     peers, notes = _peers(plain) if any(figure.system != EVERSTEP for figure in plain) else (None, None)
     return {
         "machine": run.machine.words(*run.machine.versions),
+        "encryption": encryption.words(run.encryption) if run.encryption else None,
         "peer_tolerance": f"{PEER_TOLERANCE_RATIO:.0%}",
         "floors": _floors(run.floors),
         "limits": limits(
