@@ -52,7 +52,7 @@ def is_needed(setting: ReplicaEncryption, instance_types: Collection[str]) -> bo
     """Return whether a generation uses TLS.
 
     Args:
-        setting: the fleet's setting.
+        setting: the value that administrators chose for the fleet. AUTO makes the instance types decide.
         instance_types: the instance types of the generation's nodes; empty, or with an empty text, if unknown.
     """
     if setting is not ReplicaEncryption.AUTO:

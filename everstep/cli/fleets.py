@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Encryption(StrEnum):
-    """When nodes use TLS between them."""
+    """Values of `--replica-encryption`, which decides when nodes use TLS between them."""
 
     AUTO = "auto"
     ON = "on"

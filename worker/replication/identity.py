@@ -39,6 +39,9 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     certificate: PeerCertificate
 
 
+_decoder = msgspec.msgpack.Decoder(_Kept)
+
+
 class PeerIdentity:
     """The key and the certificate with which this agent proves its node and its fleet to other agents."""
 
@@ -102,7 +105,7 @@ class PeerIdentity:
         if self._path is None:
             return None
         try:
-            return msgspec.msgpack.decode(self._path.read_bytes(), type=_Kept)
+            return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:

@@ -135,7 +135,10 @@ class TcpSession:
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def begins_tls(self) -> bool:
-        """Return whether the peer's first byte begins a TLS handshake. The byte stays in the kernel."""
+        """Return whether the peer's first byte begins a TLS handshake. The byte stays in the kernel.
+
+        Raises PeerLost if the connection is lost.
+        """
         while True:
             try:
                 return self.line.recv(1, socket.MSG_PEEK) == FIRST_BYTE
