@@ -6,6 +6,8 @@ import sqlalchemy as sa
 
 from alembic import op
 ${imports if imports else ""}
+phase = "expand"
+"""Servers of the version before keep running after this migration. `contract` if they do not."""
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}

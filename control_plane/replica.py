@@ -70,6 +70,21 @@ def is_predecessor(owner: str, other: str) -> bool:
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
 
 
+def is_in_use(state_directory: Path) -> bool:
+    """Return whether a process runs with this state directory. False if the file system does not support locks."""
+    for place in sorted((state_directory / "replicas").glob("*")):
+        descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def _lock_free_place(directory: Path) -> int | None:
     directory.mkdir(mode=0o700, exist_ok=True)
     for place in range(MAX_REPLICAS):

@@ -173,4 +173,9 @@ class Settings:
     @property
     def database(self) -> str:
         """URL of the database: `database_url`, or SQLite in the state directory if that is empty."""
-        return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"
+        return self.database_url or embedded_database(self.state_directory)
+
+
+def embedded_database(state_directory: Path) -> str:
+    """Return the URL of the SQLite database in a state directory."""
+    return f"sqlite:///{state_directory / 'everstep.db'}"

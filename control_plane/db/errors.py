@@ -7,7 +7,11 @@
     ├── AmbiguousName       jobs of several projects have this name
     ├── Conflict            the row's state does not allow the change
     ├── TooMuch             a report would read too many rows
-    └── SchemaMismatch      the database's schema is not the one that this version needs
+    ├── SchemaMismatch      the database's schema is not the one that this version needs
+    ├── DanglingReferences  rows refer to rows that do not exist
+    ├── UnusableBackup      a file is no backup of this kind of database
+    ├── DatabaseInUse       a restore would overwrite data, or disturb a running server
+    └── BackupFailed        a program or a disk failed during a backup or a restore
 
 Callers must handle these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
 """
@@ -89,3 +93,19 @@ class TooMuch(DatabaseError):
 
 class SchemaMismatch(DatabaseError):
     """The database's schema is not the one that this version needs."""
+
+
+class DanglingReferences(DatabaseError):
+    """A migration or a damaged file left rows whose foreign keys name no row."""
+
+
+class UnusableBackup(DatabaseError):
+    """The file is no backup, is damaged, or is a backup of another kind of database."""
+
+
+class DatabaseInUse(DatabaseError):
+    """A restore needs a database without tables, and no server that uses it."""
+
+
+class BackupFailed(DatabaseError):
+    """A program or a disk failed during a backup or a restore. The message contains the program's last words."""

@@ -12,6 +12,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from sqlalchemy import Connection
 
 from alembic import command
 from control_plane.db.errors import SchemaMismatch
@@ -65,11 +66,24 @@ def migrate(database: Database) -> str | None:
     """
     before = current(database)
     _refuse_unknown(before)
-    config = _config()
     with database.migrating() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        upgrade(connection)
     return before
+
+
+def upgrade(connection: Connection) -> None:
+    """Migrate the database of a connection to the newest schema, within the connection's transaction.
+
+    Args:
+        connection: from `Database.migrating`.
+
+    Raises:
+        SchemaMismatch: a newer version of Everstep has migrated the database.
+    """
+    _refuse_unknown(MigrationContext.configure(connection).get_current_revision())
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 def require_current(database: Database) -> None:

@@ -29,6 +29,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from control_plane.db.disk_watch import DiskWatch
+from control_plane.db.errors import DanglingReferences
 from control_plane.db.models import Base
 from everstep.protocol.loopback import is_this_machine
 
@@ -128,16 +129,45 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection that commits at the end of the block.
+        """Yield a connection that commits at the end of the block, without a time limit of the database.
 
-        No other write transaction or migration runs at the same time.
+        No other write transaction or migration runs at the same time. A lock that another connection holds still fails
+        the migration after `BUSY_TIMEOUT_MILLISECONDS`, so that other connections do not queue behind the migration.
+
+        On SQLite, the block does not enforce foreign keys: Alembic replaces a table to change it, and the replacement
+        of a parent table would delete its children. The method checks all foreign keys before the commit.
+
+        Yields:
+            The connection, with an open write transaction.
+
+        Raises:
+            DanglingReferences: the block leaves a row whose foreign key names no row. Nothing was written.
         """
-        with self._writing.begin() as connection:
-            yield connection
+        with self._writing.connect() as connection:
+            if self.is_sqlite:  # SQLite ignores this pragma within a transaction.
+                connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
+            try:
+                with connection.begin():
+                    if not self.is_sqlite:
+                        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+                        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+                    yield connection
+                    if self.is_sqlite:
+                        _refuse_dangling(connection)
+            finally:
+                if self.is_sqlite:
+                    connection.connection.cursor().execute("PRAGMA foreign_keys=ON")
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _refuse_dangling(connection: Connection) -> None:
+    dangling = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+    if dangling:
+        tables = ", ".join(sorted({str(row[0]) for row in dangling}))
+        raise DanglingReferences(f"{len(dangling)} rows of the tables {tables} refer to rows that do not exist")
 
 
 def record_of(row: Base, kind: type[R]) -> R:

@@ -1,4 +1,4 @@
-"""`everstep server`, `everstep agent` and `everstep aws-conformance`: start the program in place of this process.
+"""`everstep server`, `db`, `agent` and `aws-conformance`: start the program in place of this process.
 
 This package must not import the control plane, the agent or the conformance run.
 """
@@ -20,8 +20,9 @@ _COMMANDS: Final = {"server": "server", "worker": "agent", "local": "aws-conform
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `server`, `agent` and `aws-conformance`."""
+    """Add the commands `server`, `db`, `agent` and `aws-conformance`."""
     app.command(context_settings=_PASS_ON)(server)
+    app.command(context_settings=_PASS_ON)(db)
     app.command(context_settings=_PASS_ON)(agent)
     app.command(context_settings=_PASS_ON)(aws_conformance)
 
@@ -29,6 +30,11 @@ def add_to(app: typer.Typer) -> None:
 def server(context: typer.Context) -> None:
     """Run a control plane (options: everstep server --help)."""
     become("control_plane", context.args, extra="server", needs=("fastapi", "sqlalchemy", "alembic", "uvicorn"))
+
+
+def db(context: typer.Context) -> None:
+    """Back up, restore, check or migrate the control plane's database (options: everstep db --help)."""
+    become("control_plane.db_commands", context.args, extra="server", needs=("sqlalchemy", "alembic", "boto3"))
 
 
 def agent(context: typer.Context) -> None:

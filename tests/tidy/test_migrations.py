@@ -1,9 +1,19 @@
-"""The migrations create the tables of the models."""
+"""The migrations create the tables of the models, never change, and suit servers of the version before.
+
+A migration has one of two phases. A server of the version before keeps running after an expansion, so servers can be
+updated one after the other. A contraction removes what only older versions use, at least one release later.
+
+    expand      adds tables, indexes, and columns that may be empty or have a default of the database
+    contract    may do anything
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +28,13 @@ from control_plane.db.session import Database
 from tests.postgresql import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
+MIGRATIONS = sorted((ROOT / "alembic/versions").glob("*.py"))
+DIGESTS = {
+    "0001_everything_of_the_first_slice.py": "411cd1c7d82f9bb285e588d43a7d445afc18ed049ce12828b247b0cc42b03abf",
+}
+"""SHA-256 of each migration. Databases have run these files, so no file and no digest here ever changes."""
+EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
+"""Operations of a migration in phase `expand`."""
 
 
 def test_the_folder_does_not_shadow_the_library():
@@ -48,3 +65,56 @@ def test_migrated_is_what_the_models_say(empty_database_url):
         )
     database.close()
     assert difference == []
+
+
+@pytest.mark.parametrize("file", MIGRATIONS, ids=lambda file: file.name)
+def test_a_migration_never_changes(file: Path):
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert DIGESTS.get(file.name) == digest, (
+        f"{file.name}: add a new migration in place of a change. A new migration needs a line in DIGESTS: {digest}"
+    )
+
+
+def test_no_migration_is_deleted():
+    assert {file.name for file in MIGRATIONS} == set(DIGESTS)
+
+
+def refused_in_expansion(source: str) -> Iterator[str]:
+    """Yield what a migration does in `upgrade` that a server of the version before would not survive."""
+    tree = ast.parse(source)
+    (upgrade,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "upgrade")
+    for call in (node for node in ast.walk(upgrade) if isinstance(node, ast.Call)):
+        if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
+            continue
+        if call.func.value.id != "sa" and call.func.attr not in EXPANSIONS:
+            yield f"line {call.lineno}: {call.func.attr}"
+        if call.func.attr == "add_column":
+            options = {
+                each.arg: ast.unparse(each.value) for part in call.args for each in getattr(part, "keywords", ())
+            }
+            if "server_default" not in options and options.get("nullable") != "True":
+                yield f"line {call.lineno}: a column without server_default that may not be empty"
+
+
+@pytest.mark.parametrize("file", MIGRATIONS[1:], ids=lambda file: file.name)
+def test_an_expansion_suits_servers_of_the_version_before(file: Path):
+    source = file.read_text()
+    if 'phase = "contract"' not in source:
+        assert list(refused_in_expansion(source)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_expansion"),
+    [
+        ('op.add_column("job", sa.Column("a", sa.Integer(), nullable=True))', True),
+        ('op.add_column("job", sa.Column("a", sa.Integer(), nullable=False, server_default="0"))', True),
+        ('op.add_column("job", sa.Column("a", sa.Integer(), nullable=False))', False),
+        ('op.create_index(op.f("ix_job_a"), "job", ["a"])', True),
+        ('op.drop_column("job", "a")', False),
+        ('op.alter_column("job", "a", nullable=False)', False),
+        ('op.rename_table("job", "work")', False),
+    ],
+)
+def test_what_an_expansion_may_do(line: str, is_expansion: bool):
+    found = list(refused_in_expansion(f"def upgrade():\n    {line}\n"))
+    assert (not found) == is_expansion

@@ -30,13 +30,16 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
+    # A restored database counts numbers as issued that no agent has received, so a running generation can be lower.
+    waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
+    present = view.record.issued_generation if waits else view.record.generation
     ended = [
         halt(view, node_id, node.member.generation, "its generation has ended")
         for node_id, node in view.nodes.items()
         if node.is_connected
         and node.member is not None
         and node.member.run == view.spec.run
-        and node.member.generation < view.record.issued_generation
+        and node.member.generation < present
         and node.member.phase is MemberPhase.RUNNING
     ]
     observations = [

@@ -3,10 +3,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Integer, text
 
 from control_plane.db import schema
-from control_plane.db.errors import SchemaMismatch
+from control_plane.db.errors import DanglingReferences, SchemaMismatch
 from control_plane.db.session import Database
 
 
@@ -43,3 +45,48 @@ def test_a_schema_of_the_future_is_left_alone(empty):
         with pytest.raises(SchemaMismatch, match=r"9999.*newer version migrated it"):
             refuse(empty)
     assert schema.current(empty) == "9999"
+
+
+@pytest.fixture
+def parent_and_child(empty):
+    with empty.migrating() as connection:
+        connection.execute(text("CREATE TABLE parent (id INTEGER PRIMARY KEY, size INTEGER)"))
+        connection.execute(
+            text("CREATE TABLE child (parent_id INTEGER NOT NULL REFERENCES parent (id) ON DELETE CASCADE)")
+        )
+        connection.execute(text("INSERT INTO parent VALUES (1, 2)"))
+        connection.execute(text("INSERT INTO child VALUES (1)"))
+    return empty
+
+
+def test_a_changed_table_keeps_the_rows_that_refer_to_it(parent_and_child):
+    """On SQLite, Alembic copies the table and drops the original."""
+    with parent_and_child.migrating() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        with operations.batch_alter_table("parent", recreate="auto") as batch:
+            batch.alter_column("size", nullable=False, existing_type=Integer())
+    with parent_and_child.engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM child")).scalar_one() == 1
+        if parent_and_child.is_sqlite:
+            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_a_migration_that_leaves_a_row_without_its_parent_writes_nothing(parent_and_child):
+    words = "1 rows of the tables child refer to rows that do not exist"
+    with pytest.raises(DanglingReferences, match=words), parent_and_child.migrating() as connection:
+        connection.execute(text("DELETE FROM parent"))
+    with parent_and_child.engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM parent")).scalar_one() == 1
+
+
+@pytest.mark.parametrize("engine", ["postgresql"])
+def test_only_a_migration_has_no_time_limit(empty):
+    def limits(connection):
+        names = ("statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout")
+        return [connection.execute(text(f"SHOW {name}")).scalar_one() for name in names]
+
+    with empty.migrating() as connection:
+        assert limits(connection) == ["0", "0", "5s"]
+    with empty.write() as session:
+        assert limits(session) == ["30s", "10s", "5s"]

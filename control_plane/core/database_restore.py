@@ -1,0 +1,165 @@
+"""Decides what a database that was restored to an earlier point must not reuse, and what S3 adds to it.
+
+After the time of a backup, the control plane may have issued more generation numbers, planned generations, and
+completed or deleted checkpoints. The restored database contains none of this, but agents and S3 still do:
+
+    number          rule
+    generation      each job's next number is above `first_number`, so no number and no key derived from it is reused
+    event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
+    checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
+
+Agents obey no lower generation than the one that they promised, and a number that any agent reports is never issued
+(docs/design.md#a-restored-database). `first_number` also covers agents that report nothing.
+
+Invariant: pure. The same backup and the same objects in S3 give the same result, except for the time of the restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from control_plane.core.observed.steps import NO_GENERATION, GenerationRecord
+from control_plane.errors import ImplausibleClock
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.manifest import CheckpointManifest
+
+NUMBERS_END = 2**32
+"""Generation numbers are lower than this. Source: `origin_generation` of a slot's header has 4 bytes."""
+MAX_CLOCK_BEHIND_SECONDS = 60.0
+"""How far the clock of the restore may be behind the newest time in the backup."""
+
+
+def first_number(now: float, newest_time: float) -> Generation:
+    """Return a generation number that no control plane has issued before the restore.
+
+    The number is the time of the restore in Unix seconds. A job launches less than once a second, so all numbers that
+    were issued after an earlier restore are lower. Numbers of a database that was never restored count from 1.
+
+    Args:
+        now: Unix seconds of the restore.
+        newest_time: the newest time in the backup, in Unix seconds.
+
+    Returns:
+        The number. The control plane issues only higher numbers.
+
+    Raises:
+        ImplausibleClock: the clock shows a time before the backup, or one after the last number.
+    """
+    if now < newest_time - MAX_CLOCK_BEHIND_SECONDS:
+        raise ImplausibleClock(
+            f"the clock of this machine is {newest_time - now:.0f} s behind the newest time in the backup. A restore "
+            "derives new generation numbers from the clock. Synchronise the clock, then restore again"
+        )
+    if now >= NUMBERS_END:
+        raise ImplausibleClock(f"the clock of this machine shows Unix time {now:.0f}, which is after 2106. Set it")
+    return Generation(int(now))
+
+
+def issued_number(issued: Generation, first: Generation) -> Generation:
+    """Return the highest number that a job of the restored database counts as issued.
+
+    Args:
+        issued: the job's highest issued number in the backup.
+        first: the result of `first_number`.
+
+    Returns:
+        The higher of the two numbers.
+    """
+    return max(issued, first)
+
+
+def first_event_id(newest: int, now: float) -> int:
+    """Return the id of the first event after a restore.
+
+    The id is at least the time of the restore in milliseconds. The control plane records fewer than 1,000 events a
+    second, so the ids of all events that were recorded since the backup are lower.
+
+    Args:
+        newest: id of the newest event in the backup, or 0.
+        now: Unix seconds of the restore.
+
+    Returns:
+        The id of the event that records the restore.
+    """
+    return max(newest + 1, int(now * 1_000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """The changes that the manifests in S3 require in the restored rows of one run."""
+
+    generations: tuple[GenerationRecord, ...]
+    """Generations that the backup lacks, oldest first. All of them were started.
+
+    `world_size` is 0 if no manifest of the generation exists. Shards of this generation in memory are then unusable.
+    """
+    checkpoints: tuple[CheckpointManifest, ...]
+    """Checkpoints that the backup lacks or has as incomplete, by generation and step."""
+    missing: tuple[tuple[Generation, Step], ...]
+    """Complete checkpoints of the backup whose manifest is no longer in S3, by generation and step."""
+
+
+def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
+    """Return whether a manifest belongs to its place in S3 and names only objects of its own run.
+
+    Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest from
+    outside of the database must not name objects of another run.
+
+    Args:
+        manifest: the decoded object.
+        folder: key prefix of the run, which ends with `run=<run>/`.
+        key: key of the object.
+
+    Returns:
+        False if the control plane must ignore the manifest.
+    """
+    step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
+    return (
+        folder.endswith(f"run={manifest.run}/")
+        and key == f"{step}manifest.json"
+        and 0 < manifest.generation < NUMBERS_END
+        and all(shard.key.startswith(step) for shard in manifest.shards)
+        and all(shared.key.startswith(f"{step}replicated/") for shared in manifest.replicated)
+        and all(shared.key.startswith(f"{folder}frozen/") for shared in manifest.frozen)
+    )
+
+
+def reconcile(
+    manifests: Iterable[CheckpointManifest],
+    *,
+    generations: Collection[Generation],
+    complete: Collection[tuple[Generation, Step]],
+    deleted: Collection[tuple[Generation, Step]],
+) -> Reconciliation:
+    """Return the generations and checkpoints that S3 shows and the backup lacks.
+
+    Args:
+        manifests: all valid manifests of one run in S3.
+        generations: numbers of the generations in the backup. The backup's parents and base steps stay.
+        complete: generation and step of each complete checkpoint in the backup.
+        deleted: generation and step of each checkpoint that the backup has as deleted, or under deletion. These stay
+            deleted.
+
+    Returns:
+        The changes.
+    """
+    found = {(each.generation, each.step): each for each in manifests}
+    worlds = {each.generation: len(each.shards) for each in found.values()}
+    unknown: dict[Generation, GenerationRecord] = {}
+    for manifest in found.values():
+        chain = manifest.parent_chain
+        for place, (number, base_step) in enumerate(chain):
+            if number not in generations and number != NO_GENERATION:
+                unknown[number] = GenerationRecord(
+                    generation=number,
+                    parent=chain[place + 1][0] if place + 1 < len(chain) else NO_GENERATION,
+                    base_step=base_step,
+                    world_size=worlds.get(number, 0),
+                    was_started=True,
+                )
+    return Reconciliation(
+        generations=tuple(unknown[number] for number in sorted(unknown)),
+        checkpoints=tuple(found[place] for place in sorted(found) if place not in complete and place not in deleted),
+        missing=tuple(sorted(place for place in complete if place not in found)),
+    )

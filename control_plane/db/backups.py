@@ -1,0 +1,360 @@
+"""Backs the database up to a file, and restores it from one.
+
+    SQLite        the file is a SQLite database, copied with SQLite's online backup
+    PostgreSQL    the file is a dump of pg_dump in custom format
+
+A backup contains the digests of tokens, but neither the tokens nor the server secret.
+
+    back_up   servers may run; the file has one consistent state
+    load      restores the file. No server can start on the result yet
+    finish    one transaction: migrates the schema, raises all numbers, applies the changes that S3 requires
+    publish   SQLite: moves the complete file to its place
+
+Invariant: a server never starts on a restored database whose numbers were not raised (`core.database_restore`).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, func, inspect, select, text, update
+from sqlalchemy.orm import Session
+
+from control_plane.core import database_restore
+from control_plane.core.database_restore import Reconciliation
+from control_plane.db import checkpoints, events, postgresql_dumps, schema
+from control_plane.db.errors import BackupFailed, DatabaseInUse, UnusableBackup
+from control_plane.db.models import Checkpoint, Event, Generation, Job
+from control_plane.db.session import Database
+from everstep.protocol import ids
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+_SUFFIXES: Final = ("", "-wal", "-shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredRun:
+    """The numbers and checkpoints of an unfinished run in a backup."""
+
+    run_id: str
+    checkpoint_uri: str
+    """Prefix of the run's checkpoints, as `s3://bucket/prefix/`."""
+    generations: frozenset[ids.Generation]
+    complete: frozenset[tuple[ids.Generation, ids.Step]]
+    deleted: frozenset[tuple[ids.Generation, ids.Step]]
+    """Checkpoints that are deleted or under deletion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredManifest:
+    """A manifest in S3 and its bytes, which the row of a checkpoint repeats."""
+
+    bucket: str
+    key: str
+    body: bytes
+    object_bytes: int
+    """Total size of the checkpoint's objects in bytes, without frozen objects."""
+    modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChanges:
+    """The changes of one run, with the manifests that they need."""
+
+    changes: Reconciliation
+    manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]
+
+
+def back_up(database: Database, file: Path) -> None:
+    """Write one consistent state of the database to a new file, which only its owner can read.
+
+    Servers may run meanwhile. A failed backup leaves no file.
+
+    Args:
+        database: the database, with any schema version.
+        file: path of the new file.
+
+    Raises:
+        DatabaseInUse: the file exists.
+        UnusableBackup: the database has no Everstep tables.
+        BackupFailed: the disk is full, or pg_dump is missing or fails.
+    """
+    if file.exists():
+        raise DatabaseInUse(f"{file} exists: name a new file")
+    if schema.current(database) is None:
+        where = database.url.render_as_string(hide_password=True)
+        raise UnusableBackup(f"the database {where} has no Everstep tables, so there is nothing to back up")
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        if database.is_sqlite:
+            _copy_sqlite(Path(str(database.url.database)), partial)
+        else:
+            postgresql_dumps.dump(database.url, partial)
+        _sync(partial)
+        partial.rename(file)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupFailed(f"the backup to {file} failed: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(file: Path, url: str) -> Database:
+    """Load a backup. The result is not usable by a server before `finish` and `publish`.
+
+    Args:
+        file: a file that `back_up` wrote.
+        url: SQLAlchemy URL of a database that does not exist yet (SQLite) or has no tables (PostgreSQL).
+
+    Returns:
+        The loaded database, which the caller closes. For SQLite, it is a temporary file beside its final place.
+
+    Raises:
+        UnusableBackup: the file is no backup, is damaged, or belongs to the other kind of database.
+        DatabaseInUse: the database of the URL has tables, or the file of the URL exists.
+        BackupFailed: the disk is full, or pg_restore is missing or fails.
+    """
+    target = Database(url)
+    try:
+        _refuse_other_kind(file, target)
+        if target.is_sqlite:
+            return _load_sqlite(file, Path(str(target.url.database)))
+        if postgresql_dumps.revision(file) is None:
+            raise UnusableBackup(f"{file} contains no Everstep tables")
+        if tables := inspect(target.engine).get_table_names():
+            raise DatabaseInUse(
+                f"the database {target.url.render_as_string(hide_password=True)} has {len(tables)} tables: create an "
+                "empty database, and name it with --database-url. Keep the old one until the new one works"
+            )
+        postgresql_dumps.load(file, target.url)
+    finally:
+        target.close()
+    return Database(url)
+
+
+def newest_time(database: Database) -> datetime | None:
+    """Return the newest time of a job or event, or None if there are no jobs and events."""
+    with database.read() as session:
+        times = [session.scalar(select(func.max(column))) for column in (Job.modified_at, Event.at)]
+    return max((each for each in times if each is not None), default=None)
+
+
+def runs(database: Database) -> tuple[RestoredRun, ...]:
+    """Return the numbers and checkpoints of every unfinished run in a loaded backup, by run id.
+
+    Finished runs launch no more generations.
+    """
+    with database.read() as session:
+        numbers: dict[str, set[ids.Generation]] = {}
+        for run_id, number in session.execute(select(Generation.run_id, Generation.number)):
+            numbers.setdefault(run_id, set()).add(ids.Generation(number))
+        complete: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
+        deleted: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
+        columns = (Checkpoint.run_id, Checkpoint.generation, Checkpoint.step, Checkpoint.state, Checkpoint.completed_at)
+        for run_id, generation, step, state, completed_at in session.execute(select(*columns)):
+            place = (ids.Generation(generation), ids.Step(step))
+            if state in (checkpoints.DELETING, checkpoints.DELETED):
+                deleted.setdefault(run_id, set()).add(place)
+            elif completed_at is not None:
+                complete.setdefault(run_id, set()).add(place)
+        jobs = session.execute(select(Job.run_id, Job.spec).where(Job.ended_at.is_(None)).order_by(Job.run_id)).all()
+    return tuple(
+        RestoredRun(
+            run_id=run_id,
+            checkpoint_uri=spec["checkpoint_uri"],
+            generations=frozenset(numbers.get(run_id, ())),
+            complete=frozenset(complete.get(run_id, ())),
+            deleted=frozenset(deleted.get(run_id, ())),
+        )
+        for run_id, spec in jobs
+    )
+
+
+def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], now: datetime) -> ids.Generation:
+    """Make a loaded backup usable, in one transaction.
+
+    Args:
+        database: the result of `load`.
+        file: the backup, which has the schema revision of a PostgreSQL database.
+        changes: the changes that S3 requires, by run id.
+        now: the time in UTC.
+
+    Returns:
+        The number above which all generations from now on are numbered.
+
+    Raises:
+        SchemaMismatch: a newer version of Everstep made the backup.
+        ImplausibleClock: the clock shows a time before the backup.
+        DanglingReferences: the backup has rows whose foreign keys name no row.
+    """
+    newest = newest_time(database)
+    first = database_restore.first_number(now.timestamp(), 0.0 if newest is None else newest.timestamp())
+    revision = None if database.is_sqlite else postgresql_dumps.revision(file)
+    with database.migrating() as connection:
+        if revision is not None:
+            connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revision})
+        schema.upgrade(connection)
+        with Session(connection) as session:
+            _raise_numbers(session, first)
+            for run_id, each in sorted(changes.items()):
+                _apply(session, run_id, each, now)
+            _record(session, connection, first, now)
+            session.commit()
+    return first
+
+
+def publish(database: Database, url: str) -> None:
+    """Close a finished database. For SQLite, move its file to the place that the URL names.
+
+    Args:
+        database: the result of `load`, after `finish`.
+        url: the URL that `load` received.
+
+    Raises:
+        DatabaseInUse: a file appeared at this place during the restore.
+    """
+    database.close()
+    if not database.is_sqlite:
+        return
+    staged, place = Path(str(database.url.database)), Path(str(Database(url).url.database))
+    _sync(staged)
+    try:
+        os.link(staged, place)
+    except FileExistsError as error:
+        raise DatabaseInUse(f"{place} appeared during the restore: a server is running. Stop it") from error
+    discard(database)
+
+
+def discard(database: Database) -> None:
+    """Close a loaded database. For SQLite, delete its temporary file. Idempotent."""
+    database.close()
+    if database.is_sqlite:
+        _unlink(Path(str(database.url.database)))
+
+
+def _raise_numbers(session: Session, first: ids.Generation) -> None:
+    for run_id, issued in session.execute(select(Job.run_id, Job.issued_generation)).all():
+        raised = database_restore.issued_number(ids.Generation(issued), first)
+        session.execute(update(Job).where(Job.run_id == run_id).values(issued_generation=raised))
+
+
+def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
+    """Store the generations and checkpoints that the backup lacks, and mark checkpoints that S3 lacks as deleted."""
+    changes = run.changes
+    seen_at: dict[ids.Generation, datetime] = {}
+    for (generation, _), manifest in run.manifests.items():
+        seen_at[generation] = min(manifest.modified_at, seen_at.get(generation, manifest.modified_at))
+    for record in changes.generations:
+        at = seen_at.get(record.generation, now)
+        session.add(
+            Generation(
+                run_id=run_id,
+                number=record.generation,
+                parent=record.parent,
+                base_step=record.base_step,
+                world_size=record.world_size,
+                plan=b"",
+                created_at=at,
+                started_at=at,
+            )
+        )
+    for found in changes.checkpoints:
+        manifest = run.manifests[found.generation, found.step]
+        row = session.get(Checkpoint, (run_id, found.generation, found.step)) or Checkpoint(
+            run_id=run_id, generation=found.generation, step=found.step, created_at=manifest.modified_at
+        )
+        row.state, row.bucket, row.manifest_key = checkpoints.COMPLETE, manifest.bucket, manifest.key
+        row.manifest, row.object_bytes = manifest.body, manifest.object_bytes
+        row.completed_at = manifest.modified_at
+        session.add(row)
+        newest = update(Job).where(Job.run_id == run_id, Job.max_boundary < found.step)
+        session.execute(newest.values(max_boundary=found.step))
+    for generation, step in changes.missing:
+        row = session.get_one(Checkpoint, (run_id, generation, step))
+        row.state, row.manifest, row.verify_requested_at = checkpoints.DELETED, None, None
+    session.flush()
+
+
+def _record(session: Session, connection: Connection, first: ids.Generation, now: datetime) -> None:
+    """Store the event DatabaseRestored, whose id is above all ids that were issued since the backup."""
+    number = database_restore.first_event_id(events.newest_id(session), now.timestamp())
+    message = f"The database was restored from a backup. New generations have numbers above {first}."
+    session.add(Event(id=number, at=now, type="DatabaseRestored", message=message))
+    session.flush()
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT setval(pg_get_serial_sequence('event', 'id'), :number)"), {"number": number})
+
+
+def _refuse_other_kind(file: Path, target: Database) -> None:
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(len(_SQLITE_MAGIC))
+    except OSError as error:
+        raise UnusableBackup(f"the backup {file} cannot be read: {error.strerror}") from error
+    kind = "sqlite" if begin == _SQLITE_MAGIC else "postgresql" if begin.startswith(postgresql_dumps.MAGIC) else ""
+    if not kind:
+        raise UnusableBackup(f"{file} is no backup: it begins neither like a SQLite file nor like a dump of pg_dump")
+    if kind != target.url.get_backend_name():
+        raise UnusableBackup(
+            f"{file} is a backup of {kind}, and the database URL names {target.url.get_backend_name()}: restore to a "
+            f"{kind} database"
+        )
+
+
+def _load_sqlite(file: Path, place: Path) -> Database:
+    for suffix in _SUFFIXES:
+        if (found := Path(f"{place}{suffix}")).exists():
+            raise DatabaseInUse(
+                f"{found} exists: stop the server, and move the files {place.name}* to another folder. Keep them until "
+                "the restored database works"
+            )
+    staged = place.with_name(f".{place.name}.restoring")
+    _unlink(staged)  # may remain of a restore that was killed
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        _copy_sqlite(file, staged)
+    except sqlite3.DatabaseError as error:
+        _unlink(staged)
+        raise UnusableBackup(f"the backup {file} is damaged: {error}") from error
+    except OSError as error:
+        _unlink(staged)
+        raise BackupFailed(f"the restore to {place} failed: {error}") from error
+    loaded = Database(f"sqlite:///{staged}")
+    if schema.current(loaded) is None:
+        discard(loaded)
+        raise UnusableBackup(f"{file} contains no Everstep tables")
+    return loaded
+
+
+def _copy_sqlite(origin: Path, copy: Path) -> None:
+    """Copy one state of a SQLite database, which others may write meanwhile, and check the copy."""
+    # The origin is opened for reading only, but not as immutable, which would ignore its write-ahead log.
+    source = f"{origin.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(source, uri=True)) as reading, closing(sqlite3.connect(copy)) as writing:
+        reading.backup(writing)
+        writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log
+        problems: Sequence[tuple[str]] = writing.execute("PRAGMA integrity_check(3)").fetchall()
+    if problems != [("ok",)]:
+        raise sqlite3.DatabaseError("; ".join(each[0] for each in problems))
+
+
+def _unlink(path: Path) -> None:
+    for suffix in _SUFFIXES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    for each in (path, path.parent):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,273 @@
+"""The commands `everstep db backup | restore | check | migrate`: `python -P -m control_plane.db_commands`.
+
+The commands find the database as the server does. They need neither a running server nor a token, so they work while
+the database is all that is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.region import find_region
+from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.core.database_restore import is_in_place, reconcile
+from control_plane.db import backups, checks, schema
+from control_plane.db.backups import RestoredRun, RunChanges, StoredManifest
+from control_plane.db.errors import BackupFailed, DatabaseError, SchemaMismatch
+from control_plane.db.session import Database
+from control_plane.errors import ImplausibleClock
+from control_plane.loop.records import prefix_of
+from control_plane.replica import is_in_use
+from control_plane.settings import embedded_database
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.local_keys import LocalKeys, UnusableKeys
+from everstep.protocol.manifest import CheckpointManifest, decode_manifest
+from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger("everstep.db")
+
+EXIT_FAILED = 1
+"""Exit code for a damaged database, and for a program, a disk or a cloud that failed."""
+EXIT_REFUSED = 2
+"""Exit code for a command that the user must change. The message says what to change."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: arguments of the command line, without the program's name. None: `sys.argv`.
+
+    Returns:
+        The exit code: 0 if the command succeeded, else `EXIT_FAILED` or `EXIT_REFUSED`.
+    """
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    given = _parser().parse_args(arguments)
+    os.umask(0o077)
+    try:
+        match given.command:
+            case "backup":
+                return _back_up(given)
+            case "restore":
+                return _restore(given)
+            case "check":
+                return _check(given)
+            case _:
+                return _migrate(given)
+    except (BackupFailed, CloudError, OSError) as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    except DBAPIError as error:
+        log.error("the database failed: %s", str(error.orig).strip())
+        return EXIT_FAILED
+    except (DatabaseError, ArgumentError, ImplausibleClock, UnusableKeys) as error:
+        log.error("%s", error)
+        return EXIT_REFUSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="everstep db", description="Back up, restore, check and migrate the control plane's database."
+    )
+    env = os.environ.get
+    place = argparse.ArgumentParser(add_help=False)
+    place.add_argument(
+        "--state-dir",
+        type=Path,
+        default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
+        help="the server's state directory (default %(default)s)",
+    )
+    place.add_argument(
+        "--database-url",
+        default=env("EVERSTEP_DATABASE_URL", ""),
+        help="SQLAlchemy URL of the database; default: SQLite in the state directory",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    backup = commands.add_parser("backup", parents=[place], help="write the database to a file; servers may run")
+    backup.add_argument("file", type=Path, help="new file; only its owner can read it")
+    restore = commands.add_parser(
+        "restore", parents=[place], help="restore a backup to an empty database; all servers must be stopped"
+    )
+    restore.add_argument("file", type=Path, help="file of `everstep db backup`")
+    restore.add_argument(
+        "--without-checkpoints",
+        action="store_true",
+        help="do not ask S3 for newer checkpoints. The server deletes such checkpoints two hours after the next launch",
+    )
+    restore.add_argument(
+        "--mode",
+        choices=[mode.value for mode in CloudMode],
+        default=env("EVERSTEP_MODE", "aws"),
+        help="cloud of the bucket (default %(default)s)",
+    )
+    restore.add_argument("--region", default=env("EVERSTEP_AWS_REGION", ""), help="AWS region of the bucket")
+    restore.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
+    restore.add_argument(
+        "--aws-keys-file",
+        type=Path,
+        default=env("EVERSTEP_AWS_KEYS_FILE"),
+        help="file with the local cloud's access key",
+    )
+    commands.add_parser("check", parents=[place], help="find damage; servers may run")
+    commands.add_parser("migrate", parents=[place], help="migrate to this version's schema; back up first")
+    return parser
+
+
+def _url(given: argparse.Namespace) -> str:
+    return given.database_url or embedded_database(given.state_dir.resolve())
+
+
+def _existing(given: argparse.Namespace) -> Database:
+    """Open the database. A connection to a SQLite file that does not exist would create the file."""
+    database = Database(_url(given))
+    if database.is_sqlite and not Path(str(database.url.database)).exists():
+        raise SchemaMismatch(
+            f"{database.url.database} does not exist: name --state-dir or --database-url of the server"
+        )
+    return database
+
+
+def _back_up(given: argparse.Namespace) -> int:
+    database = _existing(given)
+    try:
+        backups.back_up(database, given.file)
+    finally:
+        database.close()
+    _say(f"wrote {given.file}, {given.file.stat().st_size:,} bytes. It contains neither the server secret nor tokens")
+    return 0
+
+
+def _restore(given: argparse.Namespace) -> int:
+    if is_in_use(given.state_dir):
+        log.error("a server runs with the state directory %s: stop all servers, then restore again", given.state_dir)
+        return EXIT_REFUSED
+    connect = None if given.without_checkpoints else partial(_objects, given)
+    first, changes = restore(given.file, _url(given), connect, datetime.now(UTC))
+    found = sum(len(each.changes.checkpoints) for each in changes.values())
+    lost = sum(len(each.changes.missing) for each in changes.values())
+    _say(f"restored {given.file}. New generations have numbers above {first}")
+    _say(f"checkpoints newer than the backup: {found} found in S3; {lost} of the backup are no longer in S3")
+    _say("tokens that were revoked after the backup are valid again: check `everstep tokens list`")
+    return 0
+
+
+def restore(
+    file: Path, url: str, connect: Callable[[], ObjectStore] | None, now: datetime
+) -> tuple[Generation, dict[str, RunChanges]]:
+    """Restore a backup to an empty database, so that no generation number, key or event id is used twice.
+
+    Args:
+        file: a file of `everstep db backup`.
+        url: SQLAlchemy URL of the database, which has no tables.
+        connect: returns the object store that has the checkpoints. The function calls it only if the backup has
+            unfinished jobs. None: S3 is not asked.
+        now: the time in UTC.
+
+    Returns:
+        The number above which new generations are numbered, and the changes of each unfinished run that S3 required.
+
+    Raises:
+        DatabaseError: the backup or the database cannot be used. See `backups`.
+        CloudError: S3 does not answer. The database stays without a schema version, so no server starts on it.
+        ImplausibleClock: `now` is before the backup.
+    """
+    database = backups.load(file, url)
+    try:
+        runs = backups.runs(database)
+        changes: dict[str, RunChanges] = {}
+        if runs and connect is not None:
+            objects = connect()
+            changes = {run.run_id: found_in_s3(objects, run) for run in runs}
+        first = backups.finish(database, file, changes, now)
+        backups.publish(database, url)
+    finally:
+        backups.discard(database)
+    return first, changes
+
+
+def _objects(given: argparse.Namespace) -> ObjectStore:
+    mode = CloudMode(given.mode)
+    keys = LocalKeys.read(Path(given.aws_keys_file)) if given.aws_keys_file else None
+    region = given.region or (find_region() if mode is CloudMode.AWS else "")
+    return S3ObjectStore(
+        Connection(CloudSettings(mode=mode, region=region, endpoint_url=given.aws_endpoint_url, keys=keys))
+    )
+
+
+def found_in_s3(objects: ObjectStore, run: RestoredRun) -> RunChanges:
+    """Return the changes that the manifests of a run in S3 require.
+
+    Invalid manifests, and manifests that name objects outside of their run, are skipped with a warning.
+
+    Raises CloudError if S3 does not answer or refuses the requests.
+    """
+    prefix = prefix_of(run.checkpoint_uri)
+    folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run.run_id}/")
+    decoded: list[CheckpointManifest] = []
+    stored: dict[tuple[Generation, Step], StoredManifest] = {}
+    for info in objects.list(folder):
+        if not info.reference.key.endswith("/manifest.json"):
+            continue
+        body = objects.get(info.reference)
+        try:
+            manifest = decode_manifest(body)
+        except ProtocolError as error:
+            log.warning("skipped the manifest %s: %s", info.reference.key, error)
+            continue
+        if not is_in_place(manifest, folder.key, info.reference.key):
+            log.warning("skipped the manifest %s: it names objects of another run", info.reference.key)
+            continue
+        decoded.append(manifest)
+        stored[manifest.generation, manifest.step] = StoredManifest(
+            bucket=folder.bucket,
+            key=info.reference.key,
+            body=body,
+            object_bytes=sum(each.object_bytes for each in manifest.shards)
+            + sum(each.object_bytes for each in manifest.replicated),
+            modified_at=info.modified_at,
+        )
+    changes = reconcile(decoded, generations=run.generations, complete=run.complete, deleted=run.deleted)
+    return RunChanges(changes=changes, manifests=stored)
+
+
+def _check(given: argparse.Namespace) -> int:
+    database = _existing(given)
+    try:
+        faults = checks.check(database)
+    finally:
+        database.close()
+    for fault in faults:
+        _say(fault)
+    _say(f"{len(faults)} faults" if faults else f"the database is intact, with schema {schema.newest()}")
+    return EXIT_FAILED if faults else 0
+
+
+def _migrate(given: argparse.Namespace) -> int:
+    database = Database(_url(given))
+    try:
+        before = schema.migrate(database)
+    finally:
+        database.close()
+    _say(f"schema {before or 'none'} → {schema.newest()}")
+    return 0
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
