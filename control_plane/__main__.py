@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InvalidSettings, InvalidTimeouts, SchemaMismatch, CloudError, ArgumentError) as error:
         log.error("not started: %s", error)
         return EXIT_REFUSED
-    except (OSError, OperationalError) as error:
+    except OperationalError as error:
+        log.error("not started: the database does not answer: %s", str(error.orig).strip())
+        return EXIT_FAILED
+    except OSError as error:
         log.error("not started: %s", error)
         return EXIT_FAILED
 

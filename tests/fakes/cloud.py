@@ -76,6 +76,10 @@ class FakeOperator:
         self._groups: dict[str, _Group] = {}
         self._instances: dict[NodeId, InstanceState] = {}
         self._next_error: list[CloudError] = []
+        self.refusal: CloudError | None = None
+        """Error of every call of a `CloudOperator` method. None: calls succeed."""
+        self.refused_count = 0
+        """Number of calls that `refusal` has failed."""
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
         """Scheduled events by instance."""
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
@@ -359,6 +363,9 @@ class FakeOperator:
             group.state = change(group.state)
 
     def _maybe_fail(self) -> None:
+        if self.refusal is not None:
+            self.refused_count += 1
+            raise self.refusal
         if self._next_error:
             raise self._next_error.pop(0)
 

@@ -148,12 +148,26 @@ sys.exit(main())"""
     assert "this loop crashes" in ended.stderr
 
 
-def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("", 2, "start once with --migrate"),
+        ("mysql://db/everstep", 2, "not started: the database URL begins with 'mysql'"),
+        ("postgresql://user:geheim@127.0.0.1:1/everstep", 1, "not started: the database does not answer: "),
+    ],
+)
+def test_a_server_does_not_start_on_a_database_it_cannot_use_and_says_why(tmp_path, cloud, url, code, words):
     ended = subprocess.run(
-        command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+        command(tmp_path, cloud, "--database-url", url),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
-    assert ended.returncode == 2
-    assert "start once with --migrate" in ended.stderr
+    assert ended.returncode == code
+    assert words in ended.stderr
+    assert "geheim" not in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "ready.json").exists()
 

@@ -19,9 +19,12 @@ WEB = ROOT / "web/src"
 PARTS = ("**It means**", "**Look at**", "**Do**")
 
 
-def sections() -> dict[str, str]:
+OF_JOBS, OF_THE_SERVICE = RUNBOOK.split("\n## When the service itself fails\n")
+
+
+def sections(text: str = RUNBOOK) -> dict[str, str]:
     """Return each section of the runbook by the last part of its address, which `page_of` of web/build.py derives."""
-    found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", RUNBOOK, re.MULTILINE)
+    found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", text, re.MULTILINE)
     return {heading.lower().replace(" ", "-"): text for heading, text in found}
 
 
@@ -50,7 +53,17 @@ def test_every_section_that_the_act_card_names_is_there() -> None:
     named = set(re.findall(r"\b(?:must|act)\(\s*'([\w-]+)'", act)) | set(re.findall(r"\bsection: '([\w-]+)'", act))
     assert len(named) >= 10
     assert named <= sections().keys()
-    assert sections().keys() - {cause.value for cause in Cause} == named
+    assert sections(OF_JOBS).keys() - {cause.value for cause in Cause} == named
+
+
+def test_every_failure_of_the_service_that_has_a_test_has_a_section() -> None:
+    """docs/operating.md names the tests of each bad input and the section for it."""
+    table = (ROOT / "docs/operating.md").read_text().partition("**Faults of the service.**")[2]
+    rows = re.findall(r"^\| .+ \| `([\w/.]+)::(\w+)` \| \[.+\]\(runbook\.md#([\w-]+)\) \|$", table, re.MULTILINE)
+    assert len(rows) == 12
+    for file, name, section in rows:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+        assert section in sections()
 
 
 def test_every_status_has_a_look_and_a_place() -> None:

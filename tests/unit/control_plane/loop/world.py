@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from control_plane.cloud.contract import ensure
+from control_plane.cloud.errors import CloudError
 from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed.fleets import FleetHistory
 from control_plane.core.observed.steps import NO_GENERATION
@@ -629,6 +630,8 @@ class World:
         self.started = 0
         self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
+        self.refusal: CloudError | None = None
+        """AWS's answer to every call of the loops. None: AWS answers."""
         self.hangs = False
         """True if calls to S3 and AWS that one turn of the loops starts are still running when the next turn begins."""
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
@@ -836,6 +839,7 @@ class World:
                 agent.report()
         if self.before_pass is not None:
             await self.before_pass()
+        self.operator.refusal = self.refusal
         await self.runner.cloud.poll()
         await self.runner.cloud.survey()
         for sweep in (self.runner.fleet_loop.sweep, self.runner.job_loop.sweep):
@@ -844,6 +848,7 @@ class World:
             if not self.hangs:
                 # Wait for the calls that the loops have started, so that every run has the same order of events.
                 await self.runner.executor.close()
+        self.operator.refusal = None
         for agent in list(self.agents.values()):
             await agent.act()
 
