@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from control_plane.errors import ImplausibleClock
 from control_plane.loop.records import prefix_of
 from control_plane.replica import is_in_use
 from control_plane.settings import embedded_database
+from control_plane.steady_clock import steady_now
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
@@ -155,7 +156,7 @@ def _restore(given: argparse.Namespace) -> int:
         log.error("a server runs with the state directory %s: stop all servers, then restore again", given.state_dir)
         return EXIT_REFUSED
     connect = None if given.without_checkpoints else partial(_objects, given)
-    first, changes = restore(given.file, _url(given), connect, datetime.now(UTC))
+    first, changes = restore(given.file, _url(given), connect, steady_now())
     found = sum(len(each.changes.checkpoints) for each in changes.values())
     lost = sum(len(each.changes.missing) for each in changes.values())
     _say(f"restored {given.file}. New generations have numbers above {first}")
