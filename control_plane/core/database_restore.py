@@ -105,14 +105,8 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
 
     Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest from
     outside of the database must not name objects of another run.
-
-    Args:
-        manifest: the decoded object.
-        folder: key prefix of the run, which ends with `run=<run>/`.
-        key: key of the object.
-
-    Returns:
-        False if the control plane must ignore the manifest.
+    `folder` is the key prefix of the run, which ends with `run=<run>/`, and `key` is the key of the manifest itself. The
+    control plane must ignore a manifest for which the result is False.
     """
     step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
     return (
