@@ -104,9 +104,8 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
     """Return whether a manifest belongs to its place in S3 and names only objects of its own run.
 
     Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest from
-    outside of the database must not name objects of another run.
-    `folder` is the key prefix of the run, which ends with `run=<run>/`, and `key` is the key of the manifest itself. The
-    control plane must ignore a manifest for which the result is False.
+    outside of the database must not name objects of another run. `folder` is the key prefix of the run, which ends with
+    `run=<run>/`, and `key` is the key of the manifest itself.
     """
     step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
     return (
