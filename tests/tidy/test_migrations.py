@@ -32,6 +32,7 @@ MIGRATIONS = sorted((ROOT / "alembic/versions").glob("*.py"))
 DIGESTS = {
     "0001_everything_of_the_first_slice.py": "411cd1c7d82f9bb285e588d43a7d445afc18ed049ce12828b247b0cc42b03abf",
     "0003_audit_entries_and_automation_pause.py": "1460f4bd9e71e6973200199588aa32e868ee38a4b42d96148751d0863811939a",
+    "0005_replica_encryption.py": "fe74d046d66853d4a679a76572cb2f9e71bae86a12e8efa424fe66e38a9afe48",
 }
 """SHA-256 of each migration. Databases have run these files, so no file and no digest here ever changes."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
