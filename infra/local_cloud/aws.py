@@ -41,6 +41,7 @@ from infra.local_cloud.fault_kinds import FAULT
 from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
 from infra.local_cloud.gate import SERVICES, Gate, read
 from infra.local_cloud.injector import Injector, Places
+from infra.local_cloud.instance_refresh import InstanceRefreshes
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.metadata import MetadataService
 from infra.local_cloud.moto_api import install, session_key
@@ -117,7 +118,8 @@ class LocalAws:
         self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, options.answers)
         self._gate = Gate(self.faults, self._ec2.zone_of, time.monotonic, options.answers.auto_scaling_rate)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
-        install(self._ec2, self._auto_scaling)
+        self._refreshes = InstanceRefreshes(self._auto_scaling)
+        install(self._ec2, self._auto_scaling, self._refreshes)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._keys = options.keys
         self._calls = CallRecord()
@@ -203,6 +205,7 @@ class LocalAws:
             with self._lock:
                 self._ec2.advance()
                 self._auto_scaling.reconcile()
+                self._refreshes.reconcile()
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)

@@ -26,6 +26,7 @@ from moto.sts.models import sts_backends
 
 from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
 from infra.local_cloud.ec2 import Ec2, StatusCheck
+from infra.local_cloud.instance_refresh import InstanceRefreshes
 from infra.local_cloud.moto_repairs import repair
 from infra.local_cloud.signatures import IssuedKey
 
@@ -49,7 +50,7 @@ For these actions, this module checks the group first and answers with AWS's err
 """
 
 
-def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
+def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes) -> None:
     """Replace moto's behaviour by the engine's until this process ends.
 
     The caller must call this function once, before the first request.
@@ -59,6 +60,7 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
     _install_launch_templates()
     _install_groups(auto_scaling)
     _install_members(auto_scaling)
+    _install_refreshes(refreshes)
 
 
 def session_key(access_key_id: str) -> IssuedKey | None:
@@ -352,6 +354,19 @@ def _install_members(engine: AutoScaling) -> None:
     AutoScalingResponse.set_instance_protection = set_instance_protection
     AutoScalingResponse.complete_lifecycle_action = complete_lifecycle_action
     AutoScalingResponse.record_lifecycle_action_heartbeat = record_lifecycle_action_heartbeat
+
+
+def _install_refreshes(refreshes: InstanceRefreshes) -> None:
+    def start_instance_refresh(self: AutoScalingResponse) -> ActionResult:
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        return ActionResult({"InstanceRefreshId": refreshes.start(group)})
+
+    def describe_instance_refreshes(self: AutoScalingResponse) -> ActionResult:
+        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        return ActionResult({"InstanceRefreshes": refreshes.describe(group)})
+
+    AutoScalingResponse.start_instance_refresh = start_instance_refresh
+    AutoScalingResponse.describe_instance_refreshes = describe_instance_refreshes
 
 
 def _with_group(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:

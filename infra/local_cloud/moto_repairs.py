@@ -6,11 +6,14 @@ Each function below names one difference. Without them, a second plan after an a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from moto.core.config import default_user_config
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.rds.models import DBParameterGroup
+from moto.s3.models import FakeDeleteMarker
 from moto.sqs.models import Queue
 
 
@@ -19,6 +22,8 @@ def repair() -> None:
     _describe_rules_between_groups()
     _keep_tags_of_templates_apart()
     _write_policies_compactly()
+    _name_the_source_of_database_parameters()
+    _delete_markers_with_their_bucket()
     # moto has the policies that AWS manages only on request. It reads them at the first call of IAM.
     default_user_config["iam"] = {"load_aws_managed_policies": True}
 
@@ -57,3 +62,18 @@ def _write_policies_compactly() -> None:
         return found
 
     Queue.attributes = property(compact)
+
+
+def _name_the_source_of_database_parameters() -> None:
+    """Return the source `user` with each changed parameter of a database. Terraform ignores other sources."""
+    update = DBParameterGroup.update_parameters
+
+    def update_parameters(self: DBParameterGroup, new_parameters: Iterable[dict[str, Any]]) -> None:
+        update(self, [{**parameter, "Source": "user"} for parameter in new_parameters])
+
+    DBParameterGroup.update_parameters = update_parameters
+
+
+def _delete_markers_with_their_bucket() -> None:
+    """Let a caller delete the last version of an object that also has a delete marker. Otherwise moto fails."""
+    FakeDeleteMarker.dispose = lambda _: None

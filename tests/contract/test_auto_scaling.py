@@ -407,6 +407,24 @@ def test_a_replacement_is_launched_while_the_hook_still_holds(aws: ServedAws) ->
     eventually(lambda: aws.members(group, "Terminating:Wait") == [id] and len(aws.members(group, "InService")) == 1)
 
 
+def test_an_instance_refresh_replaces_all_members(aws: ServedAws) -> None:
+    auto_scaling = aws.client("autoscaling")
+    group = aws.make_group(desired=2)
+    before = aws.in_service(group, 2)
+    started = auto_scaling.start_instance_refresh(AutoScalingGroupName=group)["InstanceRefreshId"]
+    with pytest.raises(ClientError) as error:
+        auto_scaling.start_instance_refresh(AutoScalingGroupName=group)
+    assert code_and_message(error)[0] == "InstanceRefreshInProgress"
+
+    def refresh() -> dict[str, Any]:
+        (found,) = auto_scaling.describe_instance_refreshes(AutoScalingGroupName=group)["InstanceRefreshes"]
+        return dict(found)
+
+    eventually(lambda: refresh()["Status"] == "Successful")
+    assert refresh()["InstanceRefreshId"] == started
+    assert not set(aws.in_service(group, 2)) & set(before)
+
+
 # Groups
 
 
