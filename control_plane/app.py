@@ -77,6 +77,12 @@ LOOP_THREADS = 32
 The number does not depend on the number of cores, because the threads mostly wait. Requests that read or upload data
 use a separate pool of threads.
 """
+KEEP_ALIVE_SECONDS = 75
+"""Time after which the server closes a connection without requests.
+
+It is longer than the idle timeout of load balancers, usually 60 s. A load balancer that sends a request while the
+server closes the connection would answer with status 502.
+"""
 STOP_SECONDS = 10.0
 """Seconds that the loops may take to finish their current pass when the server stops."""
 
@@ -242,6 +248,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
         server_header=False,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **options,
     )
 
