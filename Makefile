@@ -16,7 +16,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web wheel docs pictures test test-fast test-durations test-full test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,7 +86,7 @@ pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
 	@rm -rf build/durations
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e and not production'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
 
 test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests, of those that run a shell one in ten
@@ -98,6 +98,9 @@ test-durations: setup  ## the 50 slowest tests of the newest run of make test or
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-production: setup  ## a whole installation: Terraform's root `production`, two servers, a job, an update and the end
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m production tests/production
 
 test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.dashboard.stories --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))

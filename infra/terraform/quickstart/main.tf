@@ -33,6 +33,7 @@ locals {
     bucket = module.storage.bucket
     wheel  = aws_s3_object.wheel.key
     region = var.region
+    before = ""
   }
 }
 

@@ -27,10 +27,29 @@ locals {
   }
 }
 
+data "aws_iam_policy_document" "queue" {
+  statement {
+    actions   = ["sqs:SendMessage"]
+    resources = ["*"] # the queue that has the policy
+
+    principals {
+      type        = "Service"
+      identifiers = ["events.amazonaws.com"]
+    }
+
+    condition {
+      test     = "ArnEquals"
+      variable = "aws:SourceArn"
+      values   = [for rule in aws_cloudwatch_event_rule.this : rule.arn]
+    }
+  }
+}
+
 resource "aws_sqs_queue" "refused" {
   name                      = "${var.name}-notices-refused"
   message_retention_seconds = 1209600
   sqs_managed_sse_enabled   = true
+  policy                    = data.aws_iam_policy_document.queue.json
   tags                      = var.tags
 }
 
@@ -41,6 +60,7 @@ resource "aws_sqs_queue" "this" {
   visibility_timeout_seconds = 30
   receive_wait_time_seconds  = 20
   sqs_managed_sse_enabled    = true
+  policy                     = data.aws_iam_policy_document.queue.json
   tags                       = var.tags
 
   redrive_policy = jsonencode({
@@ -65,28 +85,4 @@ resource "aws_cloudwatch_event_target" "this" {
   dead_letter_config {
     arn = aws_sqs_queue.refused.arn
   }
-}
-
-data "aws_iam_policy_document" "queue" {
-  statement {
-    actions   = ["sqs:SendMessage"]
-    resources = ["*"] # the queue that has the policy
-
-    principals {
-      type        = "Service"
-      identifiers = ["events.amazonaws.com"]
-    }
-
-    condition {
-      test     = "ArnEquals"
-      variable = "aws:SourceArn"
-      values   = [for rule in aws_cloudwatch_event_rule.this : rule.arn]
-    }
-  }
-}
-
-resource "aws_sqs_queue_policy" "this" {
-  for_each  = { notices = aws_sqs_queue.this.id, refused = aws_sqs_queue.refused.id }
-  queue_url = each.value
-  policy    = data.aws_iam_policy_document.queue.json
 }

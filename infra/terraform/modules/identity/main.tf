@@ -108,6 +108,16 @@ data "aws_iam_policy_document" "server" {
   }
 
   dynamic "statement" {
+    for_each = var.database_secret_arn == null ? [] : [var.database_secret_arn]
+
+    content {
+      sid       = "Database"
+      actions   = ["secretsmanager:GetSecretValue"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
     for_each = var.queue_arn == null ? [] : [var.queue_arn]
 
     content {

@@ -25,6 +25,12 @@ variable "secret_arns" {
   type        = list(string)
 }
 
+variable "database_secret_arn" {
+  description = "Secret with the password of the database. Null: the database needs none."
+  type        = string
+  default     = null
+}
+
 variable "queue_arn" {
   description = "Queue with AWS's notices. Null: the control plane only polls."
   type        = string

@@ -28,6 +28,13 @@ resource "aws_vpc" "this" {
   tags                 = merge(local.tags, { Name = var.name })
 }
 
+# Nothing uses the default group. Without this resource, it would let its members reach each other and the internet.
+resource "aws_default_security_group" "this" {
+  count  = local.is_created ? 1 : 0
+  vpc_id = aws_vpc.this[0].id
+  tags   = merge(local.tags, { Name = "${var.name}-unused" })
+}
+
 resource "aws_subnet" "this" {
   for_each                = local.is_created ? { for index, zone in var.zones : zone => index } : {}
   vpc_id                  = local.vpc_id
@@ -139,6 +146,7 @@ resource "aws_security_group" "servers" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "servers_from_nodes" {
+  count                        = var.has_load_balancer ? 0 : 1
   security_group_id            = aws_security_group.servers.id
   description                  = "Agents"
   referenced_security_group_id = aws_security_group.nodes.id

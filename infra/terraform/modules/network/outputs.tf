@@ -3,6 +3,11 @@ output "vpc_id" {
   value       = local.vpc_id
 }
 
+output "vpc_cidr" {
+  description = "IPv4 range of the VPC."
+  value       = local.vpc_cidr
+}
+
 output "subnet_ids" {
   description = "Subnet of each availability zone."
   value       = local.subnet_ids

@@ -50,6 +50,12 @@ variable "server_port" {
   default     = 8443
 }
 
+variable "has_load_balancer" {
+  description = "Whether nodes reach the control plane through a load balancer only. The module `servers` then adds the rules."
+  type        = bool
+  default     = false
+}
+
 variable "tags" {
   description = "Tags of all resources."
   type        = map(string)

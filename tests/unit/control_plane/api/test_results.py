@@ -172,12 +172,13 @@ class Job:
 
     def invalid_checkpoint(self, step: int, state: str) -> None:
         """Store the row of a checkpoint whose manifest cannot be decoded."""
+        folder = f"projects/default/jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}"
         record = CheckpointRecord(
             generation=1,
             step=step,
             state=state,
             bucket=BUCKET,
-            manifest_key=f"projects/default/jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}/manifest.json",
+            manifest_key=f"{folder}/manifest.json",
             manifest=b"{}",
             object_bytes=1,
             created_at=START,

@@ -1,0 +1,137 @@
+variable "name" {
+  description = "Name of the installation. It is part of the names of all resources."
+  type        = string
+  default     = "everstep"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,19}$", var.name))
+    error_message = "Use 2 to 20 lower-case letters, digits and hyphens, beginning with a letter."
+  }
+}
+
+variable "region" {
+  description = "AWS region."
+  type        = string
+}
+
+variable "zones" {
+  description = "Availability zones of a created VPC, two or more. Empty if `vpc_id` is set."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = var.vpc_id != null || length(var.zones) >= 2
+    error_message = "A load balancer and a database with a standby need two availability zones."
+  }
+}
+
+variable "vpc_id" {
+  description = "VPC to use. Null: Terraform creates one."
+  type        = string
+  default     = null
+}
+
+variable "subnet_ids" {
+  description = "Private subnets in `vpc_id` by availability zone, in two zones or more."
+  type        = map(string)
+  default     = {}
+}
+
+variable "route_table_ids" {
+  description = "Route tables of the subnets in `subnet_ids`, which get the route to S3."
+  type        = list(string)
+  default     = []
+}
+
+variable "domain_name" {
+  description = "Domain name of the control plane. An alias record must lead from it to the output `load_balancer_name`."
+  type        = string
+}
+
+variable "certificate_arn" {
+  description = "Certificate of `domain_name` in AWS Certificate Manager."
+  type        = string
+}
+
+variable "client_cidrs" {
+  description = "IPv4 ranges from which people and programs reach the control plane."
+  type        = list(string)
+}
+
+variable "is_public" {
+  description = "Whether the load balancer has public addresses. Its subnets then need a route to an internet gateway."
+  type        = bool
+  default     = false
+}
+
+variable "image_id" {
+  description = "AMI of the servers, with Everstep (infra/image)."
+  type        = string
+}
+
+variable "root_device" {
+  description = "Device name of the root volume of all AMIs: /dev/sda1 for Ubuntu, /dev/xvda for Amazon Linux."
+  type        = string
+  default     = "/dev/sda1"
+}
+
+variable "server_type" {
+  description = "Instance type of the servers, x86_64."
+  type        = string
+  default     = "m7i.large"
+}
+
+variable "database_class" {
+  description = "Instance class of the database."
+  type        = string
+  default     = "db.m7g.large"
+}
+
+variable "fleets" {
+  description = "Fleets by name. A fleet has one instance type and one zone; `is_clustered` creates a placement group."
+  type = map(object({
+    zone                    = string
+    instance_type           = string
+    image_id                = string
+    max_nodes               = number
+    is_clustered            = optional(bool, false)
+    capacity_reservation_id = optional(string)
+    is_capacity_block       = optional(bool, false)
+  }))
+}
+
+variable "projects" {
+  description = "Projects whose objects nodes may read and write. `*` matches any name."
+  type        = list(string)
+  default     = ["*"]
+}
+
+variable "job_role_arns" {
+  description = "Roles that jobs may have (`RoleArn`). Their trust policies must name the role of nodes."
+  type        = list(string)
+  default     = []
+}
+
+variable "alarm_emails" {
+  description = "Addresses that receive the alarms."
+  type        = set(string)
+  default     = []
+}
+
+variable "is_protected" {
+  description = "Whether AWS refuses to delete the database, the load balancer and a bucket with objects. Set it to false and apply before `terraform destroy`."
+  type        = bool
+  default     = true
+}
+
+variable "server_user_data" {
+  description = "User data of the servers. Null: configure and start the server of the image."
+  type        = string
+  default     = null
+}
+
+variable "node_user_data" {
+  description = "User data of the nodes. Null: configure and start the agent of the image."
+  type        = string
+  default     = null
+}

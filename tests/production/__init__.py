@@ -1,0 +1,1 @@
+"""Tests of whole installations, run by `make test-production`."""

@@ -1,0 +1,155 @@
+"""Runs the real Terraform with the real AWS provider, in a copy of its files, against a local AWS."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.cloud.aws import AwsOperator
+from control_plane.cloud.contract import changes, checks
+from everstep import doctor
+from tests.unit.local_cloud.served import ServedAws
+
+SOURCES = Path(__file__).resolve().parents[1] / "infra" / "terraform"
+SERVICES = (
+    *("autoscaling", "cloudwatch", "ec2", "elbv2", "events", "iam", "kms", "rds", "s3", "secretsmanager", "sns"),
+    *("sqs", "ssm", "sts"),
+)
+MIRRORS = [Path(each) for each in [os.environ.get("EVERSTEP_TERRAFORM_PLUGINS", "")] if each] or sorted(
+    Path("/").glob("*/tf-plugins")
+)
+"""Folders with a copy of the provider, for machines that do not reach the registry."""
+IMAGE = "ami-12c6146b"
+
+ROLES = {
+    "server": (doctor.SERVER_ACTIONS, doctor.SERVER_OPTIONS),
+    "node": (doctor.NODE_ACTIONS, doctor.NODE_OPTIONS),
+}
+"""By role: the actions that it always needs, and those of optional features. `tests/tidy/test_aws_actions.py` compares
+both with the calls of the code.
+"""
+
+needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
+needs_provider = pytest.mark.skipif(
+    not MIRRORS, reason="no mirror of the provider: set EVERSTEP_TERRAFORM_PLUGINS to a folder for -plugin-dir"
+)
+
+
+@dataclass(frozen=True)
+class Terraform:
+    """Terraform in a copy of one root module, with the local cloud as its AWS."""
+
+    folder: Path
+
+    def run(self, *arguments: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))}
+        done = subprocess.run(
+            ["terraform", *arguments],
+            cwd=self.folder,
+            env={**environment, "CHECKPOINT_DISABLE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"terraform {arguments[0]}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def apply(self, **variables: Any) -> None:
+        """Apply the configuration. The given variables replace earlier values."""
+        file = self.folder / "terraform.tfvars.json"
+        given = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**given, **variables}))
+        self.run("apply", "-no-color", "-input=false", "-auto-approve", "-parallelism=30")
+
+    def require_no_changes(self) -> None:
+        """Fail if a new plan contains changes."""
+        assert "No changes." in self.run("plan", "-no-color", "-input=false", "-parallelism=30")
+
+    def scripts(self, **variables: Any) -> dict[str, str]:
+        """Return the user data of each launch template in a plan with these variables, by address. Applies nothing."""
+        given = self.folder / "planned.tfvars.json"
+        given.write_text(json.dumps(variables))
+        self.run("plan", "-no-color", "-input=false", "-parallelism=30", f"-var-file={given}", "-out=planned")
+        templates = (
+            change
+            for change in json.loads(self.run("show", "-json", "planned"))["resource_changes"]
+            if change["type"] == "aws_launch_template"
+        )
+        return {each["address"]: base64.b64decode(each["change"]["after"]["user_data"]).decode() for each in templates}
+
+    def destroy(self) -> None:
+        """Destroy all resources."""
+        self.run("destroy", "-no-color", "-input=false", "-auto-approve", "-parallelism=30", "-refresh=false")
+        assert self.run("state", "list") == ""
+
+    def resources(self) -> dict[str, Mapping[str, Any]]:
+        """Return the values of all resources in the state, by address.
+
+        Terraform documents `show -json` for this purpose. Reading the file saves a start of the provider.
+        """
+        state = json.loads((self.folder / "terraform.tfstate").read_text())
+        found = {}
+        for each in state["resources"]:
+            if each["mode"] == "managed":
+                module = f"{each['module']}." if "module" in each else ""
+                for instance in each["instances"]:
+                    key = f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""
+                    found[f"{module}{each['type']}.{each['name']}{key}"] = instance["attributes"]
+        return found
+
+
+def terraform_of(root: str, aws_url: str, keys: Any, folder: Path) -> Terraform:
+    """Copy the files to a new folder, direct a root module to a local AWS, and initialise it."""
+    copy = folder / "terraform"
+    shutil.copytree(SOURCES, copy)
+    terraform = Terraform(copy / root)
+    endpoints = "\n".join(f'    {service} = "{aws_url}"' for service in SERVICES)
+    (terraform.folder / "local_override.tf").write_text(f"""
+provider "aws" {{
+  access_key                  = "{keys.access_key_id}"
+  secret_key                  = "{keys.secret_access_key}"
+  skip_credentials_validation = true
+  skip_metadata_api_check     = true
+  skip_region_validation      = true
+  s3_use_path_style           = true
+
+  endpoints {{
+{endpoints}
+  }}
+}}
+""")
+    # The local cloud serves plain HTTP, which the bucket's policy refuses.
+    (copy / "modules" / "storage" / "local_override.tf").write_text(
+        'resource "aws_s3_bucket_policy" "this" {\n  count = 0\n}\n'
+    )
+    terraform.run("init", "-no-color", "-input=false", *(f"-plugin-dir={mirror}" for mirror in MIRRORS))
+    return terraform
+
+
+def check_policies(resources: Mapping[str, Mapping[str, Any]], *, has_kms: bool = False) -> None:
+    """Check that the applied policies allow the calls of the code, and no others."""
+    kms = {"kms:Decrypt", "kms:GenerateDataKey"} if has_kms else set[str]()
+    for role, (needed, options) in ROLES.items():
+        policy = json.loads(resources[f'module.identity.aws_iam_role_policy.this["{role}"]']["policy"])
+        allowed = {action for statement in policy["Statement"] for action in _actions(statement)}
+        assert {*needed, *kms} <= allowed <= {*needed, *options, *kms}, role
+
+
+def check_group(aws: ServedAws, name: str) -> None:
+    """Check that an Auto Scaling group fulfils Everstep's contract without a change."""
+    group = AwsOperator(aws.connection()).describe_group(name)
+    assert [check.words for check in checks(group) if not check.is_met] == []
+    assert [change.setting for change in changes(group)] == []
+
+
+def _actions(statement: Mapping[str, Any]) -> list[str]:
+    given = statement["Action"]
+    return [given] if isinstance(given, str) else given
