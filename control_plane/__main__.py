@@ -42,6 +42,8 @@ log = logging.getLogger("control_plane")
 EXIT_REFUSED = 2
 """Exit code for invalid settings or a wrong schema. The log message says what to change."""
 EXIT_FAILED = 1
+WILDCARDS = ("0.0.0.0", "::")
+"""Addresses to listen on that no other machine can connect to."""
 GRACE_SECONDS = 5
 """Seconds that open requests may take to finish after the server receives SIGTERM or SIGINT."""
 
@@ -137,6 +139,13 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "--tls-certificate",
         type=Path,
         help="PEM file with the server's and the intermediate certificates; the server then accepts only https",
+    )
+    parser.add_argument(
+        "--replica-url",
+        default=env("EVERSTEP_REPLICA_URL", ""),
+        metavar="URL",
+        help="address at which the other servers of the installation reach this one; required if --host is a wildcard "
+        "address (default: the address to listen on)",
     )
     parser.add_argument("--tls-key", type=Path, help="PEM file with the certificate's key, without a password")
     parser.add_argument(
@@ -245,6 +254,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         region=given.region or (find_region() if given.mode == CloudMode.AWS else ""),
         aws_endpoint_url=given.aws_endpoint_url,
         aws_keys=_keys(given.aws_keys_file),
+        replica_url=given.replica_url,
         events_queue_url=given.events_queue_url,
         event_exports=tuple(given.export_events),
         webhooks=tuple(given.webhook),
@@ -363,7 +373,12 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             _tell(url, settings, ready_file)
             manager.notify("READY=1")
 
-        app = create_app(settings, when_ready=announce, when_crashed=lambda: _crash(server, crashed))
+        app = create_app(
+            settings,
+            replica_url=settings.replica_url or ("" if settings.host in WILDCARDS else url),
+            when_ready=announce,
+            when_crashed=lambda: _crash(server, crashed),
+        )
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(
             app,

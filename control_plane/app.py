@@ -29,11 +29,13 @@ from control_plane.api.auth import Authenticated, is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services
 from control_plane.api.envelope import Envelope
+from control_plane.api.forwarding import Forwarding
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
 from control_plane.api.open_answers import WhileTokenIsGood
+from control_plane.api.peers import Peers
 from control_plane.api.routes import attestation as attestation_routes
-from control_plane.api.routes import metrics, sessions
+from control_plane.api.routes import metrics, replicas, sessions
 from control_plane.api.surface import make_surface
 from control_plane.api.traffic import Compression, Conditional
 from control_plane.certificates import FleetAuthorities
@@ -101,6 +103,7 @@ def create_app(
     objects: ObjectStore | None = None,
     loops: Callable[[Services, bytes], Sequence[Loop]] | None = None,
     now: Callable[[], datetime] = steady_now,
+    replica_url: str = "",
     when_ready: Callable[[], None] = lambda: None,
     when_crashed: Callable[[], None] = lambda: None,
 ) -> FastAPI:
@@ -114,6 +117,8 @@ def create_app(
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
         now: returns the present time in UTC.
+        replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot, and answer
+            without the facts that only this server knows.
         when_ready: called in a thread after the application has started. It may block.
         when_crashed: called on the event loop when a background task has ended with an exception. The caller then ends
             the process, because the application does not start the task again.
@@ -167,6 +172,7 @@ def create_app(
         events=queue,
         objects=objects,
         registry=registry,
+        peers=Peers(database, registry, hmac.digest(secret, b"control-plane servers", "sha256").hex()),
         timeouts=ladder(settings.detection_seconds),
         bucket=settings.bucket,
         default_max_slowdown=settings.default_max_slowdown,
@@ -194,7 +200,7 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        with Replica(settings.state_directory) as replica:
+        with Replica(settings.state_directory, replica_url) as replica:
             make_loops = loops or partial(_loops, settings, replica.owner, sinks, log_sink)
             tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
             for task in tasks:
@@ -207,14 +213,17 @@ def create_app(
                 await _finish(tasks)
                 versions.close()
                 services.caller_threads.close()
+                await services.peers.close()
                 await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)
     app.state.services = services
     app.include_router(sessions.router)
     app.include_router(metrics.router)
+    app.include_router(replicas.router)
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(Forwarding)
     app.add_middleware(Authenticated)
     app.add_middleware(Compression)
     app.add_middleware(Answers, versions=versions, now=now)

@@ -4,8 +4,10 @@ The identity lets a restarted server take over the leases of its dead predecesso
 
     <state directory>/replicas/0   locked while a process lives
                                1   for a second process with the same state directory
-    owner = lineage-incarnation    lineage: hash of the kernel's boot id and the locked file
+    owner = lineage-incarnation@url
+                                   lineage: hash of the kernel's boot id and the locked file
                                    incarnation: random, new at each start
+                                   url: where the other servers reach this one; absent if nowhere
 
 The kernel releases the lock when the process ends, even after a crash. The process that holds the lock therefore proves
 that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot yields
@@ -36,14 +38,16 @@ class Replica:
     """The identity of this process, and the file lock that proves the identity. A context manager that holds the lock
     until its end.
 
-    The state directory of the server must be writable.
+    The state directory of the server must be writable. `url` is the address at which the other servers of the
+    installation reach this one; empty if they cannot.
     """
 
-    def __init__(self, state_directory: Path) -> None:
+    def __init__(self, state_directory: Path, url: str = "") -> None:
         incarnation = uuid.uuid4().hex
         self._lock = _lock_free_place(state_directory / "replicas")
         lineage = _lineage(self._lock)
-        self.owner = f"{lineage}-{incarnation}" if lineage else incarnation
+        name = f"{lineage}-{incarnation}" if lineage else incarnation
+        self.owner = f"{name}@{url}" if url else name
 
     def __enter__(self) -> Replica:
         return self
@@ -66,7 +70,7 @@ def is_predecessor(owner: str, other: str) -> bool:
     Returns:
         True only if `other` has the lineage of `owner` and another incarnation, which proves that `other` is dead.
     """
-    lineage, dash, _ = owner.partition("-")
+    lineage, dash, _ = owner.partition("@")[0].partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
 
 
@@ -83,6 +87,11 @@ def is_in_use(state_directory: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def url_of(owner: str) -> str:
+    """Return the address of the server that wrote `owner` into a lease. Empty if other servers cannot reach it."""
+    return owner.partition("@")[2]
 
 
 def _lock_free_place(directory: Path) -> int | None:

@@ -48,6 +48,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 0
     """TCP port. 0: the kernel chooses a free one."""
+    replica_url: str = ""
+    """URL at which the other servers of the installation reach this one. Empty: the address that it listens on."""
     events_queue_url: str = ""
     """SQS queue that receives AWS events from EventBridge. Empty: the server polls AWS only."""
     event_exports: tuple[str, ...] = ()
@@ -86,6 +88,8 @@ class Settings:
             raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
         if self.events_queue_url and not url_host(self.events_queue_url):
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
+        if self.replica_url and not url_host(self.replica_url):
+            raise InvalidSettings(f"--replica-url {self.replica_url!r} is not an http or https URL")
         if self.mode is not CloudMode.LOCAL and self.aws_keys is not None:
             raise InvalidSettings(
                 "--aws-keys-file is for --mode local: on AWS the server uses the credentials of its instance or "

@@ -27,6 +27,7 @@ from control_plane.api.changes import Snapshots
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
+from control_plane.api.peers import Peers
 from control_plane.api.schemas.common import FieldError, Shape
 from control_plane.certificates import FleetAuthorities
 from control_plane.cloud.identity import Attestation
@@ -150,6 +151,8 @@ class Services:
     """The SQS queue that receives AWS's events. None if the server only polls AWS."""
     objects: ObjectStore
     registry: AgentRegistry
+    peers: Peers
+    """The other servers of the installation, and what they know of their agents."""
     timeouts: Timeouts
     bucket: str
     """Bucket for sources, logs, and the data of jobs that set no location of their own."""

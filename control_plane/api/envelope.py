@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -22,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.errors import TooLarge, response, unexpected
+from control_plane.api.peers import FORWARDED
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
 """Time limit for an upload: enough for an archive of 256 MiB at 2.4 Mbit/s."""
+_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALWAYS: Final = {"x-content-type-options": "nosniff"}
 _OF_THE_API: Final = {"cache-control": "no-store"}
 _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
@@ -69,7 +72,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = str(uuid.uuid4())
+        request_id = _given_id(scope) or str(uuid.uuid4())
         scope.setdefault("state", {})["request_id"] = request_id
         has_begun = False
 
@@ -158,6 +161,12 @@ def _security_headers(scope: Scope) -> dict[str, str]:
     # The dashboard's pages set their own cache-control.
     is_page = not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
     return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
+
+
+def _given_id(scope: Scope) -> str:
+    """Return the id that another server of the installation gave to a request that it forwarded. Empty otherwise."""
+    given = Headers(scope=scope).get(FORWARDED, "")
+    return given if _ID.fullmatch(given) else ""
 
 
 def _announced(scope: Scope) -> int:

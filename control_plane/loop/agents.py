@@ -225,6 +225,15 @@ class AgentRegistry:
         """Return whether another control-plane server manages this fleet."""
         return fleet in self._elsewhere
 
+    @property
+    def elsewhere(self) -> frozenset[FleetName]:
+        """The fleets that other control-plane servers manage."""
+        return self._elsewhere
+
+    def refusals(self) -> Mapping[NodeId, int]:
+        """Return how many messages of each node's agent this server has rejected."""
+        return dict(self._refused)
+
     def views(self) -> Mapping[NodeId, AgentView]:
         """Return a snapshot of all agents' state, including disconnected agents."""
         return dict(self._views)
@@ -295,10 +304,6 @@ class AgentRegistry:
                 grow without limit.
         """
         self._refused[node_id] += 1
-
-    def refused_count(self, node_id: NodeId) -> int:
-        """Return how many messages of this node's agent this server has rejected."""
-        return self._refused[node_id]
 
     def hint(self) -> None:
         """Wake the loops after a change that no agent reported.

@@ -19,7 +19,8 @@ connection within `SESSION_CHECK_SECONDS` of the revocation.
 
     close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
-                 another server manages the fleet
+                 the server that manages the fleet does
+                 not answer
     1009         a message is too long                       retries later; a bug, or another version
     4400         a message is malformed                      like 1009; the server counts 1009, 4400 and 4426 per node
     4401         the session is revoked or another node's    tries its join token
@@ -28,6 +29,8 @@ connection within `SESSION_CHECK_SECONDS` of the revocation.
     4409         the node has a newer connection             connects again
     4410         the node has joined before                  tries its session token if it has one
     4426         the agent has another protocol version      retries later: a person updates one of the two
+
+If another server manages the fleet, this server relays the connection to it (`control_plane.api.relay`).
 
 Invariant: the registry receives a connection only after the server has checked its token and its node.
 """
@@ -49,6 +52,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from control_plane.api.auth import bearer, find_token
 from control_plane.api.deps import Services
 from control_plane.api.errors import Unauthenticated
+from control_plane.api.relay import ELSEWHERE, TRY_AGAIN, relay
 from control_plane.api.routes.attestation import SESSION_SECONDS
 from control_plane.cloud.errors import CloudError
 from control_plane.core.states import NodeState
@@ -93,7 +97,6 @@ SILENT_LEASES = 4.0
 The agent then reconnects. A healthy agent reports three times per lease.
 """
 
-TRY_AGAIN = 1013
 MALFORMED = 4400
 NOT_A_MEMBER = 4403
 SILENT = 4408
@@ -101,7 +104,6 @@ SUPERSEDED = 4409
 OTHER_VERSION = 4426
 SESSION_CHECK_SECONDS = 10.0
 """Interval at which an open connection checks that its session was not revoked."""
-ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
 """Close code that the websocket library sends when a frame announces too large a length (RFC 6455)."""
 MAX_REASON_BYTES = 123
@@ -143,10 +145,14 @@ async def connect(websocket: WebSocket) -> None:
     await websocket.accept()
     node_id, proven = token.node_id or "?", token.node_id
     try:
-        hello = await _hello(websocket)
+        hello, raw = await _hello(websocket)
         node_id = hello.node_id
-        if services.registry.is_elsewhere(FleetName(token.fleet_name or "")):
-            raise _Refusal(TRY_AGAIN, ELSEWHERE)
+        fleet = FleetName(token.fleet_name or "")
+        if services.registry.is_elsewhere(fleet):
+            proven = None  # The other server counts what it rejects.
+            with about(node=hello.node_id):
+                code, reason = await relay(websocket, services.peers, fleet, secret, raw)
+            raise _Refusal(code, reason)
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
         proven = hello.node_id
         with about(node=hello.node_id):
@@ -167,10 +173,12 @@ def _count(services: Services, proven: str | None, code: int) -> None:
         services.registry.refuse(NodeId(proven))
 
 
-async def _hello(websocket: WebSocket) -> Hello:
+async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
+    """Return the agent's first message, decoded and as received."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
-            hello = _decoded(await _receive(websocket), Hello)
+            raw = await _receive(websocket)
+        hello = _decoded(raw, Hello)
     except TimeoutError as error:
         raise _Refusal(SILENT, f"no Hello arrived within {HELLO_SECONDS:.0f} s") from error
     if _NODE_ID.fullmatch(hello.node_id) is None:
@@ -179,7 +187,7 @@ async def _hello(websocket: WebSocket) -> Hello:
         raise _Refusal(
             MALFORMED, f"the Hello contains the port {hello.peer_port} and {hello.memory_bytes} bytes of memory"
         )
-    return hello
+    return hello, raw
 
 
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:

@@ -286,7 +286,7 @@ def _shown(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
             jobs=jobs.totals(session, fleet.name, tuple(Bucket)),
             incidents=incidents.totals(session, fleet_name=fleet.name),
         )
-    return views.fleet(fleet, members, tuple(services.registry.views().values()), history)
+    return views.fleet(fleet, members, tuple(services.peers.agents().views.values()), history)
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

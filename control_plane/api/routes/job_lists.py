@@ -108,7 +108,7 @@ def _summaries(
     held = protection.totals(session, with_memory)
     members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
     hit = incidents.counts(session, [job.run_id for job in shown])
-    agents = services.registry.connected()
+    agents = services.peers.agents().connected
     lines = []
     for job in shown:
         count, open_count = hit.get(job.run_id, (0, 0))

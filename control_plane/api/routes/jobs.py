@@ -148,7 +148,7 @@ def describe_training_job(
                 nodes.of_fleet(session, job.fleet_name),
                 services.now().timestamp(),
             )
-    agents = services.registry.connected()
+    agents = services.peers.agents().connected
     return views.job(
         found,
         now=services.now(),
@@ -358,7 +358,7 @@ def _plan(
         )
         members = nodes.of_fleet(session, fleet.name)
         turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
-    connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
+    connected = frozenset(services.peers.agents().connected)
     now_there = plans.FleetNow(record=fleet, nodes=members, connected=connected, history=history)
     return plans.plan(spec, job, turns, now_there, only_project=caller.project_filter)
 

@@ -13,7 +13,6 @@ from control_plane.api.auth import Reader
 from control_plane.api.deps import Router, ServicesDep
 from control_plane.api.prometheus import MEDIA_TYPE, Facts, exposition
 from control_plane.db import automation, events, exports, fleets, incidents, jobs, nodes, protection
-from everstep.protocol.ids import NodeId
 
 router = Router(include_in_schema=False)
 
@@ -21,6 +20,7 @@ router = Router(include_in_schema=False)
 @router.get("/metrics")
 def get_metrics(caller: Reader, services: ServicesDep) -> Response:
     """Return all metrics for a scrape. With a token of one project, return only the metrics of the project's jobs."""
+    agents = services.peers.agents()
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
         facts = Facts(
@@ -33,8 +33,8 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             exports=exports.every(session),
             is_paused=automation.find(session) is not None,
             newest_event_id=events.newest_id(session),
-            connected=frozenset(services.registry.connected()),
-            refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),
+            connected=frozenset(agents.connected),
+            refused_count=sum(agents.refused.values()),
         )
     return Response(
         exposition(facts, services.figures if caller.project_filter is None else None), media_type=MEDIA_TYPE

@@ -13,6 +13,7 @@ from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse
+from control_plane.api.peers import KnownAgents
 from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.core import requests
 from control_plane.core.observed.fleets import Hold, NodeRequest
@@ -21,7 +22,6 @@ from control_plane.db import events, fleets, implications, jobs, nodes, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.nodes import NodeRecord
-from control_plane.loop.agents import AgentView
 from everstep.protocol.ids import NodeId
 
 router = Router(prefix="/v1/nodes", tags=["Nodes"])
@@ -41,10 +41,10 @@ def list_nodes(
     with services.database.read() as session:
         page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
-    agents = services.registry.views()
+    agents = services.peers.agents()
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
     return nodes_schemas.ListNodesResponse(
-        nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more
+        nodes=[_view(record, agents, owners, caller) for record in shown], next_token=more
     )
 
 
@@ -216,13 +216,12 @@ def _shown(
     history: tuple[ImplicationRecord, ...] = (),
 ) -> nodes_schemas.Node:
     owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
-    return _view(services, record, services.registry.views(), owners, caller, history=history)
+    return _view(record, services.peers.agents(), owners, caller, history=history)
 
 
 def _view(
-    services: Services,
     record: NodeRecord,
-    agents: Mapping[NodeId, AgentView],
+    agents: KnownAgents,
     owners: Mapping[str, jobs.Owner],
     caller: Caller,
     *,
@@ -230,10 +229,14 @@ def _view(
 ) -> nodes_schemas.Node:
     owner = owners.get(record.run_id) if record.run_id is not None else None
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
-    refused = services.registry.refused_count(NodeId(record.id))
+    node_id = NodeId(record.id)
     if job_name is None and caller.project_filter is not None:
         # Hide the texts, because they may name a job of another project.
         record = replace(record, reason="", request_words="")
     return views.node(
-        record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history
+        record,
+        agents.views.get(node_id),
+        refused_message_count=agents.refused.get(node_id, 0),
+        job_name=job_name,
+        history=history,
     )

@@ -101,7 +101,7 @@ class Service:
             aws_endpoint_url="http://127.0.0.1:1",
             max_source_bytes=2**20,
         )
-        self.settings.state_directory.mkdir()
+        self.settings.state_directory.mkdir(exist_ok=True)
         if not database_url:
             make_migrated(self.settings.state_directory / "everstep.db")
         self.database = Database(self.settings.database)

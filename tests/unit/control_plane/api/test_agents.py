@@ -399,7 +399,7 @@ async def test_nobody_is_charged_with_what_a_stranger_says(client, service, toke
             await opened.send(message)
             await closed(opened)
     await refusals(client, node, 0)
-    assert service.services.registry.refused_count(NodeId("i-0123456789abcdef0")) == 0
+    assert service.services.registry.refusals().get(NodeId("i-0123456789abcdef0")) is None
 
 
 async def test_what_an_agent_has_refused_itself_is_shown_with_its_node(client, service, token, node):

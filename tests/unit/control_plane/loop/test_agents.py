@@ -227,6 +227,6 @@ def test_refusals_are_counted_until_the_node_is_long_gone() -> None:
         registry.refuse(NODE)
     accept(registry)
     registry.forget(NODE)
-    assert registry.refused_count(NODE) == 2
+    assert registry.refusals() == {NODE: 2}
     forget_many(registry, MAX_DEPARTED)
-    assert registry.refused_count(NODE) == 0
+    assert registry.refusals() == {}

@@ -1,0 +1,121 @@
+"""Forwards requests that need a job's agents to the server that holds the lease of the job's fleet.
+
+The caller's own credentials travel with the request, and the holder verifies them again. The response comes back as it
+is, so all servers answer such a request alike.
+
+Invariant: a forwarded request is not forwarded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Final
+
+import httpx
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from control_plane.api.auth import Caller
+from control_plane.api.deps import Services
+from control_plane.api.errors import Unavailable, response
+from control_plane.api.peers import FORWARDED
+
+log = logging.getLogger(__name__)
+
+OF_AGENTS: Final = re.compile(
+    r"/v1/training-jobs/(?P<job>[^/]{1,63})/(?:ranks/[^/]+/commands|snapshots(?:/.*)?|logs/follow)"
+)
+"""Paths of ExecuteCommand, HoldSnapshot, ReadSnapshot, ReleaseSnapshot and FollowLogs."""
+_OF_ONE_CONNECTION: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-length", "date", "expect", "keep-alive", "server", "te"),
+        *("trailer", "transfer-encoding", "upgrade", FORWARDED),
+    }
+)
+"""Headers that describe one connection, or that each server sets itself.
+
+The header Host stays, because the session of a browser is valid for its own site only.
+"""
+
+
+class Forwarding:
+    """ASGI middleware inside the authentication."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The server calls it."""
+        url = await _holder(scope) if scope["type"] == "http" else ""
+        if not url:
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+        answering = asyncio.create_task(_forward(scope, url, bytes(body), send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answering.cancel()
+            leaving.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+        if not answering.cancelled() and answering.result() is not None:
+            refusal = Unavailable(
+                f"The server that manages the job's fleet does not answer: {answering.result()}.",
+                hint="Retry in a moment. Another server takes the fleet over if that server has failed.",
+            )
+            await response(refusal, scope["state"]["request_id"])(scope, receive, send)
+
+
+async def _holder(scope: Scope) -> str:
+    """Return the URL to which to forward a request. Empty if this server answers the request itself."""
+    match = OF_AGENTS.fullmatch(scope["path"])
+    services: Services = scope["app"].state.services
+    if match is None or not services.registry.elsewhere or FORWARDED in Headers(scope=scope):
+        return ""
+    caller: Caller = scope["state"]["caller"]
+    return await asyncio.to_thread(services.peers.url_of_job, match["job"], caller.project_filter)
+
+
+async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | None:
+    """Send a request to another server, and pass its response on.
+
+    Returns:
+        None after a response, also after an incomplete one. The caller's client notices the missing end. If the other
+        server sent no response, the reason.
+    """
+    services: Services = scope["app"].state.services
+    query = scope["query_string"].decode("latin-1")
+    headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_CONNECTION]
+    headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
+    target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
+    has_begun = False
+    try:
+        async with services.peers.http().stream(scope["method"], target, headers=headers, content=body) as answer:
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower().decode() not in _NOT_PASSED]
+            has_begun = True
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for part in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    except httpx.HTTPError as error:
+        log.warning("the server at %s did not answer a forwarded request: %s", url, str(error) or type(error).__name__)
+        return None if has_begun else str(error) or type(error).__name__
+    return None
+
+
+_NOT_PASSED: Final = _OF_ONE_CONNECTION - {"content-length"} | {"x-amzn-requestid"}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

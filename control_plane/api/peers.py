@@ -1,0 +1,219 @@
+"""Reaches the other control-plane servers of an installation.
+
+Only the server that holds a fleet's lease hears the fleet's agents (docs/adr/0021-one-replica-serves-a-fleet.md).
+
+    what                       how the other servers answer it
+    facts about agents         `agents` reads GET /replicas/agents of the holder and merges the facts
+    requests to agents         `control_plane.api.forwarding` forwards the request to the holder
+    connections of agents      `control_plane.api.relay` relays the frames to the holder
+
+The owner in a fleet's lease contains the holder's URL (`control_plane.replica`). A request that one server passes to
+another has the header `FORWARDED`, and no server passes it on again.
+
+Invariant: without fleets elsewhere, no method reads the database or the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import httpx
+import msgspec
+from sqlalchemy.orm import Session
+
+from control_plane.db import jobs
+from control_plane.db.leases import owner_of
+from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry, AgentView
+from control_plane.replica import url_of
+from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.ids import FleetName, NodeId
+
+log = logging.getLogger(__name__)
+
+FORWARDED: Final = "everstep-forwarded"
+"""Header of a request that another server of the installation forwards. Its value is the request's id."""
+PATH: Final = "/replicas/agents"
+FACTS_SECONDS: Final = 0.5
+"""Age up to which the facts of another server are used again, and time without a retry after a failed request."""
+CONNECT_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 75.0
+"""Longest silence of another server during a response. A command beside a rank takes up to 55 seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAgents:
+    """The state of agents, as the servers of the installation report it."""
+
+    views: Mapping[NodeId, AgentView]
+    """State of each agent, disconnected agents included."""
+    refused: Mapping[NodeId, int]
+    """Number of messages that the servers rejected, by the agent's node. Nodes without one can be missing."""
+
+    @property
+    def connected(self) -> Mapping[NodeId, AgentView]:
+        """The agents that are connected now."""
+        return {node_id: view for node_id, view in self.views.items() if view.is_connected}
+
+
+NOTHING: Final = KnownAgents(views={}, refused={})
+_DECODER: Final = msgspec.msgpack.Decoder(KnownAgents)
+
+
+class Peers:
+    """The other servers of an installation.
+
+    Args:
+        database: names the holder of each fleet's lease.
+        registry: the agents that are connected to this server, and the fleets that other servers manage.
+        key: proves a server of this installation to the others. All of them derive it from the server secret.
+        monotonic: returns the present time in monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        registry: AgentRegistry,
+        key: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.key = key
+        self.registry = registry
+        self._database = database
+        self._monotonic = monotonic
+        self._facts: dict[str, tuple[float, KnownAgents]] = {}
+        """The newest answer of each server, by URL, with its time."""
+        self._reading = threading.Lock()
+        self._client: httpx.Client | None = None
+        self._http: httpx.AsyncClient | None = None
+
+    def url_of(self, fleet: FleetName) -> str:
+        """Return the URL of the server that manages a fleet. Blocks on the database.
+
+        Empty if this server manages the fleet, if no server does, or if other servers cannot reach the holder.
+        """
+        if not self.registry.is_elsewhere(fleet):
+            return ""
+        with self._database.read() as session:
+            return _holder(session, fleet)
+
+    def url_of_job(self, text: str, project: str | None) -> str:
+        """Return the URL of the server that manages a job's fleet. Blocks on the database.
+
+        Args:
+            text: name or run id of the job.
+            project: the only project to search. None means all projects.
+
+        Returns:
+            The URL. Empty as in `url_of`, and if not exactly one job matches.
+        """
+        with self._database.read() as session:
+            found = jobs.named(session, text, project)
+            if len(found) != 1 or not self.registry.is_elsewhere(FleetName(found[0].fleet_name)):
+                return ""
+            return _holder(session, found[0].fleet_name)
+
+    def agents(self) -> KnownAgents:
+        """Return what this server and the holders of the other fleets know of the agents.
+
+        Blocks on the database and on other servers if they manage fleets. Agents are missing if their server does not
+        answer within `CONNECT_SECONDS`.
+        """
+        own = self.own()
+        elsewhere = self.registry.elsewhere
+        if not elsewhere:
+            return own
+        with self._database.read() as session:
+            urls = {url for fleet in sorted(elsewhere) if (url := _holder(session, fleet))}
+        views = {node_id: view for node_id, view in own.views.items() if view.fleet not in elsewhere}
+        refused = Counter(own.refused)
+        for facts in map(self._facts_of, sorted(urls)):
+            views |= {node_id: view for node_id, view in facts.views.items() if view.fleet in elsewhere}
+            refused.update(facts.refused)
+        return KnownAgents(views=views, refused=refused)
+
+    def own(self) -> KnownAgents:
+        """Return what this server knows of the agents that have connected to it."""
+        return KnownAgents(views=self.registry.views(), refused=self.registry.refusals())
+
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """Trusts the machine's certificate authorities, or those in SSL_CERT_FILE."""
+        return ssl.create_default_context()
+
+    def http(self) -> httpx.AsyncClient:
+        """Return the client for forwarded requests. Call it on the event loop; `close` closes the client."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                verify=self.tls,
+                trust_env=False,
+                timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            )
+        return self._http
+
+    async def close(self) -> None:
+        """Close all connections to other servers."""
+        if self._http is not None:
+            await self._http.aclose()
+        if self._client is not None:
+            self._client.close()
+
+    def _facts_of(self, url: str) -> KnownAgents:
+        """Return another server's facts. One thread at a time requests them, and the others use its answer."""
+        with self._reading:
+            read_at, facts = self._facts.get(url, (float("-inf"), NOTHING))
+            if self._monotonic() - read_at >= FACTS_SECONDS:
+                self._facts[url] = self._monotonic(), (facts := self._read(url))
+            return facts
+
+    def _read(self, url: str) -> KnownAgents:
+        if self._client is None:
+            self._client = httpx.Client(verify=self.tls, trust_env=False, timeout=CONNECT_SECONDS)
+        try:
+            answer = self._client.get(f"{url}{PATH}", headers={"authorization": f"Bearer {self.key}"})
+            return decoded(answer.raise_for_status().content)
+        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            log.warning("the server at %s does not report its agents: %s", url, str(error) or type(error).__name__)
+            return NOTHING
+
+
+def encoded(known: KnownAgents) -> bytes:
+    """Encode the facts for another server, without the parts of reports that no answer of the API contains."""
+    return msgspec.msgpack.encode(
+        replace(known, views={node_id: _shown(view) for node_id, view in known.views.items()})
+    )
+
+
+def decoded(data: bytes) -> KnownAgents:
+    """Decode another server's facts. Raises msgspec.MsgspecError if the server has a different version."""
+    return _DECODER.decode(data)
+
+
+def _shown(view: AgentView) -> AgentView:
+    report = view.report
+    if report is None:
+        return view
+    member = report.member
+    if member is not None:
+        member = MemberReport(
+            job=member.job,
+            run=member.run,
+            generation=member.generation,
+            phase=member.phase,
+            faults=member.faults,
+        )
+    short = msgspec.structs.replace(report, member=member, metrics=None, notices=(), sources=(), evidence_key="")
+    return replace(view, report=short)
+
+
+def _holder(session: Session, fleet: str) -> str:
+    return url_of(owner_of(session, "fleet", fleet) or "")

@@ -1,0 +1,30 @@
+"""`GET /replicas/agents`: what this server knows of its agents, for the other servers of the installation.
+
+Not part of the contract. A caller proves that it knows the server secret (`control_plane.api.peers`).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+from fastapi import Request, Response
+
+from control_plane.api import peers
+from control_plane.api.auth import bearer
+from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.errors import Unauthenticated
+from control_plane.gate import TRUST
+
+router = Router(include_in_schema=False)
+
+
+@router.get(peers.PATH)
+async def get_agents(request: Request, services: ServicesDep) -> Response:
+    """Return the facts as MessagePack. Raises Unauthenticated if the key is another one."""
+    if not hmac.compare_digest(bearer(request.headers.get("authorization")), services.peers.key):
+        raise Unauthenticated("The key is not the one of this installation's servers.")
+    trust: Callable[[], None] | None = request.scope["state"].get(TRUST)
+    if trust is not None:
+        trust()
+    return Response(peers.encoded(services.peers.own()), media_type="application/msgpack")
