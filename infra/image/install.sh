@@ -71,6 +71,8 @@ install_wheel() {
   [ -n "$gpu$PIP_EXTRA_INDEX_URL" ] || set -- --extra-index-url https://download.pytorch.org/whl/cpu
   "$prefix/bin/pip" install --quiet --disable-pip-version-check --constraint "$here/constraints.txt" "$@" \
     "${wheel}[$extras]"
+  # pip skips a wheel whose version is already installed.
+  "$prefix/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-index --force-reinstall "$wheel"
   # The first start of a process must not compile, and ranks may not write here.
   "$prefix/bin/python" -m compileall -q "$prefix/lib" >/dev/null || true
 }

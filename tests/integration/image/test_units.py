@@ -137,3 +137,16 @@ def test_wrong_arguments_of_the_installation_change_nothing(arguments: tuple[str
     assert done.returncode == 1
     assert done.stderr.startswith("install.sh: ")
     assert words in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
+@pytest.mark.parametrize(("change", "code"), [(("", ""), 0), (("build {", "build {{"), 2)])
+def test_the_template_of_the_ami_has_the_syntax_and_the_format_of_hcl(
+    tmp_path: Path, change: tuple[str, str], code: int
+) -> None:
+    """Packer and Terraform read the same language. Terraform's formatter knows no Packer block, and needs none."""
+    text = (IMAGE / "everstep.pkr.hcl").read_text()
+    (tmp_path / "template.tf").write_text(text.replace(*change) if change[0] else text)
+    done = subprocess.run(["terraform", "fmt", "-check", "-diff", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "/infra/image/install.sh ${var.role} ${local.wheel}" in text
