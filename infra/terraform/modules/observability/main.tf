@@ -29,22 +29,22 @@ locals {
     "database-storage" = {
       metric  = "AWS/RDS FreeStorageSpace", dimensions = local.database, statistic = "Minimum"
       is      = "LessThanThreshold", limit = 2147483648, minutes = 10, without_data = "missing"
-      problem = "The database has less than 2 GiB of free storage.", section = "no-news"
+      problem = "The database has less than 2 GiB of free storage.", section = "service-disk-full"
     }
     "database-processor" = {
       metric  = "AWS/RDS CPUUtilization", dimensions = local.database, statistic = "Average"
       is      = "GreaterThanThreshold", limit = 90, minutes = 15, without_data = "missing"
-      problem = "The database uses more than 90 % of its processors.", section = "no-news"
+      problem = "The database uses more than 90 % of its processors.", section = "database-down"
     }
     "old-notices" = {
       metric  = "AWS/SQS ApproximateAgeOfOldestMessage", dimensions = local.notices, statistic = "Maximum"
       is      = "GreaterThanThreshold", limit = 600, minutes = 5, without_data = "notBreaching"
-      problem = "No server reads AWS's notices.", section = "no-news"
+      problem = "No server reads AWS's notices.", section = "queue-misconfigured"
     }
     "refused-notices" = {
       metric  = "AWS/SQS ApproximateNumberOfMessagesVisible", dimensions = local.refused, statistic = "Maximum"
       is      = "GreaterThanThreshold", limit = 0, minutes = 1, without_data = "notBreaching"
-      problem = "AWS could not deliver a notice, or no server could read it.", section = "no-news"
+      problem = "AWS could not deliver a notice, or no server could read it.", section = "queue-misconfigured"
     }
   }
 }
