@@ -420,6 +420,8 @@ class Fleet(TypedDict):
     """Cost of NodeSeconds. Idle nodes and spares are not included."""
     Drift: list[str]
     """Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances."""
+    Roll: NotRequired[FleetRoll]
+    """The newest roll. Absent if the fleet never had one."""
     Tags: dict[str, str]
     CreationTime: datetime
 
@@ -427,6 +429,24 @@ class FleetReport(TypedDict):
     """The figures of one fleet: its jobs and its idle nodes."""
     FleetName: str
     Figures: ReportFigures
+
+class FleetRoll(TypedDict):
+    """A roll: the replacement or reboot of all nodes that a fleet had at the start of the roll."""
+    RollStatus: Literal["InProgress", "Paused", "Stopped", "Completed"]
+    StatusReason: str
+    """What the roll does or waits for."""
+    Reboot: bool
+    MaxUnavailable: int
+    NodeCount: int
+    """Number of nodes to roll. Nodes that were held at the start are not included."""
+    FinishedNodeCount: int
+    """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
+    CurrentNodeIds: list[str]
+    """Nodes that the roll has begun and not finished."""
+    RequestedBy: str
+    Reason: str
+    StartTime: datetime
+    EndTime: NotRequired[datetime]
 
 class FollowLogsResponse(TypedDict):
     EventStream: NotRequired[EventStream[FollowLogsStream]]
@@ -1634,6 +1654,10 @@ class EverstepClient(Protocol):
         """Revoke a token. New requests and browser sessions of the token fail immediately. Its open streams end within a second. If the token is a join token, agents that have joined with it stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training or is taken over."""
+    def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
+        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same settings changes nothing. Fails while another roll of the fleet has not ended."""
+    def stop_fleet_roll(self, *, FleetName: str) -> Fleet:
+        """End the fleet's roll. Jobs stay on nodes that they have not left yet. Nodes that are out of service already are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
@@ -1644,6 +1668,8 @@ class EverstepClient(Protocol):
         """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
+    def update_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Paused: bool = ...) -> Fleet:
+        """Pause or continue the fleet's roll, or change how many nodes may be out of service."""
     def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
         """Set or remove the owner of an incident: the person who takes care of it. It does not change the recovery."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:

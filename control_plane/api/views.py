@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from control_plane.core import (
     incident_accounts,
     parity,
     placement,
+    rolls,
     states,
 )
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
@@ -57,6 +58,7 @@ from control_plane.core.states import (
 )
 from control_plane.core.strategies import Strategy, strategy_words
 from control_plane.db import checkpoints
+from control_plane.db import rolls as db_rolls
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.descriptions import JobDescription
 from control_plane.db.disk_watch import FullDisk
@@ -779,7 +781,7 @@ def fleet(
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
-        **_alike(record, fleets_schemas.Fleet, "node_role_name"),
+        **_alike(record, fleets_schemas.Fleet, "node_role_name", "roll"),
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
             {node.instance_type for node in nodes} or {record.instance_type},
@@ -798,7 +800,28 @@ def fleet(
         lost_node_count=history.incidents.lost_node_count,
         node_seconds=history.jobs.node_microseconds / MICRO,
         cost_usd=history.jobs.cost_usd,
+        roll=_roll(record),
         creation_time=record.created_at,
+    )
+
+
+def _roll(record: FleetRecord) -> fleets_schemas.FleetRoll | None:
+    newest = db_rolls.newest(record)
+    if newest is None:
+        return None
+    roll, progress = newest
+    return fleets_schemas.FleetRoll(
+        roll_status=rolls.status(roll, progress),
+        status_reason=progress.reason,
+        reboot=roll.reboots,
+        max_unavailable=roll.max_unavailable,
+        node_count=len(roll.node_ids),
+        finished_node_count=len(progress.finished),
+        current_node_ids=list(progress.current),
+        requested_by=roll.requested_by,
+        reason=roll.reason,
+        start_time=datetime.fromtimestamp(roll.started_at, UTC),
+        end_time=None if progress.ended_at is None else datetime.fromtimestamp(progress.ended_at, UTC),
     )
 
 

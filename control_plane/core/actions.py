@@ -15,6 +15,7 @@ from control_plane.core.observed.fleets import NodeRecord, Vacancies
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
+from control_plane.core.observed.rolls import RollProgress
 from control_plane.core.observed.steps import DamagedCheckpoint
 from everstep.protocol.agent_messages import (
     HaltRanks,
@@ -240,5 +241,7 @@ class FleetDecision:
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes whose instances have ended. The control plane deletes the last reports of their agents."""
+    roll_progress: RollProgress | None = None
+    """The progress of the fleet's newest roll. None if the fleet never had a roll."""
     is_empty: bool = False
     """Whether the fleet is being deleted and has no more nodes. If so, the control plane deletes the fleet's row."""

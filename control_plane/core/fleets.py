@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 
-from control_plane.core import capacity, notices, remedies
+from control_plane.core import capacity, notices, remedies, requests, rolls
 from control_plane.core.actions import (
     CompleteTermination,
     EventDraft,
@@ -47,7 +47,7 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
-from control_plane.core.moves import is_ready
+from control_plane.core.moves import is_in_service, is_ready
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -66,6 +66,7 @@ from control_plane.core.states import (
     HOLDING_JOBS,
     LAUNCHED_JOBS,
     NODE_TRANSITIONS,
+    FleetStatus,
     JobState,
     NodeEvent,
     NodeState,
@@ -133,6 +134,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     is_frozen = bool(observed.group.drift) or is_blind
     table.follow_people()
     table.follow_jobs(policy)
+    table.follow_roll(policy, is_frozen=is_frozen)
     table.follow_requests()
     table.follow_faults(policy, is_blind=is_blind)
     table.take_back()
@@ -179,6 +181,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         implications=tuple(table.implications),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
+        roll_progress=table.roll_progress,
         is_empty=spec.is_deleting
         and not observed.group.members
         and all(row.state is NodeState.GONE for row in table.rows.values()),
@@ -198,6 +201,7 @@ class _Table:
         self.implications: list[Implication] = []
         self.jobs: Mapping[RunId, FleetJob] = {job.run: job for job in observed.jobs}
         self.vacancies = observed.vacancies
+        self.roll_progress = observed.roll_progress
 
     def counts(self) -> Mapping[RunId, int]:
         """Return how many nodes each job may hold.
@@ -276,6 +280,60 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
                 if _has_successor(row):  # The fleet requested the replacement while it held the node.
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
+
+    def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
+        """Store the requests of the fleet's roll, or withdraw them if a person has stopped the roll."""
+        roll = self.seen.roll
+        if roll is None:
+            return
+        if self.spec.is_deleting:
+            roll = replace(roll, is_stopped=True)
+        obstacles = (
+            rolls.obstacle_of(job, [self.node(row.node_id) for row in self._nodes_of(job)])
+            for job in self.jobs.values()
+        )
+        step = rolls.decide(
+            self.now,
+            roll,
+            self.roll_progress,
+            self.rows,
+            unavailable_count=self._unavailable_count(policy),
+            obstacle="the fleet is frozen" if is_frozen else next(filter(None, obstacles), ""),
+            refusal=lambda row: requests.refusal(rolls.request_of(roll), self._standing(row)),
+        )
+        for node_id in step.begun:
+            words = rolls.in_words(roll, node_id)
+            self.rows[node_id] = replace(self.rows[node_id], request=rolls.request_of(roll), request_words=words)
+        for node_id in step.cancelled:
+            self.rows[node_id] = replace(self.rows[node_id], request=None, request_words="")
+        if step.has_ended:
+            self.events.append(EventDraft(type="FleetRollEnded", message=f"roll of the fleet: {step.progress.reason}"))
+        self.roll_progress = step.progress
+
+    def _unavailable_count(self, policy: Policy) -> int:
+        """Return how many of the nodes that jobs and spares need are not in service."""
+        available = [
+            row
+            for row in self.in_state(NodeState.SPARE, NodeState.ASSIGNED)
+            if row.request is None and is_in_service(self.node(row.node_id), self.now, policy.timeouts)
+        ]
+        return max(0, min(self.seen.group.max_size, _needed(self.spec, self.seen, self)) - len(available))
+
+    def _standing(self, row: NodeRecord) -> requests.Standing:
+        job = self.jobs.get(row.run) if row.run is not None else None
+        return requests.Standing(
+            node_id=row.node_id,
+            state=row.state,
+            hold=row.hold,
+            request=row.request,
+            fleet_status=FleetStatus.ACTIVE,
+            fleet_reason="",
+            spare_count=sum(each.request is None for each in self.in_state(NodeState.SPARE)),
+            node_count=len(self.in_state(*NODE_COUNTS_AS_MEMBER)),
+            max_node_count=self.seen.group.max_size,
+            job_name=job.job if job is not None else "",
+            taken_over_by="a person" if job is not None and job.is_taken_over else "",
+        )
 
     def follow_requests(self) -> None:
         """Execute people's requests for nodes that work for no job.
@@ -450,7 +508,10 @@ class _Table:
         return [
             row
             for row in out
-            if not _has_successor(row) and not row.reason.startswith(_SURPLUS) and not _is_announced(row)
+            if not _has_successor(row)
+            and not row.reason.startswith(_SURPLUS)
+            and not _is_announced(row)
+            and not rolls.is_rolled(row)
         ]
 
     def assign(self, policy: Policy) -> None:
@@ -850,7 +911,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """Return the terminations of nodes in state DRAINING, except surplus nodes.
 
-    The result contains only nodes whose replacement was requested, or whose end AWS announced. The first `extra`
+    The result contains only nodes whose replacement was requested, or whose end AWS or a roll caused. The first `extra`
     terminations lower the desired capacity. After each other termination, the group launches a replacement.
     """
     staying = set(group.staying)
@@ -859,7 +920,7 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
         for row in table.in_state(NodeState.DRAINING)
         if row.node_id in staying and not row.reason.startswith(_SURPLUS)
     ]
-    ended = [row for row in due if _has_successor(row) or _is_announced(row)]
+    ended = [row for row in due if _has_successor(row) or _is_announced(row) or rolls.is_rolled(row)]
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason)
         for place, row in enumerate(ended)

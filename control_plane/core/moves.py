@@ -154,16 +154,24 @@ def successors(
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
     """Return whether a job can use a node immediately.
 
-    True if the node is connected and idle, and AWS has announced no urgent end of the instance. A report from its agent
-    proves that the node exists, even if AWS does not answer.
+    True if the node is in service and idle, and has no pending request.
     """
-    is_there = (
+    return is_in_service(node, now, timeouts) and node.member is None and not node.request_words
+
+
+def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
+    """Return whether a node works or could work for a job.
+
+    True if its agent reports, and AWS has announced no urgent end of the instance. A report from the agent proves that
+    the node exists, even if AWS does not answer.
+    """
+    return (
         node.is_connected
         and node.has_reported
         and not is_silent(node, timeouts)
         and node.instance is not InstanceCondition.ENDED
+        and notices.urgent(node, now) is None
     )
-    return is_there and node.member is None and notices.urgent(node, now) is None and not node.request_words
 
 
 def due(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -70,6 +70,9 @@ class FleetRecord(NewFleet):
     """Time of nodes without a job by `NodeState`, summed over nodes, up to `idle_until`."""
     idle_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     idle_until: datetime | None = None
+    roll: Mapping[str, Any] | None = None
+    """The newest roll, as `db.rolls` decodes it."""
+    roll_progress: Mapping[str, Any] | None = None
 
 
 class FleetUpdate(TypedDict, total=False):
@@ -87,6 +90,7 @@ class FleetUpdate(TypedDict, total=False):
     idle_microseconds: Mapping[str, int]
     idle_counts: Mapping[str, int]
     idle_until: datetime | None
+    roll_progress: Mapping[str, Any] | None
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:

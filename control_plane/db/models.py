@@ -219,6 +219,10 @@ class Fleet(Base):
     idle_counts: Mapped[dict[str, int]] = mapped_column(default=dict)
     """Number of nodes without a job by `NodeState`, since `idle_until`."""
     idle_until: Mapped[datetime | None]
+    roll: Mapped[dict[str, Any] | None]
+    """The newest roll (`FleetRoll`), which may have ended."""
+    roll_progress: Mapped[dict[str, Any] | None]
+    """The fleet loop's progress (`RollProgress`), possibly of an earlier roll."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 

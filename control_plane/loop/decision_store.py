@@ -27,6 +27,7 @@ from control_plane.db import (
     nodes,
     notices,
     protection,
+    rolls,
     tokens,
 )
 from control_plane.db import drills as db_drills
@@ -182,6 +183,8 @@ class DecisionStore:
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
             # Clear a confirmation that this pass has read. Keep a newer confirmation, which a user gave after the read.
             changes["blindness_lifted_at"] = None
+        if decision.roll_progress is not None:
+            changes["roll_progress"] = rolls.stored(decision.roll_progress)
         states = {NodeId(row.id): NodeState(row.state) for row in stored.nodes}
         states |= {row.node_id: row.state for row in decision.records}
         idle_before = records.idle_nodes(fleet)
@@ -219,6 +222,9 @@ class DecisionStore:
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
+                if row.request is not None and (before is None or not before.request):
+                    # Store a roll's request, unless a person's request arrived after the read.
+                    nodes.ask(session, row.node_id, row.request.value, row.request_words)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
             for node_id, domain in domains.items():

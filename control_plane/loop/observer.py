@@ -41,6 +41,7 @@ from control_plane.db import (
     jobs,
     nodes,
     notices,
+    rolls,
 )
 from control_plane.db.errors import NotFound
 from control_plane.db.session import Database
@@ -415,6 +416,8 @@ class Observer:
             replaced=tuple(moment.timestamp() for moment in stored.replaced),
             failed_join_count=stored.failed_join_count,
             rebooted={node_id: moment.timestamp() for node_id, moment in stored.rebooted.items()},
+            roll=rolls.roll_of(stored.fleet),
+            roll_progress=rolls.progress_of(stored.fleet),
         )
 
     def _node(

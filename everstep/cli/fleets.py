@@ -247,6 +247,48 @@ def unfreeze(service: Service, name: FleetName) -> Shown:
     return _shown(fleet)
 
 
+@command(
+    app,
+    asks=lambda given: (
+        f"{'Reboot' if given['reboot'] else 'Replace'} all nodes of {given['name']}, with at most "
+        f"{given['max_unavailable']} out of service?"
+    ),
+)
+def roll(
+    service: Service,
+    name: FleetName,
+    max_unavailable: Annotated[
+        int, typer.Option(min=1, help="Begin another node only while at most this many nodes are out of service.")
+    ] = 1,
+    reboot: Annotated[bool, typer.Option("--reboot", help="Reboot the nodes instead of replacing them.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason, shown with each node and in the history.")] = "",
+) -> Shown:
+    """Replace or reboot all nodes of a fleet, a few at a time, without losing a step of its jobs."""
+    fleet = service.start_fleet_roll(FleetName=name, MaxUnavailable=max_unavailable, Reboot=reboot, Reason=reason)
+    return Shown(fleet, f"{name}: {_roll(fleet)}. next: everstep fleets describe {name}")
+
+
+@command(app, "update-roll")
+def update_roll(
+    service: Service,
+    name: FleetName,
+    paused: Annotated[
+        bool | None, typer.Option("--pause/--resume", help="Begin no further node, or continue the roll.")
+    ] = None,
+    max_unavailable: Annotated[int | None, typer.Option(min=1, help="Maximum number of nodes out of service.")] = None,
+) -> Shown:
+    """Pause, resume or pace the roll of a fleet."""
+    fleet = service.update_fleet_roll(FleetName=name, **without_none(Paused=paused, MaxUnavailable=max_unavailable))
+    return Shown(fleet, f"{name}: {_roll(fleet)}")
+
+
+@command(app, "stop-roll")
+def stop_roll(service: Service, name: FleetName) -> Shown:
+    """Stop the roll of a fleet. Jobs stay on the nodes that they have not left yet."""
+    fleet = service.stop_fleet_roll(FleetName=name)
+    return Shown(fleet, f"{name}: {_roll(fleet)}")
+
+
 @command(app, asks=lambda given: f"Delete the fleet {given['name']} and terminate all its instances?")
 def delete(service: Service, name: FleetName) -> Shown:
     """Terminate all nodes of a fleet and delete the fleet. Refused while unfinished jobs use the fleet."""
@@ -285,6 +327,16 @@ def _spares(fleet: Json) -> str:
     )
 
 
+def _roll(fleet: Json) -> str | None:
+    """Return the status and the progress of the fleet's newest roll as text."""
+    roll = fleet.get("Roll")
+    if roll is None:
+        return None
+    why = f": {roll['StatusReason']}" if roll["StatusReason"] else ""
+    done = "rebooted" if roll["Reboot"] else "replaced"
+    return f"{roll['RollStatus']}, {roll['FinishedNodeCount']} of {roll['NodeCount']} nodes {done}{why}"
+
+
 def _shown(fleet: Json) -> Shown:
     return Shown(fleet, _facts(fleet))
 
@@ -318,6 +370,7 @@ def _facts(fleet: Json) -> Facts:
             ("ETTR", ettr_words(fleet)),
             ("incidents", incident_words(fleet)),
             ("cost", None if cost is None else f"{dollars(cost)} for {hours(fleet['NodeSeconds'])} node-hours of jobs"),
+            ("roll", _roll(fleet)),
             ("drift", "\n".join(fleet["Drift"]) or None),
             ("project", fleet["Project"]),
             ("created", moment(fleet["CreationTime"])),

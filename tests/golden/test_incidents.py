@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from control_plane.core.observed.rolls import FleetRoll
 from control_plane.core.states import JobState, NodeState
-from control_plane.db import events, fleets, jobs, nodes
+from control_plane.db import events, fleets, jobs, nodes, rolls
 from everstep.protocol.agent_messages import (
     AgentWelcome,
     ControlToAgent,
@@ -209,6 +211,25 @@ class Teller:
                 await world.until(lambda: world.is_stopped)
             case ["finish"]:
                 world.finish()
+            case ["roll", *settings]:
+                given = dict(setting.split("=") for setting in settings)
+                with world.database.write() as session:
+                    rolls.put(session, "main", fleet_roll(world, **{name: int(value) for name, value in given.items()}))
+            case ["roll:", change]:
+                with world.database.write() as session:
+                    before = rolls.roll_of(fleets.get(session, "main"))
+                    assert before is not None
+                    after = replace(before, is_paused=change == "pause", is_stopped=change == "stop")
+                    rolls.put(session, "main", after)
+            case ["progress"]:
+                with world.database.read() as session:
+                    progress = rolls.progress_of(fleets.get(session, "main"))
+                assert progress is not None
+                self.lines.append(f"    {len(progress.finished)} finished: {_short(progress.reason)}")
+            case ["move", number]:  # the job moves off a node at its next agreed stop
+                await self.obey(["agreed"])
+                await self.obey(["finish"])
+                await self.obey(["until", "generation", number, "running"])
             case ["restart", "control", "plane"]:
                 world.start_server()
             case ["wait", seconds]:
@@ -272,6 +293,19 @@ class Teller:
             f"job {JobState(job.state).value}, generation {job.generation}: {_short(job.reason)}".replace("\n", " ⏎ ")
         )
         return lines
+
+
+def fleet_roll(world: World, *, max_unavailable: int = 1, reboots: int = 0) -> FleetRoll:
+    """Return a roll of all nodes that the fleet has now."""
+    return FleetRoll(
+        roll_id="roll-1",
+        node_ids=tuple(NodeId(node_id) for node_id, node in world.nodes().items() if node.state != NodeState.GONE),
+        max_unavailable=max_unavailable,
+        reboots=bool(reboots),
+        requested_by="ann",
+        reason="new image",
+        started_at=world.now.timestamp(),
+    )
 
 
 def _short(text: str | None) -> str:

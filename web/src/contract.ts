@@ -670,6 +670,8 @@ export interface Fleet {
   CostUsd?: number
   /** Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances. */
   Drift: string[]
+  /** The newest roll. Absent if the fleet never had one. */
+  Roll?: FleetRoll
   Tags: Record<string, string>
   CreationTime: Timestamp
 }
@@ -678,6 +680,25 @@ export interface Fleet {
 export interface FleetReport {
   FleetName: string
   Figures: ReportFigures
+}
+
+/** A roll: the replacement or reboot of all nodes that a fleet had at the start of the roll. */
+export interface FleetRoll {
+  RollStatus: 'InProgress' | 'Paused' | 'Stopped' | 'Completed'
+  /** What the roll does or waits for. */
+  StatusReason: string
+  Reboot: boolean
+  MaxUnavailable: number
+  /** Number of nodes to roll. Nodes that were held at the start are not included. */
+  NodeCount: number
+  /** Number of nodes that need no more work, including nodes that ended for another reason or were skipped. */
+  FinishedNodeCount: number
+  /** Nodes that the roll has begun and not finished. */
+  CurrentNodeIds: string[]
+  RequestedBy: string
+  Reason: string
+  StartTime: Timestamp
+  EndTime?: Timestamp
 }
 
 export interface FollowLogsRequest {
@@ -1763,6 +1784,21 @@ export interface StartDrillRequest {
   Rank?: number
 }
 
+/** Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time. */
+export interface StartFleetRollRequest {
+  FleetName: string
+  /** Maximum number of nodes out of service at which the roll begins another node. Nodes count that jobs and spares need, whatever the cause of their absence. 1 unless given. */
+  MaxUnavailable?: number
+  /** Whether to reboot the nodes. Otherwise their instances are replaced. false unless given. */
+  Reboot?: boolean
+  /** The person's reason. It appears with each node, in the incidents of jobs, and in the history. "" unless given. */
+  Reason?: string
+}
+
+export interface StopFleetRollRequest {
+  FleetName: string
+}
+
 export interface StopTrainingJobRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
@@ -2045,6 +2081,14 @@ export interface UpdateFleetRequest {
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'
 }
 
+/** Changes to the fleet's roll. Omitted fields keep their value. */
+export interface UpdateFleetRollRequest {
+  FleetName: string
+  MaxUnavailable?: number
+  /** True: the roll begins no further node. Nodes that it has begun still finish. False: the roll continues. */
+  Paused?: boolean
+}
+
 /** Changes the fields of an incident that only people set. */
 export interface UpdateIncidentRequest {
   IncidentId: string
@@ -2152,11 +2196,14 @@ export interface Operations {
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   RevokeToken: { request: RevokeTokenRequest; response: Token }
   StartDrill: { request: StartDrillRequest; response: Drill }
+  StartFleetRoll: { request: StartFleetRollRequest; response: Fleet }
+  StopFleetRoll: { request: StopFleetRollRequest; response: Fleet }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
+  UpdateFleetRoll: { request: UpdateFleetRollRequest; response: Fleet }
   UpdateIncident: { request: UpdateIncidentRequest; response: Incident }
   UpdateTrainingJob: { request: UpdateTrainingJobRequest; response: UpdateTrainingJobResponse }
   VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
@@ -2231,11 +2278,14 @@ export const operations = {
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StartDrill: { method: 'POST', path: '/v1/drills', query: [] },
+  StartFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll', query: [] },
+  StopFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/stop', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
+  UpdateFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/update', query: [] },
   UpdateIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}', query: [] },
   UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
   VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },

@@ -57,7 +57,7 @@ def create_fleet(
         ensured = contract.ensure(services.operator, group)
     fleet = _store(services, request, project, ensured.group)
     services.wake()
-    return _answer(request, ensured.group, ensured.made, _shown(services, fleet))
+    return _answer(request, ensured.group, ensured.made, view(services, fleet))
 
 
 @router.get("", operation_id="ListFleets")
@@ -69,7 +69,7 @@ def list_fleets(
     with services.database.read() as session:
         page = fleets.page(session, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda fleet: (fleet.name,))
-    return fleets_schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in shown], next_token=more)
+    return fleets_schemas.ListFleetsResponse(fleets=[view(services, fleet) for fleet in shown], next_token=more)
 
 
 @router.get("/{FleetName}", operation_id="DescribeFleet")
@@ -77,7 +77,7 @@ def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: Service
     """Describe one fleet."""
     with services.database.read() as session:
         fleet = fleets.get(session, fleet_name)
-    return _shown(services, fleet)
+    return view(services, fleet)
 
 
 @router.post("/{FleetName}", operation_id="UpdateFleet")
@@ -103,7 +103,7 @@ def update_fleet(
             )
             events.append_for_fleet(session, fleet, "FleetUpdated", message, services.now())
     services.wake()
-    return _shown(services, fleet)
+    return view(services, fleet)
 
 
 @router.post("/{FleetName}/unfreeze", operation_id="UnfreezeFleet", status_code=202)
@@ -123,7 +123,7 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
             )
             events.append_for_fleet(session, fleet, "FleetUnfrozen", message, now)
     services.wake()
-    return _shown(services, fleet)
+    return view(services, fleet)
 
 
 @router.delete("/{FleetName}", operation_id="DeleteFleet", status_code=202)
@@ -140,7 +140,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
             message = f"The fleet {fleet.name} is being deleted: Everstep terminates its nodes one by one."
             events.append_for_fleet(session, fleet, "FleetDeleteRequested", message, now)
     services.wake()
-    return _shown(services, fleet)
+    return view(services, fleet)
 
 
 def _settings(request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest) -> dict[str, Any]:
@@ -279,7 +279,8 @@ def _refusals_told(name: str) -> Iterator[None]:
         raise _wrong("AutoScalingGroupName", error.message) from error
 
 
-def _shown(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
+def view(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
+    """Return the description of a fleet, with its nodes and the history of its jobs."""
     with services.database.read() as session:
         members = nodes.of_fleet(session, fleet.name)
         history = views.History(

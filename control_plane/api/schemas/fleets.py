@@ -14,12 +14,14 @@ from control_plane.api.schemas.common import (
     Request,
     RoleName,
     Shape,
+    ShortText,
     Tags,
     Value,
 )
 from control_plane.api.schemas.jobs import Reliability
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
+from control_plane.core.observed.rolls import RollStatus
 from control_plane.core.states import FleetStatus
 
 
@@ -130,6 +132,48 @@ class UpdateFleetRequest(Request):
     """When nodes use TLS between them. A change takes effect with the next launch of a job's ranks."""
 
 
+class StartFleetRollRequest(Request):
+    """Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time."""
+
+    max_unavailable: int = Field(default=1, ge=1, le=MAX_NODE_COUNT)
+    """Maximum number of nodes out of service at which the roll begins another node.
+
+    Nodes count that jobs and spares need, whatever the cause of their absence.
+    """
+    reboot: bool = False
+    """Whether to reboot the nodes. Otherwise their instances are replaced."""
+    reason: ShortText = ""
+    """The person's reason. It appears with each node, in the incidents of jobs, and in the history."""
+
+
+class UpdateFleetRollRequest(Request):
+    """Changes to the fleet's roll. Omitted fields keep their value."""
+
+    max_unavailable: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
+    paused: bool | None = None
+    """True: the roll begins no further node. Nodes that it has begun still finish. False: the roll continues."""
+
+
+class FleetRoll(Shape):
+    """A roll: the replacement or reboot of all nodes that a fleet had at the start of the roll."""
+
+    roll_status: RollStatus
+    status_reason: str
+    """What the roll does or waits for."""
+    reboot: bool
+    max_unavailable: int
+    node_count: int
+    """Number of nodes to roll. Nodes that were held at the start are not included."""
+    finished_node_count: int
+    """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
+    current_node_ids: list[str]
+    """Nodes that the roll has begun and not finished."""
+    requested_by: str
+    reason: str
+    start_time: datetime
+    end_time: datetime | None
+
+
 class Fleet(Shape):
     """A registered Auto Scaling group: its settings and its current state."""
 
@@ -180,6 +224,8 @@ class Fleet(Shape):
 
     While the list is not empty, Everstep neither resizes the group nor ends or reboots instances.
     """
+    roll: FleetRoll | None
+    """The newest roll. Absent if the fleet never had one."""
     tags: dict[str, str]
     creation_time: datetime
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR, Departure, Exclusion
 from control_plane.core.observed.nodes import NodeObserved
+from control_plane.core.observed.rolls import FleetRoll, RollProgress
 from control_plane.core.states import LAUNCHED_JOBS, JobState, NodeState
 from everstep.protocol.ids import FleetName, JobName, NodeId, RunId
 from everstep.protocol.plan import SourceArchive
@@ -170,7 +171,7 @@ class NodeRecord:
     release: Literal["", "return", "terminate"] = ""
     """A person's decision about a held node: `return` it to service, or `terminate` it. Empty without a decision."""
     request: NodeRequest | None = None
-    """A person's request that the fleet has not fulfilled yet."""
+    """A person's or a roll's request that the fleet has not fulfilled yet."""
     request_words: str = ""
     connected_at: float | None = None
     """Time at which the node's agent last connected, in Unix seconds."""
@@ -264,3 +265,7 @@ class FleetObserved:
 
     If a REBOOTING node has no entry, the fleet must still request its reboot.
     """
+    roll: FleetRoll | None = None
+    """The fleet's newest roll, which may have ended. None if the fleet never had one."""
+    roll_progress: RollProgress | None = None
+    """The progress that the previous pass stored, possibly of an earlier roll."""

@@ -45,6 +45,11 @@ ASKING = {
     ("jobs", "delete", "gpt"): ("delete_training_job", GONE, "Delete the training job gpt permanently?"),
     ("jobs", "delete", "gpt", "--delete-objects"): ("delete_training_job", GONE, "with all that it has in S3"),
     ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Delete the fleet main and terminate all its instances?"),
+    ("fleets", "roll", "main"): (
+        "start_fleet_roll",
+        FLEET,
+        "Replace all nodes of main, with at most 1 out of service?",
+    ),
     ("fleets", "unfreeze", "main"): ("unfreeze_fleet", FLEET, "silent nodes of main"),
     ("checkpoints", "delete", "gpt", "8"): (
         "delete_checkpoint",

@@ -118,8 +118,16 @@ function factsOf(fleet: Fleet, figures: FleetFigures): Fact[] {
     [labels.lost, figure('lostNodes'), hook(figures, 'lostNodes')],
     [labels.failed, fleet.HoldFailedInstances ? FLEET.keptForInspection : FLEET.ended],
     [labels.drills, drills],
+    ...rollFacts(fleet),
     [labels.created, <Ago key="created" at={fleet.CreationTime} />],
   ]
+}
+
+/** The newest roll: its status, its progress, and what it does or waits for. Empty if the fleet never had a roll. */
+function rollFacts({ Roll: roll }: Fleet): Fact[] {
+  if (!roll) return []
+  const text = FLEET.roll(roll.RollStatus, roll.FinishedNodeCount, roll.NodeCount, roll.StatusReason)
+  return [[FLEET.labels.roll, text]]
 }
 
 /** An administrator confirms that the silent nodes have failed. The instances end, so the dialog asks for the name. */

@@ -1,0 +1,56 @@
+"""Rolls: the newest roll of each fleet, in two columns of the fleet's row.
+
+Invariant: only users' requests change `roll`. Only the fleet loop writes `roll_progress`, with `fleets.change`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from control_plane.core.observed.rolls import FleetRoll, RollProgress
+from control_plane.db import fleets
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.models import Fleet
+from everstep.protocol.codec import resolve
+
+resolve(FleetRoll)
+resolve(RollProgress)
+
+
+def roll_of(fleet: FleetRecord) -> FleetRoll | None:
+    """Return a fleet's newest roll, or None if it never had one."""
+    return None if fleet.roll is None else msgspec.convert(fleet.roll, FleetRoll)
+
+
+def progress_of(fleet: FleetRecord) -> RollProgress | None:
+    """Return the progress that the fleet loop stored last, possibly of an earlier roll."""
+    return None if fleet.roll_progress is None else msgspec.convert(fleet.roll_progress, RollProgress)
+
+
+def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
+    """Return a fleet's newest roll with its own progress, or None if the fleet never had a roll."""
+    roll, progress = roll_of(fleet), progress_of(fleet)
+    if roll is None:
+        return None
+    is_own = progress is not None and progress.roll_id == roll.roll_id
+    return roll, progress if progress is not None and is_own else RollProgress(roll_id=roll.roll_id)
+
+
+def stored(value: FleetRoll | RollProgress) -> dict[str, Any]:
+    """Return the JSON value of a column."""
+    columns: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return columns
+
+
+def put(session: Session, name: str, roll: FleetRoll) -> FleetRecord:
+    """Store a new roll, or the changed newest roll, as a user requested.
+
+    `session` comes from `Database.write`. Raises NotFound if the fleet does not exist.
+    """
+    fleets.get(session, name)
+    session.execute(update(Fleet).where(Fleet.name == name).values(roll=stored(roll)))
+    return fleets.get(session, name)
