@@ -143,11 +143,12 @@ module "servers" {
       PGPASSFILE                = local.password_file
       SERVER_OPTIONS            = "--host 0.0.0.0 --port ${local.port} --allow-non-loopback --trusted-proxies ${module.network.vpc_cidr}"
     }
-    before = templatefile("${path.module}/database.sh.tftpl", {
+    before = templatefile("${path.module}/server.sh.tftpl", {
       program    = file("${path.module}/database_password.py")
       region     = var.region
       secret_arn = module.database.secret_arn
       file       = local.password_file
+      port       = local.port
     })
   }))
 }
