@@ -33,6 +33,7 @@ from control_plane.errors import InvalidTimeouts
 from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
 from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
+from control_plane.tracing import TracingUnavailable
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
 from everstep.protocol.service_manager import ServiceManager
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if start.is_migrating:
             _migrate(settings)
         return _serve(settings, start.ready_file)
-    except (InvalidSettings, InvalidTimeouts, SchemaMismatch, CloudError, ArgumentError) as error:
+    except (InvalidSettings, InvalidTimeouts, SchemaMismatch, CloudError, ArgumentError, TracingUnavailable) as error:
         log.error("not started: %s", error)
         return EXIT_REFUSED
     except OperationalError as error:
@@ -205,6 +206,13 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "reach; may be repeated",
     )
     parser.add_argument(
+        "--otlp-endpoint",
+        default=env("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        metavar="URL",
+        help="OpenTelemetry collector that receives traces of jobs over OTLP/HTTP; needs the extra otel "
+        "(OTEL_EXPORTER_OTLP_ENDPOINT)",
+    )
+    parser.add_argument(
         "--export-logs",
         default="",
         metavar="GROUP",
@@ -260,6 +268,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         webhooks=tuple(given.webhook),
         webhook_receivers=tuple(given.allow_webhook),
         webhook_secrets=tuple(env("EVERSTEP_WEBHOOK_SECRET", "").split()),
+        otlp_endpoint=given.otlp_endpoint,
         log_group=given.export_logs,
         secrets_prefix=given.secrets_prefix,
         server_id=given.server_id,

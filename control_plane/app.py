@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 from hashlib import sha256
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import uvicorn
@@ -69,6 +70,7 @@ from control_plane.replica import Replica
 from control_plane.secrets import SecretFiles, Secrets, ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
 from control_plane.steady_clock import steady_now
+from control_plane.tracing import otlp_tracer
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -153,6 +155,7 @@ def create_app(
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)
     sinks |= _webhooks(settings, now)
+    tracer = otlp_tracer(settings.otlp_endpoint, version("everstep"))
     database = Database(settings.database)
     try:
         schema.require_current(database)
@@ -185,6 +188,7 @@ def create_app(
         attestation=attestation,
         feed=EventFeed(database, now),
         figures=figures,
+        tracer=tracer,
         readiness=Readiness(),
         now=now,
         wake=lambda: None,
@@ -214,6 +218,7 @@ def create_app(
                 versions.close()
                 services.caller_threads.close()
                 await services.peers.close()
+                await asyncio.to_thread(services.tracer.close)
                 await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)
@@ -320,6 +325,7 @@ def _loops(
         now=services.now,
         retention=settings.retention,
         figures=services.figures,
+        tracer=services.tracer,
         readiness=services.readiness,
     )
 

@@ -60,6 +60,8 @@ class Settings:
     """Host names that `webhooks` may name, and networks that are not public and that webhooks may reach."""
     webhook_secrets: tuple[str, ...] = ()
     """Secrets that sign the messages to webhooks. The second one is the old secret during a rotation."""
+    otlp_endpoint: str = ""
+    """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
     log_group: str = ""
     """CloudWatch log group that receives a copy of the ranks' output. Empty: no copy."""
     is_other_host_allowed: bool = False
@@ -124,6 +126,8 @@ class Settings:
             raise InvalidSettings("--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET")
         if len(set(self.webhooks)) != len(self.webhooks):
             raise InvalidSettings("--webhook contains the same URL twice")
+        if self.otlp_endpoint and not url_host(self.otlp_endpoint):
+            raise InvalidSettings(f"--otlp-endpoint {self.otlp_endpoint!r} is not an http or https URL")
         if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
             raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:

@@ -64,7 +64,15 @@ class AuditedRoute(JsonRoute):
                 refusal = errors.translated(error)
                 await _finish(services, entry_id, entry.resource, refusal.status, refusal.code)
                 raise
-            await _finish(services, entry_id, entry.resource or _created(response), response.status_code, "")
+            answer = _object_in(bytes(getattr(response, "body", b"")))
+            await _finish(services, entry_id, entry.resource or _created(answer), response.status_code, "")
+            services.tracer.record(
+                operation,
+                str(answer.get("RunId", "")),
+                entry.at.timestamp(),
+                services.now().timestamp(),
+                {"request_id": entry.request_id, "role": entry.role},
+            )
             return response
 
         return handle_audited
@@ -112,9 +120,8 @@ def _is_dry(request: Request, sent: Mapping[str, Any]) -> bool:
     return sent.get("DryRun") is True or request.query_params.get("DryRun") == "true"
 
 
-def _created(response: Response) -> str:
+def _created(answer: Mapping[str, Any]) -> str:
     """Return the name that the service generated for a new resource, or an empty string."""
-    answer = _object_in(bytes(getattr(response, "body", b"")))
     nested: list[Mapping[str, Any]] = [answer[name] for name in NESTED if isinstance(answer.get(name), dict)]
     return next((name for each in (answer, *nested) if (name := _name(each))), "")
 

@@ -40,6 +40,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.figures import LoopFigures
 from control_plane.loop.readiness import Readiness
+from control_plane.tracing import Tracer
 from everstep.protocol import constraints
 from everstep.protocol.plan import Timeouts
 
@@ -182,6 +183,7 @@ class Services:
     """Coarse points of metrics, for clients that poll whole runs."""
     snapshots: Snapshots = field(default_factory=Snapshots)
     """Contents of recent responses, for clients that poll for changes."""
+    tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Wakes the loops for another pass. Callable from any thread."""

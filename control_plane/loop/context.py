@@ -16,6 +16,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.figures import LoopFigures
 from control_plane.loop.readiness import Readiness
 from control_plane.steady_clock import steady_now
+from control_plane.tracing import Tracer
 from everstep.protocol.plan import Timeouts
 
 
@@ -39,6 +40,7 @@ class LoopContext:
     now: Callable[[], datetime] = steady_now
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
+    tracer: Tracer = field(default_factory=Tracer)
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops update."""
     readiness: Readiness = field(default_factory=Readiness)

@@ -56,6 +56,7 @@ from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.tracing import Tracer
 from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, NodeId, RunId
@@ -113,7 +114,9 @@ class Executor:
         bucket: str,
         now: Callable[[], datetime],
         renewed: Callable[[Lease], Lease],
+        tracer: Tracer,
     ) -> None:
+        self._tracer = tracer
         self._database = database
         self._registry = registry
         self._operator = operator
@@ -319,7 +322,7 @@ class Executor:
         if intent is None or intent.state is not IntentState.OPEN:
             return
         try:
-            await asyncio.to_thread(call.make)
+            await asyncio.to_thread(self._make, call)
         except NotFound as gone:
             await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, f"nothing left to do: {gone}")
         except CloudError as error:
@@ -421,6 +424,24 @@ class Executor:
         return self._under(
             lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now())
         )
+
+    def _make(self, call: Call) -> object:
+        """Make a call to AWS. Record it in the trace of the job whose incident last involved the node."""
+        if not self._tracer.is_recording:
+            return call.make()
+        node_id = str(call.detail.get("node_id", ""))
+        with self._database.read() as session:
+            history = implications.of_node(session, node_id)
+            incident = incidents.find(session, history[-1].incident_id) if history else None
+        begun, failure = self._now().timestamp(), ""
+        try:
+            return call.make()
+        except CloudError as error:
+            failure = str(error)
+            raise
+        finally:
+            run_id, ended = incident.run_id if incident is not None else "", self._now().timestamp()
+            self._tracer.record(call.name, run_id, begun, ended, {"node_id": node_id, "key": call.key}, failure)
 
     def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
         """Record a call that changes a group, or return None while automation is paused.

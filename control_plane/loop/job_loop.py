@@ -18,7 +18,7 @@ from functools import partial
 
 from control_plane.core import drills
 from control_plane.core import incidents as core_incidents
-from control_plane.core.actions import Decision, PutManifest
+from control_plane.core.actions import Decision, JobAction, PutManifest, Send, SendLoad
 from control_plane.core.job import decide
 from control_plane.core.observed.jobs import JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
@@ -89,6 +89,8 @@ class JobLoop:
         self._policy = Policy(timeouts=context.timeouts)
         self._protection = ProtectionWatch(context.registry, context.timeouts)
         self._shared = SharedRows(observer.read_surroundings)
+        self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
+        """Kinds and nodes of the messages that the last traced pass over each job sent."""
         self._live: dict[RunId, jobs.JobRecord] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
@@ -214,12 +216,34 @@ class JobLoop:
                         and incident.restored_at is not None
                     ):
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
+                self._trace(run, observed, decision, now)
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
                 break  # The server that manages the job's new fleet makes the next pass.
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision
+
+    def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
+        """Record what the pass changed, what it sent for the first time, and recoveries that ended."""
+        tracer = self._context.tracer
+        if not tracer.is_recording:
+            return
+        ended = self._context.now().timestamp()
+        after: dict[str, str | int] = {
+            "generation": decision.record.issued_generation,
+            "reason": decision.record.reason,
+        }
+        if decision.record.state is not before.record.state:
+            tracer.record(f"job {decision.record.state}", run, now, ended, after)
+        sent = frozenset(map(_sent, decision.actions))
+        for kind, node_id in sorted(sent - self._sent.get(run, frozenset())):
+            tracer.record(f"send {kind}", run, now, ended, {**after, "node_id": node_id})
+        self._sent[run] = sent
+        for incident in decision.incidents:
+            if incident.state is IncidentState.CLOSED:
+                facts = {"incident_id": incident.id, "cause": incident.cause.value, "decision": incident.decision}
+                tracer.record("recovery", run, incident.failed_at, now, {**after, **facts})
 
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
@@ -245,3 +269,15 @@ class JobLoop:
         self._protection.forget(run)
         self._leases.drop(run)
         self._observer.forget_job(run)
+        self._sent.pop(run, None)
+
+
+def _sent(action: JobAction) -> tuple[str, str]:
+    """Return the kind of a message and its node. A manifest has no node."""
+    match action:
+        case Send(node_id, message):
+            return type(message).__name__, node_id
+        case SendLoad(node_id=node_id):
+            return "Load", node_id
+        case PutManifest():
+            return "PutManifest", ""

@@ -91,6 +91,7 @@ class Runner:
             context.bucket,
             context.now,
             self._renewed,
+            context.tracer,
         )
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from control_plane.db import audit
 from control_plane.db.audit import AuditFilter
 from control_plane.db.tokens import Role
 from control_plane.settings import InvalidSettings, Settings
+from control_plane.tracing import Tracer
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import GROUP, all_pages, refused, without_metadata
 
@@ -147,6 +149,19 @@ def test_the_address_of_a_client_is_believed_from_trusted_proxies_only(service, 
     assert server_config(service.app, service.gate, forwarded_allow_ips=["10.0.0.0/16"]).forwarded_allow_ips == [
         "10.0.0.0/16"
     ]
+
+
+def test_the_request_that_creates_a_job_is_in_the_trace_of_its_run(service, client, fleet, source):
+    spans = []
+
+    class Spy(Tracer):
+        def record(self, name, run_id, *_) -> None:
+            spans.append((name, run_id))
+
+    service.app.state.services = replace(service.services, tracer=Spy())
+    job = client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=1)
+    client.stop_training_job(TrainingJobName="gpt")
+    assert spans == [("CreateTrainingJob", job["RunId"]), ("StopTrainingJob", job["RunId"])]
 
 
 def test_each_operation_that_is_not_a_read_is_audited():

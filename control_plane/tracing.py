@@ -1,0 +1,131 @@
+"""Traces of jobs for OpenTelemetry, from a request to the end of a recovery.
+
+    trace of a job    its id is the job's RunId, so no context is stored: a recovery joins the trace of the request that
+                      created the job, also days later, after a restart, and on another server
+    spans             requests, changes of the job's state, messages to agents, calls to AWS, recoveries
+
+`Tracer` records nothing. `otlp_tracer` returns a tracer that exports over OTLP/HTTP, if the extra `otel` is installed.
+
+Invariant: a span contains names, ids and reasons only. Tracing never delays a pass: another thread exports the spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+EXPORT_SECONDS = 5.0
+"""Time limit for one request to the collector. The end of the server waits for the last request."""
+
+
+class TracingUnavailable(Exception):
+    """An endpoint for traces is set, but the extra `otel` is not installed."""
+
+
+class Tracer:
+    """Records nothing. Used without an endpoint for traces."""
+
+    is_recording = False
+
+    def record(
+        self,
+        name: str,
+        run_id: str,
+        begun_at: float,
+        ended_at: float,
+        attributes: Mapping[str, str | int],
+        failure: str = "",
+    ) -> None:
+        """Record a span in the trace of a job.
+
+        Args:
+            name: what the span describes, for example the operation of a request.
+            run_id: RunId of the job, 32 hexadecimal digits. A span without a RunId is dropped.
+            begun_at: start of the span, in Unix seconds.
+            ended_at: end of the span, in Unix seconds.
+            attributes: further facts. Their names get the prefix `everstep.`.
+            failure: why the described work failed. Empty after a success.
+        """
+
+    def close(self) -> None:
+        """Export the remaining spans. Blocks for at most a few seconds."""
+
+
+class ExportingTracer(Tracer):
+    """Records spans with a provider of the OpenTelemetry SDK. The tracer owns the provider."""
+
+    is_recording = True
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("everstep")
+
+    def record(
+        self,
+        name: str,
+        run_id: str,
+        begun_at: float,
+        ended_at: float,
+        attributes: Mapping[str, str | int],
+        failure: str = "",
+    ) -> None:
+        """Record a span in the trace of a job (see `Tracer.record`)."""
+        from opentelemetry.trace import (
+            NonRecordingSpan,
+            SpanContext,
+            Status,
+            StatusCode,
+            TraceFlags,
+            set_span_in_context,
+        )
+
+        if len(run_id) != 32:
+            return
+        # The parent has no span of its own. Its id is derived from the RunId, so all spans of a job are siblings.
+        root = SpanContext(int(run_id, 16), int(run_id[:16], 16) or 1, is_remote=True, trace_flags=TraceFlags(1))
+        span = self._tracer.start_span(
+            name,
+            set_span_in_context(NonRecordingSpan(root)),
+            attributes={f"everstep.{key}": value for key, value in {"run_id": run_id, **attributes}.items()},
+            start_time=int(begun_at * 1e9),
+        )
+        if failure:
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end(int(max(begun_at, ended_at) * 1e9))
+
+    def close(self) -> None:
+        """Export the remaining spans, and stop the exporting thread."""
+        self._provider.shutdown()
+
+
+def otlp_tracer(endpoint: str, version: str) -> Tracer:
+    """Return a tracer that exports to a collector.
+
+    Args:
+        endpoint: base URL of a collector that accepts OTLP over HTTP, for example `http://127.0.0.1:4318`. Empty: the
+            tracer records nothing.
+        version: version of this server, which the exported resource contains.
+
+    Returns:
+        The tracer. The caller closes it.
+
+    Raises:
+        TracingUnavailable: the extra `otel` is not installed.
+    """
+    if not endpoint:
+        return Tracer()
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise TracingUnavailable("--otlp-endpoint needs OpenTelemetry: pip install 'everstep[otel]'") from error
+    resource = Resource.create({"service.name": "everstep-control-plane", "service.version": version})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return ExportingTracer(provider)
