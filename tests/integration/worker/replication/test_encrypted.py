@@ -75,6 +75,7 @@ BAD = {
 }
 
 
+@pytest.mark.security
 @pytest.mark.parametrize("case", BAD)
 async def test_a_dialler_with_a_bad_certificate_is_refused(pair: Pair, case: str) -> None:
     build, words = BAD[case]
@@ -100,6 +101,7 @@ async def test_a_certificate_is_valid_if_the_clocks_differ_by_less_than_an_hour(
     session.close()
 
 
+@pytest.mark.security
 async def test_a_peer_without_tls_is_refused_with_the_reason(pair: Pair) -> None:
     with pytest.raises(PeerRefused, match="rejects this node: the generation requires TLS"):
         await pair.dial(credentials(OWNER))
@@ -113,6 +115,7 @@ async def test_a_dialler_that_requires_tls_sends_nothing_to_a_listener_without_i
         await pair.dial(credentials(OWNER, identity=identity_of(OWNER)))
 
 
+@pytest.mark.security
 @pytest.mark.parametrize("is_encrypted", [False, True])
 async def test_nobody_reads_a_shard_on_the_network(make: Callable[..., Pair], is_encrypted: bool) -> None:
     pair = make(is_encrypted=is_encrypted, payload_bytes=100_000)
