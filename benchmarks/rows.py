@@ -76,7 +76,7 @@ def exit_code(rows: Iterable[Row], *, is_busy: bool) -> int:
 
 
 def number(value: float) -> str:
-    """Return a value as text with three digits."""
+    """Return a value as text with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 

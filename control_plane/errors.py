@@ -55,4 +55,4 @@ class ImplausibleClock(ControlPlaneError):
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout is not positive, or it is shorter than a timeout that must not exceed it."""
+    """A timeout is not positive, or it is shorter than another timeout that must end first."""

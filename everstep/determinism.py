@@ -1,6 +1,7 @@
 """Compares the passes of a determinism check and names the first difference. Pure.
 
-A check trains a few steps in three passes. Each pass runs in a new process:
+A check trains a few steps in three passes. Each pass runs in a new process. The first pass takes a snapshot of one
+step, the kept step, from which the other passes begin:
 
     pass   begins at             hash seed
     1      step 0                a

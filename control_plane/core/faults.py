@@ -389,10 +389,10 @@ def failed_sources(
 ) -> FailedSources:
     """Return which sources the failed loads prove unusable.
 
-    - A slot in a node's memory counts if the loading agent reports a shard fault and the serving node was connected. A
-      rebuild by parity counts if all serving nodes were connected. If the source was only unreachable, it is doubted
-      after the first failure and refused after the second.
-    - An object in S3 counts only if the agent reports that its content differs from the manifest.
+    - A slot in a node's memory is refused if the loading agent reports wrong or missing data while the serving node was
+      connected to the control plane. A rebuild by parity is refused if all serving nodes were connected. A slot that
+      the loading agent could not reach is doubted after the first failed load, and refused after the second.
+    - An object in S3 is refused only if the agent reports that its content differs from the manifest.
 
     A single broken connection therefore does not make the job lose its newest step. An S3 outage or full memory does
     not make a checkpoint unusable.

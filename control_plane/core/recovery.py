@@ -137,11 +137,11 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
     control plane runs. A node that has promised to join the next generation reports the committed step C from the
-    memory page that each rank shares with its agent. Ranks snapshot a step after C only once their agents have received
-    C. Therefore every surviving node of the generation reports C.
+    memory page that each rank shares with its agent. No rank starts a snapshot after
+    C before its agent has written C to that page. Therefore each node with a later snapshot also reports C.
 
     Args:
-        path: the path of the newest started generation.
+        path: the newest started generation and the generations from which it descends.
         recorded: the control plane's own record.
         reported: generation and committed step of each report. A step that is not on the path belongs to an abandoned
             generation and does not count.

@@ -230,7 +230,7 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
 def has_joined(session: Session, node_id: str) -> bool:
     """Return whether an agent of the node has ever reported with a session token.
 
-    Sessions before an administrator's last reset do not count.
+    Sessions before an administrator's last `everstep nodes reset-session` do not count.
     """
     row = session.get(Node, node_id)
     return row is not None and row.joined_at is not None

@@ -23,7 +23,7 @@ from everstep.protocol.ids import FleetName, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Rows of one fleet that the passes over its jobs share."""
+    """Database rows of one fleet, read once for all passes of the control loop over its jobs."""
 
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]

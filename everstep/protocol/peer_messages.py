@@ -312,7 +312,7 @@ class ReadyToLoad(Message, frozen=True):
     """The helper's report that it can read parts now.
 
     The owner sends the object's header, opens a stream, and requests chunks with `ShardWanted`. Each request names
-    whole parts of transfer 1. The helper reads the parts from S3 and sends their chunks over the stream.
+    whole upload parts of the object. The helper reads the parts from S3 and sends their chunks over the stream.
     """
 
 

@@ -3,7 +3,7 @@
 The control plane decides a plan once, and the plan is immutable from then on.
 
 Invariant: the control plane stores a plan in the database before it sends the plan to an agent. Any change needs a new
-generation. Agents identify the content of a slot by origin generation, step and digest only.
+generation. Agents identify the snapshot in a slot by the generation that captured it, its step and its digest only.
 """
 
 from __future__ import annotations

@@ -322,7 +322,8 @@ class UnixAgentLink:
         with self._lock:
             if self._socket is None:
                 self._connect()
-            # Read the page before the messages. The page may grant a slot, and a message names the slot's new file.
+            # Read the page before the messages. The agent sends a message with a slot's new file before it grants the
+            # slot in the page, so the message has arrived by now. In the other order, the rank could use the old file.
             half = self._read() if self._socket is not None else None
             self._receive()
             self._flush()

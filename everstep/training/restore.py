@@ -74,7 +74,10 @@ class Restorable(Protocol):
         ...
 
     def others(self) -> Tree:
-        """Return the values of objects, data, modes and generators, by name."""
+        """Return all values that are no tensors of models and optimizers, by name.
+
+        These are the states of registered objects and data loaders, the modules' training modes, and random generators.
+        """
         ...
 
 

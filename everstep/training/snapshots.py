@@ -536,7 +536,7 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                # The guard checks for changes later. Send the queued boundary report without waiting for the check.
+                # Report the finished step to the agent now, because the guard's check of the copy comes later.
                 self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:

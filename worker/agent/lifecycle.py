@@ -72,7 +72,10 @@ class Remains:
 
 
 class Lifecycle:
-    """Leads this node through the newest generation that it has promised to join, until the generation's ranks exit."""
+    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
+
+    The agent promises the control plane to join a generation, and to join no earlier one from then on.
+    """
 
     def __init__(
         self,

@@ -241,7 +241,10 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End a hold whose slots another step needs. The caller then grants slots for this step."""
+        """End the hold of a snapshot (a reader keeps its slots unchanged) if the next snapshot needs these slots.
+
+        The caller then grants the slots to the next snapshot.
+        """
         self._heard = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):
             self.release(self._hold.hold_id, obstacle)

@@ -1,4 +1,4 @@
-"""Decides from the ranks' iterations when snapshots may use the network, and how often a step is proposed.
+"""Decides from the ranks' iterations when snapshots may use the network, and how often the job takes a snapshot.
 
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders

@@ -388,8 +388,8 @@ class ReplicaSender:
     async def _fit(self, session: Session) -> None:
         """Open or close streams to reach the best measured number of streams.
 
-        If a stream cannot be opened, fewer streams remain. The first stream uses the session's own pair of network
-        cards. Other streams may use other cards.
+        If a stream cannot be opened, fewer streams remain. The first stream uses the same network cards as the
+        connection that carries the session's messages. Other streams may use other cards.
         """
         streams = self.streams
         streams.drop_worn()

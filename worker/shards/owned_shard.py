@@ -216,7 +216,8 @@ class OwnedShard:
     def lacks_base(self) -> bool:
         """True while this node lacks its copy of the base, the step from which the generation starts.
 
-        The shard then cannot vote. After the first commit the base is no longer needed, and the value is False.
+        Without the base, the agent cannot vote for a commit. After the first commit the base is no longer needed, and
+        the value is False.
         """
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed

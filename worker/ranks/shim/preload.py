@@ -113,15 +113,17 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's operator if ranks have compiled it, so that later ranks need not load it.
+    """Load DeepSpeed's CPU Adam operator into this process, from which later ranks are forked.
 
-    The call returns immediately if the operator is already loaded or not compiled.
+    Forked ranks then need not load it. Ranks compile the operator at its first use.
+
+    The call returns immediately if the operator is already loaded, or if no rank has compiled it.
 
     Returns:
         True if this call has loaded the operator.
 
     Raises:
-        PreloadFailed: the load has left a thread running.
+        PreloadFailed: the load has left a thread running, and a process with threads cannot be forked safely.
     """
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
