@@ -97,6 +97,8 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
     query = scope["query_string"].decode("latin-1")
     headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_CONNECTION]
     headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
+    if scope.get("client") is not None:  # The audit log of the other server contains the client's address.
+        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
     has_begun = False
     try:

@@ -233,6 +233,16 @@ def test_a_request_is_forwarded_once_and_keeps_its_id(service, second, job) -> N
     assert answer.json()["RequestId"] == answer.headers["x-amzn-requestid"]
 
 
+def test_a_forwarded_call_has_one_audit_entry_with_the_clients_address(service, second, client, job) -> None:
+    url = f"http://{second.address}/v1/training-jobs/gpt/ranks/1/commands"
+    headers = {"Authorization": f"Bearer {service.admin_token}", "X-Forwarded-For": "198.51.100.7"}
+    # The servers trust 127.0.0.1 only, so they ignore the header that the client invents.
+    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=30) as stranger:
+        stranger.post(url, headers=headers, json={"Command": ["x"]})
+    entries = client.list_audit_entries(Operation="ExecuteCommand")["AuditEntries"]
+    assert [entry["SourceAddress"] for entry in entries] == ["127.0.0.2"]
+
+
 def test_a_holder_that_does_not_answer_is_named(service, second, job, through_second) -> None:
     with service.database.write() as session:
         Leaser("gone@http://127.0.0.1:1", 0.0, lambda: 0.0).claim(session, "fleet", "main", at_once=True)
