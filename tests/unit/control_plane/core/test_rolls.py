@@ -76,6 +76,11 @@ def test_nodes_that_are_missing_for_other_reasons_count(max_unavailable: int) ->
         assert decision.roll_progress.reason == "waits: unavailable nodes: 1, MaxUnavailable: 1"
 
 
+def test_a_node_with_a_request_of_a_person_counts_as_missing() -> None:
+    rows = [TEAM[0], request(TEAM[1], "a user requested to replace i2 (ann)"), TEAM[2]]
+    assert begun(decide(rolled(seen(rows, [SETTLED]), roll("i1")))) == ()
+
+
 def test_a_silent_node_counts_as_missing() -> None:
     assert begun(decide(rolled(seen(TEAM, [SETTLED], silent=("i3",)), roll("i1")))) == ()
 
@@ -131,9 +136,10 @@ def test_a_pause_begins_no_node_and_a_begun_one_finishes() -> None:
     assert [action.node_id for action in decision.actions if isinstance(action, TerminateMember)] == ["i3"]
 
 
-def test_replacements_of_a_roll_do_not_use_up_the_hourly_limit() -> None:
+@pytest.mark.parametrize("limit", [0, 5])
+def test_replacements_of_a_roll_do_not_use_up_the_hourly_limit(limit: int) -> None:
     rows = [*TEAM[:2], row("i3", NodeState.DRAINING, reason=rolls.in_words(roll(), NodeId("i3")))]
-    decision = decide(rolled(seen(rows, [SETTLED]), roll(), "i3"), replace(SPEC, max_replacements_per_hour=0))
+    decision = decide(rolled(seen(rows, [SETTLED]), roll(), "i3"), replace(SPEC, max_replacements_per_hour=limit))
     assert decision.actions == (
         TerminateMember(group="group", node_id=NodeId("i3"), decrement=False, reason=rows[2].reason),
     )
