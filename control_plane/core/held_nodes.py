@@ -29,7 +29,7 @@ class HoldDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HoldAdvice:
-    """What a person can do with a node that Everstep holds, and why."""
+    """Names what a person can do with a node that Everstep holds, and why."""
 
     decision: HoldDecision
     words: str
