@@ -59,6 +59,7 @@ SERVER_ACTIONS: Final = (
 )
 """IAM actions that every control plane needs."""
 SERVER_OPTIONS: Final = {
+    "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",
     "logs:CreateLogStream": "logs to CloudWatch Logs",
     "logs:PutLogEvents": "logs to CloudWatch Logs",

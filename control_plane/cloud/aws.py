@@ -211,6 +211,13 @@ class AwsOperator:
             pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=ids)
             return [instance for page in pages for instance in page["Instances"]]
 
+    def console_output(self, instance_id: NodeId) -> bytes:
+        """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
+        with translated():
+            answer = self._ec2.get_console_output(InstanceId=instance_id, Latest=True)
+        output: str = answer.get("Output", "")  # boto3 has decoded it
+        return output.encode(errors="replace")
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
         with translated():

@@ -308,6 +308,12 @@ class CloudOperator(Protocol):
         The result omits instances for which EC2 returns no network nodes.
         """
 
+    def console_output(self, instance_id: NodeId) -> bytes:
+        """Return the newest console output of an instance, at most 64 KiB; empty if EC2 has none yet.
+
+        Raises `NotFound` if EC2 does not know the instance.
+        """
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return the failed launches since the last successful launch, newest first.
 

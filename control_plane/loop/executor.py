@@ -56,6 +56,7 @@ from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.last_logs import LastLogs, evidence_key
 from control_plane.tracing import Tracer
 from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
 from everstep.protocol.errors import ProtocolError
@@ -126,6 +127,7 @@ class Executor:
         self._now = now
         self._renewed = renewed
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._last_logs = LastLogs(operator, objects, registry, bucket, now)
 
     def send(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
@@ -153,14 +155,11 @@ class Executor:
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Store the evidence about a held node in S3, unless this work is already in progress.
 
-            evidence/<node>/node.json       the node, its history, its incidents, its agent's last report
-            evidence/<node>/agent.log       uploaded by the agent, if it is connected
-            evidence/<node>/shim.log        uploaded by the agent, if it is connected
-
+        `node.json` has the node, its history, its incidents and its agent's last report. `LastLogs` names the logs.
         The output of ranks remains in the log of their job. The evidence is complete when the agent has uploaded its
         part, or is not connected, and `node.json` is written.
         """
-        key = f"evidence/{action.node_id}/"
+        key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
         is_told = view is not None and view.report is not None and view.report.evidence_key == key
         if view is not None and view.is_connected and not is_told:
@@ -301,16 +300,17 @@ class Executor:
 
     async def _change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         for action in actions:
+            is_end = isinstance(action, TerminateMember | CompleteTermination)
+            if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
+                continue  # A later pass decides this action again.
             try:
                 if isinstance(action, MemberAction):
-                    # Invalidate answers before and after the call: AWS may answer a concurrent request with the state
-                    # before the change.
+                    # Before and after the call, because AWS may answer a concurrent request with the older state.
                     changed()
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass decides this action again until AWS shows the effect, and the intent prevents a second
-                    # call. Older answers therefore remain valid.
+                    # Each pass decides this action again until AWS shows the effect. The intent prevents a second call.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)

@@ -299,6 +299,12 @@ class FakeOperator:
             self._maybe_fail()
             return {id: self.topology[id] for id in instance_ids if self.topology.get(id)}
 
+    def console_output(self, instance_id: NodeId) -> bytes:
+        """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
+        with self._lock:
+            self._maybe_fail()
+            return f"console of {instance_id}\n".encode()
+
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
         with self._lock:

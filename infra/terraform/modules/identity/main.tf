@@ -51,6 +51,7 @@ data "aws_iam_policy_document" "server" {
       "ec2:DescribeInstanceTopology",
       "ec2:DescribeInstances",
       "ec2:DescribeLaunchTemplateVersions",
+      "ec2:GetConsoleOutput",
     ]
   }
 

@@ -1,0 +1,88 @@
+"""Stores the logs of nodes in S3 before the control plane ends their instances.
+
+    evidence/<node>/console.log     the console output of the instance, from EC2
+    evidence/<node>/agent.log       uploaded by the agent, if it is connected
+    evidence/<node>/shim.log        uploaded by the agent, if it is connected
+
+Invariant: a missing log delays the end of an instance by a few seconds, and never prevents it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from control_plane.cloud.errors import CloudError
+from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.operator import CloudOperator
+from control_plane.loop.agents import AgentRegistry
+from everstep.protocol.agent_messages import KeepEvidence
+from everstep.protocol.ids import NodeId
+from everstep.protocol.plan import ObjectReference
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS: Final = 5.0
+"""Maximum seconds for which the end of an instance waits for its logs."""
+REMEMBERED_COUNT: Final = 1_000
+"""Number of ended nodes that the control plane remembers, so that it stores their logs once."""
+
+
+def evidence_key(node_id: NodeId) -> str:
+    """Return the key prefix of a node's logs."""
+    return f"evidence/{node_id}/"
+
+
+class LastLogs:
+    """Stores the last logs of nodes. Used on the server's event loop."""
+
+    def __init__(
+        self,
+        operator: CloudOperator,
+        objects: ObjectStore,
+        registry: AgentRegistry,
+        bucket: str,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._operator = operator
+        self._objects = objects
+        self._registry = registry
+        self._bucket = bucket
+        self._now = now
+        self._begun: dict[NodeId, datetime] = {}
+        """When each node's end was first decided; the oldest node first."""
+
+    async def may_end(self, node_id: NodeId) -> bool:
+        """Request the logs of a node, and return whether its instance may end now.
+
+        The executor calls this in each pass that would end the instance. The first call stores the console output.
+
+        Args:
+            node_id: the node whose instance will end.
+
+        Returns:
+            False while the connected agent uploads its logs, for at most `WAIT_SECONDS`.
+        """
+        if node_id not in self._begun:
+            self._begun[node_id] = self._now()
+            if len(self._begun) > REMEMBERED_COUNT:
+                del self._begun[next(iter(self._begun))]
+            await self._keep_console(node_id)
+        key = evidence_key(node_id)
+        view = self._registry.view(node_id)
+        if view is None or not view.is_connected or (view.report is not None and view.report.evidence_key == key):
+            return True
+        self._registry.send(node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
+        return (self._now() - self._begun[node_id]).total_seconds() >= WAIT_SECONDS
+
+    async def _keep_console(self, node_id: NodeId) -> None:
+        at = ObjectReference(bucket=self._bucket, key=f"{evidence_key(node_id)}console.log")
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                output = await asyncio.to_thread(self._operator.console_output, node_id)
+                await asyncio.to_thread(self._objects.put, at, output)
+        except (CloudError, TimeoutError) as error:
+            log.warning("node %s: its console output is not stored before its end: %s", node_id, error)
