@@ -119,3 +119,13 @@ def test_an_order_names_what_differs(name: str) -> None:
     other = dataclasses.replace(order, **{name: value})
     assert name in order.differences(other.tree())
     assert order.differences({"shuffle": True}) == "the loader was of another kind"
+
+
+def test_permutations_differ_by_seed_epoch_lane_and_block() -> None:
+    orders = [
+        order_of([1] * 100, lanes=2, batch=5, shuffle=True, block=25, seed=seed, drop_last=False, replicas=1)
+        for seed in (0, 1)
+    ]
+    keys = [(epoch, lane, block) for epoch in (0, 1) for lane in (0, 1) for block in (0, 1)]
+    assert len({tuple(order.permutation(*key)) for order in orders for key in keys}) == 16
+    assert len({tuple(FileSequence(order, [1] * 100, epoch).files) for order in orders for epoch in (0, 1)}) == 4

@@ -263,3 +263,22 @@ def test_the_rank_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_files_need_no_loader_around_them() -> None:
     assert [Run(made).step()[0] for made in (files(), loader())] == [runs.plain(next(iter(files())))] * 2
+
+
+def test_draws_of_a_file_differ_by_seed_and_epoch_only() -> None:
+    def read(_: str) -> Iterator[tuple[float, float]]:
+        at_open = random.random()
+        return ((at_open, random.random()) for _number in range(3))
+
+    def drawn(seed: int, epoch: int) -> list[Any]:
+        files = ShardedFiles(["a"], read, [3], batch_size=1, seed=seed, collate_fn=list, num_replicas=1, rank=0)
+        files.set_epoch(epoch)
+        batches: list[Any] = list(files)
+        return [batch[0] for batch in batches]
+
+    random.seed(1)
+    first = [drawn(*key) for key in ((0, 0), (0, 1), (1, 0))]
+    random.seed(2)
+    assert [drawn(*key) for key in ((0, 0), (0, 1), (1, 0))] == first
+    for draws in zip(*first, strict=True):
+        assert len({at_open for at_open, _ in draws}) == len({number for _, number in draws}) == 3

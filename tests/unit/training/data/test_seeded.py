@@ -128,3 +128,15 @@ def test_a_loader_without_batches_gives_single_samples_to_the_collator() -> None
     data = SeededDataset(Noisy(3))
     made = DataLoader(data, batch_size=None, collate_fn=SeededCollator(lambda sample: [sample, random.random()], data))
     assert runs.plain(list(made)) == runs.plain(list(made))
+
+
+def test_a_collators_draws_differ_by_seed_epoch_and_indices() -> None:
+    def drawn(seed: int, epoch: int, indices: list[int]) -> float:
+        data = SeededDataset(Noisy(10), seed)
+        data.set_epoch(epoch)
+        batch: Any = SeededCollator(mask, data)(data.__getitems__(indices))
+        return float(batch[-1])
+
+    keys = [(seed, epoch, indices) for seed in (0, 1) for epoch in (0, 1) for indices in ([1, 2], [1, 3])]
+    assert len({drawn(*key) for key in keys}) == len(keys)
+    assert drawn(0, 1, [1, 3]) == drawn(0, 1, [1, 3])
