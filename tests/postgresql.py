@@ -84,9 +84,9 @@ class PostgreSql:
     def __init__(self) -> None:
         folder = programs()
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-pg-"))
-        account = _account()
-        if account is not None:
-            os.chown(self.directory, account.pw_uid, account.pw_gid)
+        owner = account()
+        if owner is not None:
+            os.chown(self.directory, owner.pw_uid, owner.pw_gid)
         self._keeper = subprocess.Popen(
             ["sh", "-c", _KEEPER, "keeper", folder],
             cwd=self.directory,
@@ -94,9 +94,9 @@ class PostgreSql:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            user=None if account is None else account.pw_uid,
-            group=None if account is None else account.pw_gid,
-            extra_groups=None if account is None else [],
+            user=None if owner is None else owner.pw_uid,
+            group=None if owner is None else owner.pw_gid,
+            extra_groups=None if owner is None else [],
         )
         self._numbers = itertools.count(1)
         self._template = ""
@@ -178,7 +178,7 @@ class PostgreSql:
         return f"postgresql://everstep@/{name}?host={self.directory}"
 
 
-def _account() -> pwd.struct_passwd | None:
+def account() -> pwd.struct_passwd | None:
     """Return the account under which the server must run. None: the user of the tests, unless that user is root."""
     if os.geteuid() != 0:
         return None

@@ -19,9 +19,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -127,6 +128,11 @@ class ClusterOptions:
     """Additional environment variables of the control plane."""
     has_standby: bool = False
     """Whether to start a second control-plane server at another address. Agents receive both addresses."""
+    start_balancer: Callable[[Sequence[str]], str] | None = None
+    """Starts a load balancer before the servers with the given URLs, and returns its URL, which agents then receive.
+
+    None: agents receive the URLs of the servers.
+    """
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link.
 
@@ -527,16 +533,20 @@ class LocalCluster:
             facts=facts,
         )
 
-    def restart_control_plane(self) -> None:
-        """End the control plane if it runs, and start it again at the same address.
+    def restart_control_plane(self, part: str = CONTROL_PLANE) -> None:
+        """End a control-plane server if it runs, and start it again at the same address.
+
+        Args:
+            part: `CONTROL_PLANE` or `STANDBY`.
 
         Raises:
             StartFailed: the control plane did not start again.
             NotUp: the cluster is not up.
         """
-        url = httpx.URL(self.endpoint_url)
-        self._parts.end(CONTROL_PLANE)
-        self._start_control_plane(self._description(), host=url.host, port=url.port or 0)
+        url = httpx.URL(self._url(part))
+        self._parts.end(part)
+        start = self._start_control_plane if part == CONTROL_PLANE else partial(self._start_replica, part)
+        start(self._description(), host=url.host, port=url.port or 0)
 
     def wait_for_nodes(self, count: int, *, timeout_seconds: float) -> None:
         """Wait until `count` nodes of the fleet are connected.
@@ -613,8 +623,11 @@ class LocalCluster:
                 url = self._start_replica(STANDBY, description, host=second[0], port=int(second[1]))
                 description = msgspec.structs.replace(description, standby_url=url)
                 write_private(self._local / "cluster.json", msgspec.json.encode(description))
+            urls = [url for url in (self.endpoint_url, description.standby_url) if url]
+            if options.start_balancer is not None:
+                urls = [options.start_balancer(urls)]
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
-            self._create_fleet(description)
+            self._create_fleet(description, urls)
         with self._progress.step(f"waiting for {total} nodes to connect"):
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
@@ -683,12 +696,10 @@ class LocalCluster:
         record = self._parts.start(part, "control_plane", ["--migrate", *flat], environment)
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)["url"]
 
-    def _create_fleet(self, description: ClusterFile) -> None:
+    def _create_fleet(self, description: ClusterFile, urls: list[str]) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            self.create_group(
-                description.group, join_token, [url for url in (self.endpoint_url, description.standby_url) if url]
-            )
+            self.create_group(description.group, join_token, urls)
             try:
                 with failures.translated():
                     client.create_fleet(

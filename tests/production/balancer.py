@@ -1,0 +1,68 @@
+"""HAProxy with the configuration in infra/haproxy, before two servers on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.ports import ReservedPort
+
+CONFIGURATION: Final = Path(__file__).parents[2] / "infra" / "haproxy" / "haproxy.cfg"
+WHAT_TO_INSTALL: Final = "the test needs HAProxy 2.4 or newer: apt-get install haproxy"
+_KEEPER: Final = """
+trap '' INT TERM
+"$1" -db -f "$2" &
+haproxy=$!
+read -r _
+kill -9 $haproxy 2>/dev/null
+wait $haproxy 2>/dev/null
+"""
+
+
+def program() -> str:
+    """Return the path of HAProxy. Debian installs it in a folder that is not on every user's PATH."""
+    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        raise FileNotFoundError(WHAT_TO_INSTALL)
+    return found
+
+
+class Balancer:
+    """A load balancer that `start` starts once the servers' URLs are known. A context manager that ends it."""
+
+    def __init__(self) -> None:
+        self._program = program()
+        self._port = ReservedPort()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{self._port.number}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.close()
+            self._keeper.wait(30)
+        self._port.close()
+
+    def start(self, urls: Sequence[str]) -> str:
+        """Start HAProxy before two servers, and return its own URL. It connects to the servers in the background."""
+        first, second = (url.removeprefix("http://") for url in urls)
+        self._keeper = subprocess.Popen(
+            ["sh", "-c", _KEEPER, "keeper", self._program, CONFIGURATION],
+            stdin=subprocess.PIPE,
+            env={
+                "PATH": os.environ["PATH"],
+                "EVERSTEP_BIND": self.url.removeprefix("http://"),
+                "EVERSTEP_FIRST": first,
+                "EVERSTEP_SECOND": second,
+            },
+            start_new_session=True,
+        )
+        return self.url
