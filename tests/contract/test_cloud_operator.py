@@ -253,6 +253,13 @@ def test_a_held_termination_lasts_as_long_as_it_is_held(world: World) -> None:
     world.operator.hold_termination(name, TERMINATION_HOOK.name, id)
 
 
+def test_the_console_of_an_instance_is_text_and_that_of_an_unknown_one_is_refused(world: World) -> None:
+    (id,) = world.in_service(world.make_group(desired=1), 1)
+    assert world.operator.console_output(id).decode()
+    with pytest.raises(NotFound):
+        world.operator.console_output(ABSENT)
+
+
 def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World) -> None:
     name = world.make_group(desired=1)
     (id,) = world.in_service(name, 1)

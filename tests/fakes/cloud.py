@@ -303,6 +303,8 @@ class FakeOperator:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
         with self._lock:
             self._maybe_fail()
+            if instance_id not in self._instances:
+                raise NotFound(f"The instance ID {instance_id!r} does not exist")
             return f"console of {instance_id}\n".encode()
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
