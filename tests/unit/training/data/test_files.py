@@ -282,3 +282,11 @@ def test_draws_of_a_file_differ_by_seed_and_epoch_only() -> None:
     assert [drawn(*key) for key in ((0, 0), (0, 1), (1, 0))] == first
     for draws in zip(*first, strict=True):
         assert len({at_open for at_open, _ in draws}) == len({number for _, number in draws}) == 3
+
+
+def test_one_of_two_ranks_resumes_at_its_own_next_batch() -> None:
+    def make() -> DataLoader[Any]:
+        files = ShardedFiles(["a"], lambda _: range(20), [20], batch_size=2, num_replicas=2, rank=1)
+        return DataLoader(files, batch_size=None)
+
+    assert check(make, [1, 2, 4, 5])[:5] == [[2, 3], [6, 7], [10, 11], [14, 15], [18, 19]]
