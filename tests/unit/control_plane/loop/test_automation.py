@@ -76,17 +76,20 @@ async def test_a_queued_job_waits_for_the_end_of_the_pause(world: World) -> None
     await world.running()
 
 
-async def test_no_call_and_no_decision_of_a_pass_that_read_no_pause_leaves_after_it(world: World) -> None:
+@pytest.mark.parametrize("read", ["read_fleet", "read_job"])
+async def test_no_call_and_no_decision_of_a_pass_that_read_no_pause_leaves_after_it(world: World, read: str) -> None:
     """The pause is stored after the pass has read the database. The transactions of the pass find it."""
     await trains(world)
-    world.terminate(world.team()[1])
     calls = len(world.operator.calls)
+    if read == "read_fleet":
+        world.terminate(world.team()[1])
+    else:
+        world.kill_rank(world.team()[1])
     observer = world.runner.observer
-    read_fleet, read_job = observer.read_fleet, observer.read_job
 
-    def pause_after(read):
+    def pause_after(original):
         def reading(*arguments):
-            found = read(*arguments)
+            found = original(*arguments)
             with world.database.read() as session:
                 is_paused = automation.find(session) is not None
             if not is_paused:
@@ -95,7 +98,7 @@ async def test_no_call_and_no_decision_of_a_pass_that_read_no_pause_leaves_after
 
         return reading
 
-    observer.read_fleet, observer.read_job = pause_after(read_fleet), pause_after(read_job)
+    setattr(observer, read, pause_after(getattr(observer, read)))
     for _ in range(20):
         await world.tick()
     assert world.operator.calls[calls:] == []
