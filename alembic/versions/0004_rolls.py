@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
