@@ -151,7 +151,7 @@ class DeterminismCheck:
                 record(optimizer)
                 return loss
 
-            return (args[0], recorded, *args[2:]), {name: each for name, each in options.items() if name != "closure"}
+            return (optimizer, recorded, *args[2:]), {name: each for name, each in options.items() if name != "closure"}
 
         hook = uncompiled(before_step, _NOT_COMPILED)
         for optimizer in state.optimizers():
