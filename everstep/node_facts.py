@@ -44,6 +44,9 @@ def node_facts(
         tools: folder with EFA's programs. They are also found in PATH.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
         endpoint: URL of the metadata service. None: EC2's own on EC2, otherwise no service is asked.
+
+    Returns:
+        The facts, with the defaults of `NodeFacts` for those that cannot be read.
     """
     endpoint = endpoint or (EC2_METADATA if is_ec2_instance() else None)
     efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")

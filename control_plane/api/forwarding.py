@@ -89,6 +89,12 @@ async def _holder(scope: Scope) -> str:
 async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | None:
     """Send a request to another server, and pass its response on.
 
+    Args:
+        scope: ASGI scope of the authenticated request.
+        url: base URL of the other server.
+        body: the whole body of the request.
+        send: receives the response.
+
     Returns:
         None after a response, also after an incomplete one. The caller's client notices the missing end. If the other
         server sent no response, the reason.

@@ -54,6 +54,9 @@ def is_needed(setting: ReplicaEncryption, instance_types: Collection[str]) -> bo
     Args:
         setting: the value that administrators chose for the fleet. AUTO makes the instance types decide.
         instance_types: the instance types of the generation's nodes; empty, or with an empty text, if unknown.
+
+    Returns:
+        True if agents encrypt their connections. With AUTO: if EC2 does not encrypt between all of these types.
     """
     if setting is not ReplicaEncryption.AUTO:
         return setting is ReplicaEncryption.ON

@@ -62,6 +62,9 @@ def allowed(entries: Sequence[str]) -> Allowed:
     Args:
         entries: host names (`hooks.example.com`, `*.example.com`), and networks (`10.0.0.0/8`).
 
+    Returns:
+        The host names in lower case, and the networks.
+
     Raises:
         WebhookRefused: an entry with a slash is not a network.
     """
@@ -80,6 +83,9 @@ def target_of(url: str, receivers: Allowed) -> Target:
     Args:
         url: `https://host[:port]/path?query`. Plain `http` only for the literal addresses 127.0.0.1 and ::1.
         receivers: hosts and networks that the operator allowed.
+
+    Returns:
+        Host, port and path, and whether the server sends over TLS.
 
     Raises:
         WebhookRefused: the URL is not valid, contains a user or a password, or names a host that is not allowed.
@@ -102,12 +108,15 @@ def target_of(url: str, receivers: Allowed) -> Target:
 
 
 def check_addresses(host: str, addresses: Sequence[str], receivers: Allowed) -> str:
-    """Return the address to connect to: the first one.
+    """Check all addresses of a host, and choose the one to connect to.
 
     Args:
         host: name of the receiver. Only the error's message contains this name.
         addresses: all IP addresses to which the name resolves.
         receivers: hosts and networks that the operator allowed.
+
+    Returns:
+        The first address, as text.
 
     Raises:
         WebhookRefused: the name has no address, or one that is not global and in no allowed network. One such address
@@ -147,6 +156,9 @@ def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body:
         message_id: id that is equal for all attempts to send the same event.
         timestamp: Unix seconds of this attempt.
         body: the bytes that the request sends, without any change.
+
+    Returns:
+        Values by header name, as Standard Webhooks defines them.
     """
     signed = f"{message_id}.{timestamp}.".encode() + body
     signatures = (base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys)

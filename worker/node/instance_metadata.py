@@ -98,7 +98,10 @@ class InstanceMetadata:
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
 
     def identity(self) -> InstanceIdentity:
-        """Return the identity of this instance. The call blocks; an agent calls it once, when it starts.
+        """Read the identity of this instance. The call blocks; an agent calls it once, when it starts.
+
+        Returns:
+            Instance id, private address and region.
 
         Raises:
             OSError: the metadata service does not answer, or does not have one of the values.

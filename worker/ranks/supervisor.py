@@ -184,6 +184,9 @@ def scope_command(slice_name: str) -> tuple[str, ...]:
 
     Args:
         slice_name: name of the slice, which ends with `.slice`.
+
+    Returns:
+        The first words of the command; the shim's own command follows them.
     """
     unit = f"everstep-ranks-{secrets.token_hex(4)}.scope"
     options = ("--scope", "--quiet", "--collect", "--property=Delegate=yes", f"--slice={slice_name}", f"--unit={unit}")

@@ -94,6 +94,12 @@ class PeerIdentity:
     def context(self, *, is_server: bool) -> ssl.SSLContext:
         """Return the context for a new connection.
 
+        Args:
+            is_server: True for a connection that this node accepts, False for one that it opens.
+
+        Returns:
+            A context that presents this node's certificate, and accepts certificates of its fleet only.
+
         Raises:
             PeerRefused: the control plane has sent no certificate yet.
         """

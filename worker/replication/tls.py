@@ -71,13 +71,16 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes, and return their number; 0 at the end of the connection.
+        """Receive decrypted bytes.
 
         Args:
             buffer: uint8[n], the destination.
             nbytes: unused; the buffer's size counts.
             flags: with MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes
                 first.
+
+        Returns:
+            The number of received bytes; 0 at the end of the connection.
         """
         filled = 0
         with memoryview(buffer) as whole:
