@@ -1655,7 +1655,7 @@ class EverstepClient(Protocol):
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training or is taken over."""
     def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
-        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same settings changes nothing. Fails while another roll of the fleet has not ended."""
+        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
     def stop_fleet_roll(self, *, FleetName: str) -> Fleet:
         """End the fleet's roll. Jobs stay on nodes that they have not left yet. Nodes that are out of service already are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:

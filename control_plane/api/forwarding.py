@@ -93,7 +93,7 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
         scope: ASGI scope of the authenticated request.
         url: base URL of the other server.
         body: the whole body of the request.
-        send: receives the response.
+        send: passes one ASGI message of the response to the caller's server.
 
     Returns:
         None after a response, also after an incomplete one. The caller's client notices the missing end. If the other

@@ -30,7 +30,8 @@ def start_fleet_roll(
 
     The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an
     agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same
-    settings changes nothing. Fails while another roll of the fleet has not ended.
+    settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a
+    fleet that is being deleted.
     """
     now = services.now()
     with services.database.write() as session:
