@@ -569,7 +569,7 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
 
     Until then, the node reports that it cannot start ranks warm, so that the control plane prefers other nodes.
     """
-    spawn, refused = os.posix_spawn, []
+    spawn, refused = os.posix_spawnp, []
 
     def short_of_memory(*arguments: Any, **options: Any) -> int:
         refused.append(bench.supervisor.is_warm)
@@ -577,7 +577,7 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return spawn(*arguments, **options)
 
-    monkeypatch.setattr(os, "posix_spawn", short_of_memory)
+    monkeypatch.setattr(os, "posix_spawnp", short_of_memory)
     os.kill(bench.shim_pid(), signal.SIGKILL)
     await bench.until(lambda: len(refused) == 2)
     await bench.supervisor.refresh()
@@ -593,7 +593,7 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
 
     No shim process remains, and the supervisor logs the failure only once.
     """
-    spawn = os.posix_spawn
+    spawn = os.posix_spawnp
     born: list[int] = []
     left: list[list[int]] = []
 
@@ -602,7 +602,7 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
         born.append(spawn("/bin/false" if len(born) < 3 else path, *arguments, **options))
         return born[-1]
 
-    monkeypatch.setattr(os, "posix_spawn", stillborn)
+    monkeypatch.setattr(os, "posix_spawnp", stillborn)
     os.kill(cold.shim_pid(), signal.SIGKILL)
     await cold.until(lambda: len(born) == 4)
     await cold.supervisor.refresh()
