@@ -1,4 +1,4 @@
-"""Benchmarks of Everstep, most of which compare a measured value with a floor.
+"""Benchmarks of Everstep. Most of them compare a measured value with a floor.
 
 A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
 
@@ -8,9 +8,9 @@ A floor is a bound that no system can beat on this machine, such as the time of 
     interruption/  make bench-recovery: interruptions by failures, compared with torchrun and torchft
     faults/        make bench-faults: steps with stopped agents, slow or reset connections and full memory
     scale/         make bench-scale: placement for up to 10,000 nodes, rounds of up to 1,024 agents
-    durable/       make bench-durable: clients for bulk transfer to S3, beside Everstep's store
-    parity/        make bench-parity: memory, steps and restores with parity, beside two copies
-    integrations/  make bench-integrations: steps of a Trainer with Everstep, beside its own saves
+    durable/       make bench-durable: transfers to and from S3, by Everstep and by other clients
+    parity/        make bench-parity: memory, steps and restores with parity, compared with two copies
+    integrations/  make bench-integrations: steps of a transformers Trainer with Everstep, and with the Trainer's saves
     device/        make bench-device: capture, restore and every-step snapshots on a GPU, and PCIe floors
     api/           make bench-api: response times of the API, followed logs and the command line
     dashboard/     make bench-dashboard: the dashboard in Chromium
@@ -21,9 +21,9 @@ A floor is a bound that no system can beat on this machine, such as the time of 
     picture.py     bars as SVG (pure)
     measures.py    medians, spread, and the rule for an inconclusive measurement (pure)
 
-A package has its measurements in `__main__.py`, and its results and page in `report.py`. Its results are stored beside
-the page in `docs/`. `python -m benchmarks` renders all pages again from stored results.
+A package has its measurements in `__main__.py`, and its results and page in `report.py`. Its results and its page are
+stored in `docs/`. `python -m benchmarks` renders all pages again from stored results.
 
-Invariant: every measurement is reported. If its floor changed meanwhile, the report marks the measurement as
-inconclusive. No benchmark repeats a measurement to improve its result.
+Invariant: every measurement is reported. If its floor changed during the measurement, the report marks the measurement
+as inconclusive. No benchmark repeats a measurement to improve its result.
 """

@@ -1,4 +1,4 @@
-"""Command that renders every page with stored results again, without measuring: `python -m benchmarks`."""
+"""Renders the pages of all benchmarks again from their stored results, without measuring: `python -m benchmarks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of the benchmarks on a local cluster, through the public API only."""
+"""Submits and observes the benchmarks' jobs on a local cluster. The benchmarks use the public API only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ A job on a busy machine is slow, but it makes progress.
 
 @dataclass(frozen=True)
 class Bench:
-    """The cluster, client and folder that all measurements of a benchmark share."""
+    """The local cluster, API client and output folder that all measurements of a benchmark use."""
 
     cluster: LocalCluster
     client: Any
@@ -103,7 +103,7 @@ class Bench:
             pause(POLL_SECONDS)
 
     def traced_source(self) -> Path:
-        """Return a folder with the char-GPT example and `traced.py`, which records each step boundary."""
+        """Return a folder with the char-GPT example's script and with `traced.py`, which records its boundaries."""
         source = self.directory / "traced-char-gpt"
         if not source.exists():
             shutil.copytree(
@@ -115,7 +115,7 @@ class Bench:
 
 @contextmanager
 def started_bench(directory: Path, say: Callable[[str], None], options: ClusterOptions) -> Iterator[Bench]:
-    """Run a local cluster while the `with` block runs.
+    """Start a local cluster, yield it as a `Bench`, and end it after the `with` block.
 
     Args:
         directory: folder of the benchmark. The cluster's files and logs are in its folder `cluster`.
@@ -146,7 +146,7 @@ class BenchJob:
 
         Args:
             what: name of the awaited state, for error messages.
-            arrived: checks a description.
+            arrived: returns True once the job's description shows the awaited state.
             poll_seconds: seconds between two polls.
 
         Raises:
@@ -173,8 +173,7 @@ class BenchJob:
         """Wait until the job completes without any restart.
 
         Raises:
-            BenchmarkFailed: the job failed, or its ranks were started more than once, so that its measurements do not
-                count.
+            BenchmarkFailed: the job failed, or a failure restarted its ranks, which makes its measurements invalid.
         """
         seen = self.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed", QUIET_POLL_SECONDS)
         if seen["Generation"] != 1:

@@ -1,9 +1,9 @@
 """The command line of every benchmark: options, a check of the machine's load, results, page and exit code.
 
-SIGTERM raises SystemExit, so that context managers end the processes that the benchmark started.
+On SIGTERM, the benchmark raises SystemExit, so that its context managers end the processes that it started.
 
-Exit code 0: every row passes or is inconclusive. 1: nothing was measured. 2: a row misses its limit. 3: the machine was
-busy at the start, so that no value counts.
+A row is one measured value with its limit. Exit code 0: every row is within its limit or inconclusive. 1: nothing was
+measured. 2: a row misses its limit. 3: other programs kept the machine busy at the start, so that no value counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Begun:
     results: Path = HOME / "results.json"
     """Path of the results. During the run, the file still contains the results of the previous run."""
     document: Path = HOME / "page.md"
-    """Path of the page."""
+    """Path of the Markdown page that the run writes."""
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     @property
@@ -66,7 +66,7 @@ class Begun:
         return time.monotonic() - self.at
 
     def write(self, page: Page, found: Mapping[str, object]) -> BenchmarkRun:
-        """Write results and page, and return the results.
+        """Write the results as JSON and the page as Markdown, and return the results.
 
         Args:
             page: the benchmark's page.
@@ -90,7 +90,7 @@ def run(
     options: Callable[[argparse.ArgumentParser], object] = lambda _: None,
     needs_quiet: bool = True,
 ) -> int:
-    """Measure, write results and page, and return the exit code.
+    """Run a benchmark from its command line: measure, write results and page, and return the exit code.
 
     Args:
         page: the benchmark's page.
@@ -140,7 +140,7 @@ def pause(seconds: float) -> None:
 
 
 def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) -> Begun:
-    """Start a run. The main thread calls this once, before it starts any process.
+    """Start a benchmark run. The main thread calls this function once, before the benchmark starts any process.
 
     Args:
         is_patient: wait up to three minutes until the load average of earlier work has decayed, because measurements

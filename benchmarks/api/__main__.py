@@ -43,7 +43,7 @@ ORDERS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running API server."""
+    """The API server that the benchmark measures, as a running process."""
 
     pid: int
     port: int
@@ -60,7 +60,7 @@ class Service:
 
 @contextmanager
 def serving(directory: Path, jobs: int) -> Iterator[Service]:
-    """Run a server while the `with` block runs."""
+    """Run the API server of `benchmarks.api.server` while the `with` block runs."""
     command = [sys.executable, "-P", "-m", "benchmarks.api.server", str(directory), str(jobs), str(AGENTS)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -104,7 +104,7 @@ def writing(url: str) -> Iterator[None]:
 
 
 def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[str, Any]:
-    """Measure responses per second of three routes, and the response time of each page of the job list."""
+    """Measure the responses per second of three API routes, and the response time of each page of the job list."""
 
     def rate(port: int, what: Iterator[bytes]) -> float:
         taken, lasted = answer_seconds(port, what)
@@ -209,7 +209,7 @@ def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
                 raise BenchmarkFailed(f"{words} ended with {done.returncode}: {done.stderr}")
-    # drop the first run: it reads files that the page cache does not contain yet
+    # Drop the first run of each command, because it reads its files from the disk and not from the page cache.
     return {words: seconds[1:] for words, seconds in found.items()}
 
 

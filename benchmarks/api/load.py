@@ -1,4 +1,4 @@
-"""Load generator in one process: requests over persistent connections, and agent reports over websockets."""
+"""Generates load for the API server: requests over persistent connections, and agent reports over websockets."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def answer_seconds(port: int, requests: Iterator[bytes], connections: int = CONN
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Result of `heartbeats`, in which many agents sent reports as fast as the server read them."""
+    """Number and size of the reports that `heartbeats` sent, and the seconds until the server had processed them."""
 
     reports: int
     wall_seconds: float
@@ -119,7 +119,7 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
     """Send reports from many agents without pauses, and wait until the server has processed all reports.
 
     Raises:
-        BenchmarkFailed: a connection ended early.
+        BenchmarkFailed: the server closed a connection before all reports were sent.
     """
     length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
 
@@ -147,7 +147,8 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
             await go.wait()
             for each in data:
                 await line.send(each)
-            # an invalid message ends the connection after all earlier messages are processed
+            # The server processes messages in order and closes the connection at an invalid message. The end of the
+            # connection therefore shows that the server has processed all reports.
             await line.send(b"that was all")
             try:
                 while True:

@@ -21,18 +21,25 @@ COMMAND_MILLISECONDS = 500.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run. Parts of the benchmark that were not run are empty."""
+    """Measured values of one run of the API benchmark. Parts that were not measured are empty."""
 
     bare_rates: Sequence[float] = ()
-    """Responses per second of the bare FastAPI route, before, between and after the other measurements."""
+    """Responses per second of a FastAPI route that returns a constant.
+
+    The benchmark measures this route before, between and after the other measurements, to show the speed of the
+    machine.
+    """
     describe_rates: Sequence[float] = ()
     describe_new_rates: Sequence[float] = ()
-    """Responses per second when each request describes a different job, so that no cached response helps."""
+    """Responses per second if each request describes another job, so that the server can use no cached response."""
     writes_per_second: float = 0.0
     job_count: int = 0
     list_seconds: Sequence[float] = ()
     heartbeat_rates: Sequence[float] = ()
-    """Reports per second of wall time or of the server's CPU time, whichever is lower."""
+    """Number of processed reports ÷ seconds, for each round.
+
+    The seconds are the round's wall time or the server's CPU time, whichever is longer.
+    """
     heartbeat_bytes: int = 0
     agent_count: int = 0
     follow_seconds: Sequence[float] = ()

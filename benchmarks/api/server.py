@@ -1,9 +1,9 @@
-"""Server under test: the real application over a filled database, and a bare FastAPI route for comparison.
+"""The server that the API benchmark measures, and a FastAPI route that returns a constant, for comparison.
 
     python -P -m benchmarks.api.server DIRECTORY JOBS NODES
 
-Neither server runs control loops, and the cloud behind the application is the tests' fake. The process writes one line
-of JSON when both servers listen, and ends when its stdin is closed.
+The measured server is the product's application with a filled database, but without control loops. The tests' fake
+cloud replaces AWS. The process writes one line of JSON when both servers listen, and ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FLEET = "main"
 
 
 def main() -> None:
-    """Serve until stdin is closed."""
-    # the load generator ends each connection with an invalid message, which the server would log as a warning
+    """Run both servers until stdin is closed."""
+    # Log no warnings, because the load generator ends each connection with an invalid message.
     logging.getLogger("control_plane").setLevel(logging.ERROR)
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     settings = Settings(
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
-    """Store a fleet, jobs and session tokens of agents; return the tokens by node."""
+    """Store a fleet, jobs and the session tokens of agents in the database; return the tokens by node."""
     now = datetime.now(UTC)
     with database.write() as session:
         fleets.create(
@@ -114,10 +114,7 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 
 
 def many(count: int) -> Iterator[NewJob]:
-    """Yield jobs as users submit them.
-
-    The first job has completed, and all other jobs run. Every page of the list therefore has the same length.
-    """
+    """Yield `count` jobs with the settings of typical users. The first job has completed, and all other jobs run."""
     for number in range(count):
         spec = JobSpec(
             source_sha256=f"{number % 50:064x}",

@@ -66,13 +66,13 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def served(directory: Path, *, nodes: int) -> Living:
-    """Return a server for a new simulated world of this many nodes, in a separate folder."""
+    """Return a dashboard server for a new simulated fleet with this number of nodes."""
     directory.mkdir()
     return Living(directory, World(directory, nodes=nodes, spares=0, boot_seconds=1.0, max_size=nodes + 10))
 
 
 def of_the_list(browser: Browser, many: Living) -> float:
-    """Open the job list in a browser that has no cached files of the dashboard.
+    """Measure how long the job list takes to open in a browser without cached files of the dashboard.
 
     Return the seconds until the list responds to input.
     """
@@ -94,7 +94,7 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
         found["the matrix"] = frames(page, ".matrix", step=40)
         open_job(page, WIDE, "/logs")
         expect(page.locator(".log .line").first).to_be_visible()
-        for _ in range(5):  # load older pages first, so that the log is long enough
+        for _ in range(5):  # scroll to the top, so that the page loads older lines
             page.locator(".log").evaluate("(box) => { box.scrollTop = 0 }")
             page.wait_for_timeout(300)
         found["the log"] = frames(page, ".log", step=120)
@@ -108,7 +108,7 @@ async def a_second(served: Living, name: str) -> None:
 
 
 def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[str, Traffic]:
-    """Return the traffic of each open page of a job that logs metrics."""
+    """Measure the traffic of a job's Metrics tab and of its main page, while the job logs metrics."""
     logger = Logger(few.world, SMALL)
     logger.log(history)
 

@@ -1,7 +1,8 @@
-"""Test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
+"""Creates the test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
-The real loops launch one job with many nodes (the wide job) on the simulated fleet. About a thousand other jobs are
-submitted by the same function. An SQL UPDATE then sets their states, because simulating these jobs would take hours.
+The product's control loops launch one job with many nodes (the wide job) on the simulated fleet. The same function
+submits about a thousand other jobs. An SQL UPDATE then sets their states, because simulating these jobs would take
+hours.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def small(world: World) -> None:
 
 
 def write_log(world: World, name: str, lines: int) -> None:
-    """Store log lines of a job's rank 0."""
+    """Write `lines` log lines, as if rank 0 of the job had printed them."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks).node_id
     begin = int(world.now.timestamp() * 1000) - lines

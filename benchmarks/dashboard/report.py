@@ -16,7 +16,7 @@ SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
 """Limit of the 95th percentile of frame times, in milliseconds: 30 frames per second."""
 METRICS_MB: Final = 5.0
-"""Limit of an open Metrics tab in megabytes per hour."""
+"""Limit of the traffic of an open Metrics tab, in megabytes per hour."""
 SHIFT: Final = 0.05
 """Limit of the cumulative layout shift. Source: half of what web.dev calls good."""
 FIRST_LOAD_KB: Final = 250.0
@@ -39,7 +39,8 @@ class Run(BenchmarkRun):
     bytes_per_hour: dict[str, tuple[float, float]]
     """Bytes that an open page receives per hour, by page.
 
-    A pair has the measured bytes, and the bytes that complete, uncompressed responses to the same polls would have.
+    The first value of a pair is measured. The second value is the size of the same responses if the server sent them
+    completely and without compression.
     """
     shifts: dict[str, float]
     """Cumulative layout shift of each page's first load, by path."""

@@ -1,4 +1,4 @@
-"""Bytes that an open page receives, the size of its first load, and the shift of its layout.
+"""Measures how many bytes an open page receives, how many bytes its first load needs, and how its layout shifts.
 
 The browser's clock is simulated: each simulated second, the fleet trains one step, and the page's timers run. Requests
 are real. An hour of polling is therefore extrapolated from a minute that takes a few real seconds.
@@ -33,7 +33,10 @@ OWN: Final = tuple(
 SETTLE_SECONDS: Final = 15
 """Simulated seconds before the measurement. By then, the page has loaded all data and only polls."""
 AHEAD_MS: Final = 2_900
-"""Milliseconds after which a page fetches the code of other pages. This code is not part of the first load."""
+"""Milliseconds from the first load of a page until the page fetches the code of other pages in advance.
+
+This code is not part of the first load.
+"""
 _OBSERVE_SHIFT: Final = """() => {
   window.layoutShift = 0
   new PerformanceObserver((list) => {
@@ -51,7 +54,7 @@ class Traffic:
 
     bytes_per_hour: float
     plain_bytes_per_hour: float
-    """Bytes per hour if each response were complete and uncompressed."""
+    """Bytes per hour if the server sent each response completely and without compression."""
 
 
 class Logger:
@@ -99,7 +102,10 @@ def _value(name: str, step: int) -> float:
 
 @dataclass
 class _Counted:
-    """Counts the bytes that the browser receives from the API. Without slots, because Playwright adds attributes."""
+    """Counts the bytes that the browser receives from the API.
+
+    The dataclass has no `__slots__`, because Playwright adds attributes to the object.
+    """
 
     received_bytes: int = 0
     requests: Counter[str] = field(default_factory=Counter)
@@ -132,7 +138,7 @@ class _Counted:
 
 
 def traffic_of(browser: Browser, served: Living, path: str, second: Callable[[], None], seconds: int) -> Traffic:
-    """Leave a page open while a job trains, and count the bytes that it receives.
+    """Keep a page open while a job trains, and count the bytes that the page receives.
 
     Args:
         browser: a started browser.
@@ -178,7 +184,7 @@ def _pass(page: Page, counted: _Counted, second: Callable[[], None], seconds: in
 
 
 def _complete(url: str) -> str:
-    """Return the address of the same request for a complete response."""
+    """Return the URL of a poll without the parameter that limits the response to changes."""
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "ChangesSince"]
     return parts._replace(query=urlencode(query)).geturl()

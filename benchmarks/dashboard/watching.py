@@ -1,4 +1,4 @@
-"""Measurements in the browser, with the browser's clock and frame times."""
+"""Measures delays and frame times of the dashboard in the browser, with the browser's clock."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ It also measures floors: bounds that no system can beat on this machine, such as
     __main__.py      the run: order of the launches
     systems.py       the compared systems and their virtual environments
     launches.py      two rank processes of a compared system, or two processes that measure floors
-    everstep.py      Everstep's side: a job on two real nodes, killed and restored
-    char_gpt.py      the cost of every-step copies for a real model
+    everstep.py      the measurement of Everstep: a job on two nodes, whose ranks are killed and restored
+    char_gpt.py      the cost of keeping every step of a small GPT
     rank/            programs of the rank processes
-    rows.py          conversion of samples to table rows with verdicts (pure)
+    rows.py          conversion of measured samples to table rows with verdicts (pure)
     report.py        results, page and picture (pure)
 
-Invariant: all measurements are reported, and none is repeated. A row is marked as inconclusive if its floor or its
-reference value is unreliable.
+Invariant: all measurements are reported, and none is repeated. A row is inconclusive if its floor changed, or if the
+value that it is compared with is unreliable.
 """

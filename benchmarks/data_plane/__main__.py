@@ -50,27 +50,27 @@ from infra.local_cloud.up import ClusterOptions
 SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Duration of a long span in seconds per GiB of state, plus a constant part in seconds.
 
-A span is the wait between two snapshots that replaces forward and backward. Long span and optimizer step together last
-long enough to copy a snapshot to the other node.
+A span is a wait in each step that replaces forward and backward. A long span and the optimizer step together last long
+enough to copy a snapshot to the other node.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Duration of a short span, in the units of the long span: about twice the time of copying the state once."""
 LAUNCH_SECONDS = 150.0
 PARTS = ("systems", "tls")
-"""All systems side by side; the cost of TLS between nodes."""
+"""Parts that `--only` selects: `systems` measures all systems, `tls` measures the cost of TLS between nodes."""
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
 """Compared systems that are also measured with a large state.
 
-Everstep's limits refer to the values of these systems, except for DLRover's. DLRover is included because its local
-restore is the fastest.
+The values of these systems are Everstep's limits. DLRover is an exception: it sets no limit and is included because its
+local restore is the fastest.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """State size of a measurement, and its numbers of repetitions."""
+    """A state size to measure, with the number of repetitions of each measurement."""
 
     state_mib: int
     peers: tuple[System, ...]
@@ -94,10 +94,10 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in three launches give 100 snapshots, enough for a p99. A small state gets more snapshots in the
-        # same time, because its worst value varies. Two of three steps with short spans have no snapshot. A small state
-        # gets 250 steps without a snapshot in this way. In addition to `local_restores`, each restore from a peer
-        # includes a restore from the rank's own node.
+        # Two ranks in three launches give 100 snapshots, enough for a 99th percentile. A small state gets more
+        # snapshots in the same time, because its slowest snapshot varies most. With short spans, Everstep takes a
+        # snapshot at every third step only. A small state thus gets 250 steps without a snapshot. In addition to
+        # `local_restores`, each restore from a peer includes a restore from the other rank's own node.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
@@ -117,7 +117,7 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
     """Return the order of launches: one pass, the extra launches, and a pass in reverse order.
 
     Args:
-        names: all systems.
+        names: names of all systems, in the order of the first pass.
         thrice: systems that are launched a third time, between the two passes.
     """
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
@@ -131,7 +131,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Launch every system; return all measured values, and the floors (lower bounds) of every state size."""
+    """Launch every system with every state size. Return all measured values and floors."""
     found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
     if "tls" in begun.parts:
         begun.say("one stream, plain and with TLS")
@@ -244,14 +244,14 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the lower bounds measured for one system: per bound (floor), a summary of each launch.
+    """Return the floors (times that no system can beat) of one system, with a summary of each launch.
 
     If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
     The report can then still show whether the floor changed.
 
     Args:
         launches: floor measurements of each launch, in order.
-        state_bytes: bytes that every floor moved.
+        state_bytes: bytes that each measured operation moves.
     """
     if len(launches) == 1:
         (alone,) = launches

@@ -1,4 +1,4 @@
-"""Restore from another node's memory into the model of a rank that already waits for its state.
+"""Measures a restore from another node's memory into the model of a rank that already waits for its state.
 
 The rank copies verified chunks while its node still fetches later chunks.
 
@@ -30,7 +30,7 @@ class Arrival:
     fetch_seconds: float
     """Seconds from the start of the fetch until all bytes were verified in the memory of the rank's node."""
     model_seconds: float
-    """Seconds from the start of the fetch until the rank's call of `restore` returned."""
+    """Seconds from the start of the fetch until `restore` returned in the rank, with the state in its model."""
     verified: bool
 
 
@@ -61,7 +61,8 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 owner.ask(["start"])
                 return _drive(owner, holder, rank, count)
         finally:
-            for folder in folders.values():  # the node mounts a tmpfs if it has the permission
+            # The node has mounted a tmpfs on its folder, if it has the permission to mount.
+            for folder in folders.values():
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 

@@ -1,6 +1,6 @@
-"""Cost of keeping every step of a real model: the char-GPT with DDP and ZeRO-3.
+"""Measures the cost of keeping every step of the char-GPT example, with DDP and with ZeRO-3.
 
-Each launch consists of blocks of steps. Blocks without protection, under Everstep and under lm-resiliency take turns.
+Each launch consists of blocks of steps. Blocks under Everstep, under lm-resiliency and without protection take turns.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Launch:
 
 
 def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> list[Launch]:
-    """Launch a model a few times; the systems take turns within each launch.
+    """Launch the model a few times. Within each launch, the systems train blocks of steps in turn.
 
     Args:
         bench: the cluster.
@@ -104,7 +104,7 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
         with_peer: whether to include lm-resiliency.
 
     Returns:
-        The launches.
+        The measurements of each launch.
 
     Raises:
         BenchmarkFailed: a launch failed.
@@ -145,7 +145,10 @@ def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> 
 
 
 def order_of(systems: Sequence[str]) -> list[str]:
-    """Return the order of blocks. The order varies by cycle, so that no system always runs after the same system."""
+    """Return the system of each block of steps.
+
+    The order differs from cycle to cycle, so that no system always follows the same other system.
+    """
     orders = list(permutations(systems))
     return [system for number in range(CYCLES) for system in orders[number % len(orders)]]
 
@@ -161,9 +164,9 @@ def _median(launch: Launch, system: str) -> float:
 
 
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
-    """Return the unprotected step time, and the slowdown and CPU time of every system.
+    """Return rows with the step time without protection, and with the slowdown and CPU time of every system.
 
-    Everstep's values have verdicts.
+    Only Everstep's rows have verdicts.
 
     Args:
         kind: ddp or zero3.

@@ -1,4 +1,4 @@
-"""Measures the cost of TLS between nodes: one stream, plain and encrypted, between two processes over loopback.
+"""Measures the cost of TLS between nodes with one stream over loopback between two processes.
 
 The sender and the receiver use the product's functions for chunks. The receiver digests each chunk, as a holder does.
 """
@@ -22,14 +22,14 @@ from worker.replication.streams import BUFFER_BYTES, send_all
 
 GIB = 1024**3
 ROUNDS = 7
-"""Transfers of one GiB per kind. Plain and encrypted transfers alternate."""
+"""Number of transfers of one GiB without TLS, and number of transfers with TLS. The two kinds alternate."""
 PIECE_BYTES = 256 * 1024
 """Bytes per call of the sender, as in `worker.replication.streams`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One GiB over one stream."""
+    """One transfer of a GiB over one stream, with or without TLS."""
 
     is_encrypted: bool
     seconds: float
@@ -38,13 +38,16 @@ class Transfer:
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:
-    """Return the transfers, plain and encrypted in turn. A first transfer of each kind warms up and does not count."""
+    """Run transfers without and with TLS in turn, and return their durations.
+
+    The first transfer of each kind is a warm-up and is not returned.
+    """
     found = [_transfer(size, is_encrypted=is_encrypted) for _ in range(rounds + 1) for is_encrypted in (False, True)]
     return found[2:]
 
 
 def words(transfers: Sequence[Transfer]) -> str:
-    """Return the table of the transfers' medians."""
+    """Return a Markdown table with the median duration of each kind of transfer."""
     rows = []
     for title, is_encrypted in (("plain", False), ("TLS", True)):
         of = [each for each in transfers if each.is_encrypted is is_encrypted]
@@ -69,7 +72,7 @@ def _transfer(size: int, *, is_encrypted: bool) -> Transfer:
     try:
         line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", is_encrypted, is_server=False)
         chunk = bytearray(CHUNK_BYTES)
-        here.recv()  # The receiver is ready.
+        here.recv()  # Wait until the receiver is ready.
         began_at, used = time.monotonic(), time.process_time()
         with line, memoryview(chunk) as whole:
             for index in range(size // CHUNK_BYTES):
@@ -87,7 +90,7 @@ def _transfer(size: int, *, is_encrypted: bool) -> Transfer:
 
 
 def _receive(parent: Connection, size: int, is_encrypted: bool) -> None:
-    """Receive and digest all chunks. Runs in a process of its own."""
+    """Receive and digest all chunks. The receiver's process runs this function."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         parent.send(server.getsockname()[1])
         line = _line(server.accept()[0], "i-2", is_encrypted, is_server=True)

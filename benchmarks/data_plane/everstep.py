@@ -1,11 +1,11 @@
-"""Everstep's side of the benchmark: one job on two nodes of the local cloud, killed and restored by the harness.
+"""Measures Everstep: one job on two nodes of the local cloud, whose ranks the harness kills and Everstep restores.
 
     first launch ─▶ kill rank 0: both ranks restore from their own node, several times
                  ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
-    after the job: restores of a rank that already waits for its state (`arrivals`)
+    after the job: restores into a rank that already waits for its state (`arrivals`)
 
-Invariant: the product runs unchanged and cannot detect the measurement. Times are read from the script's output, the
-rank's page and the agents' logs.
+Invariant: the product runs unchanged and cannot detect the measurement. The harness reads times from the script's
+output, the rank's page and the agents' logs.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverstepLaunch:
-    """Measurements of one job."""
+    """All measurements of one Everstep job: its snapshots, restores and memory."""
 
     ranks: list[Json]
-    """Output of the script's first launch, by rank."""
+    """JSON output of the script in the job's first launch, by rank."""
     restored: list[Restored]
     arrived: list[Arrival]
-    """Restores of a rank that already waits for its state (`arrivals`), measured after the job ended."""
+    """Restores into a rank that already waits for its state (`arrivals`), measured after the job ended."""
     memory_ratio: float
     """Host memory that the job added on all nodes ÷ bytes of the ranks' state.
 
@@ -72,7 +72,7 @@ class EverstepLaunch:
 def run_everstep(
     bench: Bench, name: str, *, state_mib: int, repeats: Repeats, beside: Callable[[], None] = lambda: None
 ) -> EverstepLaunch:
-    """Run one job.
+    """Run one Everstep job, kill its ranks, and measure snapshots, restores and memory.
 
     Args:
         bench: a cluster of two nodes.
@@ -85,7 +85,8 @@ def run_everstep(
         The measurements.
 
     Raises:
-        BenchmarkFailed: the job ended, or a restore used another source than intended.
+        BenchmarkFailed: the job ended early, or a rank restored its state from another source than the benchmark
+            intended.
     """
     directory = bench.directory / name
     source = directory / "source"
@@ -171,7 +172,7 @@ def _spoil(slot: Path) -> None:
 
 
 def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
-    """Wait until both ranks have written their output files of one launch. Poll the API rarely meanwhile."""
+    """Wait until both ranks have written their output files of one launch, and return the contents of the files."""
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):

@@ -36,7 +36,7 @@ def run_peer(
     Args:
         system: the compared system.
         environments: folder of the virtual environments.
-        home: folder for logs, results and dumps of this launch.
+        home: folder for the logs, results and state dumps of this launch.
         state_mib: state per rank in MiB.
         repeats: how often this launch repeats each of its measurements.
         timeout_seconds: limit for the whole launch.
@@ -111,7 +111,8 @@ def _run_to_the_end(
     name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
-    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed searches PATH for ninja
+    # Add the environment's programs to PATH, because DeepSpeed searches PATH for ninja.
+    path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
         # End both ranks, because a rank would wait for a dead partner.
@@ -124,7 +125,7 @@ def _run_to_the_end(
 
 
 class FloorPair:
-    """Two processes that measure, on request, times that no system can beat (floors).
+    """Two processes that measure floors on request. A floor is a time that no system can beat.
 
     Leaving the context ends both processes.
     """
@@ -184,7 +185,8 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in set(MEMORY.iterdir()) - before:  # files of DLRover, and of torch in killed ranks
+        # Remove files that DLRover has left, and files of torch in killed ranks.
+        for left in set(MEMORY.iterdir()) - before:
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)
         for left in Path("/tmp/ckpt_sock").glob(f"bench{os.getpid()}-*"):
@@ -224,7 +226,7 @@ def processes(
 
 
 class Talk:
-    """A process that receives commands as lines on stdin and answers each command with a line on stdout."""
+    """A started process that reads commands as lines from stdin and answers each command with a line on stdout."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self._process = process
@@ -236,7 +238,7 @@ class Talk:
         return self._process.pid
 
     def say(self, words: object) -> None:
-        """Send a line."""
+        """Send one command to the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
         self._process.stdin.flush()
@@ -254,6 +256,6 @@ class Talk:
         return json.loads(line)
 
     def ask(self, words: object) -> Any:
-        """Send a line, and return the line that the process answers."""
+        """Send one command to the process, and return its decoded answer."""
         self.say(words)
         return self.answer()
