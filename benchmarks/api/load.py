@@ -119,7 +119,7 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
     """Send reports from many agents without pauses, and wait until the server has processed all reports.
 
     Raises:
-        BenchmarkFailed: the server closed a connection before all reports were sent.
+        BenchmarkFailed: a connection ended for another reason than the invalid message after its last report.
     """
     length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
 

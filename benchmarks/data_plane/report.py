@@ -1,4 +1,4 @@
-"""Computes the rows, page and picture of the data plane benchmark. Pure."""
+"""Computes the table rows, the page and the picture of the data plane benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FLOOR_TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the data plane benchmark."""
 
     figures: Sequence[Figure]
     floors: Floors
@@ -69,7 +69,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Figure]:
-    """Return all rows. On a busy machine, they have no verdicts."""
+    """Return one table row per measured value. On a busy machine, the rows have no verdicts."""
     return without_verdicts(run.figures) if run.is_busy else list(run.figures)
 
 
@@ -126,7 +126,7 @@ def _floors(floors: Floors) -> str:
 
 
 def _peers(figures: Sequence[Figure]) -> tuple[str, str]:
-    """Return the table of all systems, and a list in Markdown.
+    """Return a Markdown table of all systems, and a Markdown list of failures and inconclusive values.
 
     The list names each failed launch and each inconclusive value of a compared system, with the reason.
     """

@@ -1,4 +1,4 @@
-"""Conversion of samples to table rows with verdicts. Pure.
+"""Converts measured samples to table rows with verdicts. The functions are pure.
 
 Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict. A verdict is
 inconclusive in these cases:
@@ -28,9 +28,9 @@ from benchmarks.rows import Row
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
-"""Largest accepted deviation of a compared system's value from its range in `KNOWN`, as a ratio.
+"""Largest accepted deviation of a compared system's value from its known range (`KNOWN`), as a ratio.
 
-The range is first scaled by this machine's lower bounds (`peer_figure`).
+`peer_figure` first scales the range to the speed of this machine.
 """
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 """Floors in ms per GiB on the machine where `KNOWN` was measured.
@@ -58,7 +58,7 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("torch.save", "blocked"): (2167, 2167, ("memcpy",)),
     ("DCP async, thread", "restore_local"): (876, 876, ("memcpy",)),
     ("DCP async, process", "restore_local"): (876, 876, ("memcpy",)),
-    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # the adapter reads the file through a memory mapping
+    ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # torch.load reads the file through a memory mapping
     ("lm-resiliency", "memory"): (4.0, 4.0, ()),
     ("DLRover flash checkpoint", "memory"): (1.0, 1.0, ()),
     ("DCP async, thread", "memory"): (
@@ -71,8 +71,8 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
 """Known lowest and highest median by compared system and metric, and the lower bounds (floors) that scale them.
 
 The medians are in the metric's unit. `peer_figure` scales the range by the ratio of this machine's floors to
-`KNOWN_FLOORS`. A range without floors is not scaled. A value far outside of the range shows that the system did not run
-as intended.
+`KNOWN_FLOORS`. A range without floors is not scaled. A value far outside of the range shows that the system did not
+work as its authors intend.
 """
 EVERY_STEP = "snapshots ÷ steps 1.00"
 """Text beside the blocked times of a compared system: the system takes a snapshot at every step.
@@ -125,14 +125,14 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Of:
-    """All measurements of one system with one state size, and the lower bounds measured beside them."""
+    """All measurements of one system with one state size, and the floors (lower bounds) measured with them."""
 
     system: str
     version: str
     state_mib: int
     measured: Measured
     floors: Mapping[str, LaunchFloor]
-    """Lower bounds, such as a plain memcpy, measured before and after the launches of this system."""
+    """Floors, such as the time of a plain memcpy, that were measured before and after the launches of this system."""
 
     def figure(
         self,
@@ -267,8 +267,7 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 def _with_commits(figure: Figure, commits: float) -> Figure:
     """Add commits ÷ steps to the reason of a row about blocked times.
 
-    A blocked time passes only if nearly every step was committed. With few snapshots, training is rarely blocked at
-    all.
+    A blocked time passes only if nearly every step was committed, because few snapshots also block training rarely.
     """
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:
@@ -277,7 +276,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's rows for metrics without a limit."""
+    """Return Everstep's rows for metrics without a limit, which the page shows without a verdict."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",
@@ -369,7 +368,7 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
-    """Return a compared system's row. Outside the known range, the row is inconclusive and has a reason."""
+    """Return a compared system's row. If its value is outside the known range, the row is inconclusive."""
     figure = peer.figure(
         metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
     )

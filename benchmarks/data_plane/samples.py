@@ -1,6 +1,7 @@
-"""Conversion of all launches' samples to one form: milliseconds per GiB of state per rank, by metric. Pure.
+"""Converts the samples of all launches to milliseconds per GiB of a rank's state, by metric. The functions are pure.
 
-A span is the wait between two snapshots that replaces forward and backward.
+A span is a wait in each step that replaces forward and backward. Everstep audits the first snapshots of a launch: it
+copies them whole at the boundary and compares them byte by byte, which takes longer.
 
     blocked               blocked time of the training thread per snapshot, long spans
     blocked_tight         blocked time of the training thread per snapshot, spans of twice a copy's duration
@@ -40,7 +41,7 @@ The measuring process cannot import that constant, because the import would load
 
 @dataclass(slots=True)
 class Measured:
-    """Values of all launches of one system with one state size."""
+    """Measured values of all launches of one system with one state size."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     verified: dict[str, bool] = field(default_factory=dict)
@@ -68,8 +69,8 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             _add_rank(found, rank)
         size = launch.ranks[0]["state_bytes"]
         for each in launch.restored:
-            # Every restore counts here: the rank reads from its own node's memory, even if the agent has fetched the
-            # state from a peer before.
+            # Every restore counts as local here: the rank always reads from its own node's memory, even if the agent
+            # has fetched the state from a peer before.
             found.add("restore_local", [per_gib(each.rank_seconds, size)])
             found.verify("restore_local", each.verified)
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)
@@ -118,7 +119,7 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
         audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
         for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
             found.add(metric, [commits[0] / statistics.median(others)] if others else [])
-    for metric in ("commit", "blocked"):  # the time of a wrong snapshot does not count
+    for metric in ("commit", "blocked"):  # A failed comparison with the holder's bytes makes both times invalid.
         found.verify(metric, rank["holder_verified"])
 
 

@@ -17,7 +17,7 @@ INSTALL_SECONDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One of the checkpointing systems that the benchmark compares."""
+    """One checkpoint system that the benchmark compares with Everstep."""
 
     name: str
     adapter: str

@@ -45,7 +45,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the requested parts; keep the other parts of an earlier run with the same conditions.
+    """Run the requested parts. Take the results of the other parts from an earlier run with the same conditions.
 
     Raises:
         BenchmarkFailed: there is no device, or a part did not run on it.
@@ -66,7 +66,7 @@ def measure(begun: Begun) -> dict[str, Any]:
         if outcome.found is not None and outcome.found.get("device") != CUDA:
             raise BenchmarkFailed(f"the part {part} ran on {outcome.found.get('device')}, not on a GPU")
         outcomes[part] = outcome
-        # Write after each part, because a later part may crash this process.
+        # Write the page after each part, because a later part may crash this process.
         begun.write(report.PAGE, found)
     return found
 
@@ -91,7 +91,7 @@ def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str
     say(f"part {part}")
     try:
         found, failure = work(part), ""
-    except Exception as error:  # any exception fails only this part
+    except Exception as error:  # an exception in one part must not prevent the other parts
         found, failure = None, str(error) if isinstance(error, BenchmarkFailed) else f"{type(error).__name__}: {error}"
         say(f"  part {part} failed: {failure}")
     return Outcome(found=found, failure=failure, at=at, seconds=time.monotonic() - begun)
@@ -112,7 +112,7 @@ def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, 
     folder.mkdir(parents=True)
     if part != GPT:
         return run_part(part, sizes, folder, device=device)
-    from benchmarks.device import gpt  # only this part needs the local cloud and its imports
+    from benchmarks.device import gpt  # import here, because only this part needs the local cloud
 
     return gpt.measure(folder, sizes, device=device, say=say)
 

@@ -1,8 +1,8 @@
-"""The part that needs a cluster: a GPT on the device, with and without a snapshot of every step on another node.
+"""The part `gpt`: a job trains a GPT on the device, with and without a copy of every step on another node.
 
 The job has two nodes on loopback with one rank each, because two copies need a second node. Only rank 0 uses the
-device. Rank 1 passes the same steps with a tiny state (`rank/train.py`). Both nodes are on one machine, so the values
-include no real network.
+device. Rank 1 finishes the same number of steps with a tiny state (`rank/train.py`). Both nodes are on one machine, so
+the values include no real network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HYPERPARAMETERS = (
 
 
 def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the job once.
+    """Run the job once, and return what its ranks measured.
 
     Args:
         home: folder for logs and the script's output.
@@ -50,8 +50,8 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
         say: receives progress messages.
 
     Returns:
-        The measurements until the end or a failure, in the form that `rows.of_gpt` reads. If the job failed, they
-            include the failure's message.
+        The measurements that the job has written, in the form that `rows.of_gpt` reads. If the job failed, they include
+        the failure's message.
 
     Raises:
         BenchmarkFailed: nothing was measured; the message has the reason and the path of the log.
@@ -71,7 +71,7 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for the nodes.
 
-    It contains the GPU driver's variables and the import path of this benchmark's modules.
+    The environment contains the GPU driver's variables and the import path of this benchmark's modules.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     return {**{name: variables[name] for name in PASSED_ON if name in variables}, "PYTHONPATH": path}

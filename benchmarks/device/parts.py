@@ -25,12 +25,12 @@ MEMORY = Path("/dev/shm")
 GIB = 1024**3
 MIB = 1024**2
 SLOTS: Mapping[str, float] = {CAPTURE: 2.0, RESTORE: 1.0, GRAPH: 2.2}
-"""Space that each part needs on tmpfs, as a multiple of the bytes of its state."""
+"""Bytes that each part needs on tmpfs ÷ bytes of the part's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes and counts of a run."""
+    """Sizes of the model, and numbers of steps and repetitions of a run."""
 
     state_bytes: int = 8 * GIB
     rounds: int = 8

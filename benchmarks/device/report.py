@@ -1,4 +1,4 @@
-"""Results, limits and page of the GPU benchmark. Pure except for `earlier`.
+"""Defines the results and the page of the GPU benchmark. All functions except `earlier` are pure.
 
 Invariant: all reported values were measured on one device, with one version of torch, one revision of Everstep and one
 set of sizes.
@@ -59,14 +59,15 @@ def rows_of(part: str, outcome: Outcome) -> list[Row]:
         return [broken(part, outcome.failure)]
     try:
         return of_part(part, outcome.found)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a part that ended early may lack any value
+    # any value may be missing if the part ended early
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return [broken(part, f"what it left cannot be read ({type(error).__name__}: {error})")]
 
 
 def earlier(
     results: Path, device: Mapping[str, Any], sizes: Sizes, machine: Machine, *, is_quick: bool
 ) -> dict[str, Outcome]:
-    """Return the outcomes of an earlier run that the page may show together with this run's.
+    """Return the outcomes of an earlier run that the page may show together with the outcomes of this run.
 
     The result is empty if the device, torch, the sizes, Everstep's revision or `is_quick` differ.
 
@@ -79,7 +80,7 @@ def earlier(
     """
     try:
         run: Run = load(PAGE, results)
-    except (OSError, ValueError):  # no file, or a file of another version of this benchmark
+    except (OSError, ValueError):  # the file is missing, or another version of this benchmark wrote it
         return {}
     kept = (run.device, run.sizes, run.machine.revision, run.is_quick)
     return dict(run.outcomes) if kept == (dict(device), sizes, machine.revision, is_quick) else {}

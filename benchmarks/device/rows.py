@@ -1,10 +1,10 @@
-"""Conversion of the parts' measurements to rows with verdicts. Pure.
+"""Converts the measurements of each part to table rows with verdicts. The functions are pure.
 
 A floor is the rate of plain copies between pinned memory and the device. No system can copy faster.
 
 Invariant: a verdict depends on this run only. A row is inconclusive if its floor at the end of the run differs from the
-floor at the beginning. A row misses its limit if a system returned wrong bytes, or if the part of the benchmark that
-measures the row failed.
+floor at the beginning. A row misses its limit if a compared snapshot has wrong bytes, or if the part that measures the
+row failed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmarks.measures import (
 from benchmarks.rows import Row
 
 LEAST_STATE_BYTES = 8 * GIB
-"""Minimum bytes of a capture. The rate of a smaller capture gets no verdict."""
+"""Minimum size of a state in bytes. The capture rate of a smaller state gets no verdict."""
 LEAST_RATE_RATIO = 0.9
-"""Lower limit of: rate of snapshots into registered slots ÷ rate of plain copies of pinned memory."""
+"""Lower limit of the ratio: rate of captures into registered slots ÷ rate of plain copies of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
 """Minimum number of pairs of blocks for a verdict on a slowdown. With fewer pairs, the verdict is inconclusive."""
@@ -230,7 +230,7 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
 
 
 def whole(found: Mapping[str, Any]) -> Row:
-    """Return the row of the steps whose bytes were compared with the holder's bytes.
+    """Return the row that shows how many committed steps had wrong bytes on the holder.
 
     Args:
         found: `Verified` as a mapping.

@@ -1,1 +1,5 @@
-"""Benchmark of clients for bulk transfer to S3, compared with Everstep's own store."""
+"""Benchmark of checkpoints in S3 and of training while they are stored: `make bench-durable`.
+
+The benchmark compares Everstep's S3 client with other clients, and Everstep's checkpoints with
+torch.distributed.checkpoint (DCP) and DeepSpeed.
+"""

@@ -1,4 +1,4 @@
-"""Command of the benchmark of durable storage: `make bench-durable`. `benchmarks.command` documents the options."""
+"""Command of the benchmark of checkpoints in S3: `make bench-durable`. `benchmarks.command` documents the options."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS = 3
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
-"""MiB per object for each server. moto reads the whole object for each range, so its times for large objects are
-meaningless.
+"""Sizes in MiB of the transferred objects, by S3 server.
+
+moto reads the whole object for each ranged request, so its times for large objects are meaningless.
 """
 QUICK_SIZES = {"SeaweedFS": (64,)}
 MODEL_MIB, QUICK_MODEL_MIB = 64, 16
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the selected parts."""
+    """Measure the parts that `--only` names, by default all."""
     return {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
 
 
 def _transfers(begun: Begun) -> Iterator[Sample]:
-    """Measure all clients against each server, in rotated order."""
+    """Measure transfers by each client with each S3 server. The order of the clients rotates."""
     for server, sizes in (QUICK_SIZES if begun.is_quick else SIZES).items():
         with _served(server) as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
             for mib in sizes:
@@ -84,7 +85,7 @@ def _loads(begun: Begun) -> Iterator[Load]:
 
 
 def _strategies(begun: Begun) -> Iterator[StrategyJob]:
-    """Run one job with one killed rank per strategy."""
+    """Run one job per checkpoint strategy, and kill one rank in each job."""
     options = ClusterOptions(nodes=strategies.NODES, spares=0)
     with started_bench(begun.home / "strategies", begun.say, options) as bench:
         bench.wait_until_warm(strategies.NODES)
@@ -114,7 +115,7 @@ def _restores(begun: Begun) -> Iterator[SharedLoadTime]:
 
 
 def _comparisons(begun: Begun) -> Iterator[Comparison]:
-    """Measure every load and export of every system in turn, on one server and with one model."""
+    """Measure each load and export by each system in turn, with the same S3 server and the same model."""
     mib = QUICK_MODEL_MIB if begun.is_quick else MODEL_MIB
     with _served("SeaweedFS") as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
 

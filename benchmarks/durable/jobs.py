@@ -1,4 +1,4 @@
-"""Computes the rows and tables of three job measurements: uploads during training, loads, and strategies. Pure."""
+"""Computes the rows and tables of uploads during training, loads from memory, and checkpoint strategies. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict, moved_ratio
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Limits of the time that a checkpoint adds to training and of the time that it blocks training, relative to DCP."""
+"""Limits of the time that an Everstep checkpoint adds to training and blocks training, relative to a DCP checkpoint."""
 MOST_OF_SAME = 2.0
-"""Limit of the time of a load by another number of ranks, relative to a load by the same number.
+"""Limit of the load time if another number of ranks loads the state than has saved it.
 
-The time to transfer the bytes that nodes do not hold is added to the limit.
+The limit is relative to a load by as many ranks as saved the state. The time to transfer the bytes that the ranks'
+nodes do not hold is added to the limit.
 """
 MOST_LOST_STEPS = 2
 UPLOAD_NAMES = {
@@ -39,7 +40,7 @@ UPLOAD_NAMES = {
 
 
 def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
-    """Return the rows of training during an upload: added time and blocked time, relative to `async_save` to S3."""
+    """Return the rows of training during an upload: added and blocked time, relative to DCP's `async_save` to S3."""
     if not blocks:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
@@ -70,7 +71,7 @@ def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
 
 
 def upload_table(blocks: Sequence[UploadBlock]) -> str:
-    """Return the table of all systems."""
+    """Return the Markdown table of uploads during training, with one line per system."""
     head = (
         "system",
         "blocked, ms",
@@ -127,7 +128,7 @@ def load_rows(loads: Sequence[Load]) -> list[Row]:
 
 
 def load_table(loads: Sequence[Load]) -> str:
-    """Return the table of all layouts."""
+    """Return the Markdown table of loads from memory, with one line per layout."""
     head = ("ranks", "seconds, median", "seconds, all", "needed from other nodes, MiB", "fetched, MiB")
     body = []
     for layout in sorted(dict.fromkeys(load.layout for load in loads), key=_order):
@@ -146,7 +147,7 @@ def load_table(loads: Sequence[Load]) -> str:
 
 
 def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the rows of the strategies: useful time and lost steps with Everstep, lost steps without checkpoints."""
+    """Return the rows of useful time and lost steps with Everstep, and of lost steps without checkpoints."""
     if not jobs:
         return []
     by_name = {job.strategy: job for job in jobs}
@@ -175,7 +176,7 @@ def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
 
 
 def strategy_table(jobs: Sequence[StrategyJob]) -> str:
-    """Return the table of all strategies."""
+    """Return the Markdown table of the checkpoint strategies, with one line per strategy."""
     head = ("strategy", "useful time", "lost steps", "blocked, s", "seconds")
     step = step_seconds(jobs)
     body = [

@@ -1,9 +1,9 @@
-"""Measures loads of one step from the nodes' memory, by as many ranks as saved the step, by fewer and by more.
+"""Measures loads of one step from the nodes' memory, by as many ranks as saved the step, by fewer and by more ranks.
 
     4 ranks train and commit a step ─▶ 4, 3 and 6 ranks restore it, in turn
 
-Module `members` runs the nodes. A load begins when every rank waits for its state. It ends when the last rank's call
-of `restore` returns.
+The module `members` runs the nodes. A load begins when every rank waits for its state. It ends when the last rank's
+call of `restore` returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAM = ("benchmarks.durable.rank.loading",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Number of ranks of one load, and whether nodes hold their own rank's shard."""
+    """Number of ranks that load the state, and whether each rank's node holds the rank's own shard."""
 
     world_size: int
     has_own: bool = True
@@ -43,7 +43,7 @@ LAYOUTS = (SAME, MOVED, Layout(world_size=3), Layout(world_size=6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The measurements of one load."""
+    """The measurements of one load by all ranks."""
 
     layout: Layout
     seconds: float
@@ -53,11 +53,11 @@ class Load:
     fetched_bytes: int
     """Bytes of the shards that nodes fetched from other nodes."""
     is_equal: bool
-    """Whether all logical tensors have the bytes of the first generation."""
+    """Whether all parameters and optimizer tensors have the same bytes as when the first generation saved them."""
 
 
 def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int = EARLIER) -> float:
-    """Return the fraction of the whole state that a rank needs and its node does not hold.
+    """Return the fraction of the state of all ranks that one rank needs and that its node does not hold.
 
     The ranks divide the state evenly and in order.
 
@@ -76,7 +76,7 @@ def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int
 
 
 def needed_bytes(layout: Layout, state_bytes: int) -> float:
-    """Return the bytes that the ranks of a load need from other nodes."""
+    """Return the bytes that all ranks of a load together must receive from other nodes."""
     holders = placement.plan([node_id(number) for number in range(EARLIER)], members.COPIES).holders
     total = 0.0
     for rank in range(layout.world_size):
@@ -90,7 +90,7 @@ def needed_bytes(layout: Layout, state_bytes: int) -> float:
 
 
 def measure(home: Path, *, rounds: int, size: ModelSize = SIZE) -> Iterator[Load]:
-    """Load the step with every layout in turn.
+    """Train and commit a step, then load the step with every layout in turn.
 
     Args:
         home: folder of the logs.
@@ -139,7 +139,7 @@ class _Restored:
 def _launch(
     nodes: Members, talks: Sequence[Talk], size: ModelSize, generation: int, world_size: int, found: Inventories | None
 ) -> _Restored:
-    """Run the ranks of a generation until each has its state. The generation stays open on its nodes."""
+    """Start the ranks of a generation, and wait until each rank has its state. The generation stays open."""
     with members.meeting_port() as port:
         nodes.open(generation, world_size, found=found)
         for rank, talk in enumerate(talks[:world_size]):

@@ -1,9 +1,10 @@
-"""Nodes and ranks of a job without a control plane, and the plans of their generations.
+"""Runs the nodes and ranks of a job without a control plane, and makes the plans of their generations.
 
-    harness ── plans, commands ──▶ one process per node (`rank.node`)
-            ── tasks ────────────▶ one process per rank, which connects to its node
+    harness ── plans and commands ──▶ one process per node (`rank.node`)
+            ── tasks ───────────────▶ one process per rank, which connects to its node
 
-Invariant: the control plane's own code selects holders (`placement.plan`), sources and kept slots (`recovery.choose`).
+Invariant: the control plane's own code selects the holders (`placement.plan`), the sources of the shards, and the slots
+to keep (`recovery.choose`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FIRST = Generation(1)
 
 @dataclass(frozen=True, slots=True)
 class Inventories:
-    """The sealed slots of the nodes after the first generation."""
+    """The sealed slots of each node at the end of the first generation."""
 
     world_size: int
     """Number of ranks of the first generation."""
@@ -57,11 +58,11 @@ class Inventories:
 
 
 class Members:
-    """The nodes of a job, each in a process of its own.
+    """The nodes of a job. Each node has its own process.
 
     Args:
-        talks: the nodes' processes.
-        folders: each node's folder on tmpfs.
+        talks: talks with the process of each node.
+        folders: folder of each node on tmpfs, in the order of `talks`.
     """
 
     def __init__(self, talks: Sequence[Talk], folders: Sequence[Path]) -> None:
@@ -79,7 +80,7 @@ class Members:
         Args:
             generation: number of the generation.
             world_size: number of ranks.
-            every_steps: steps between two checkpoints; 0 for none.
+            every_steps: steps between two checkpoints; 0 for no checkpoints.
             found: the slots from which the generation restores; None to begin at step 0.
         """
         self._count = world_size
@@ -87,7 +88,7 @@ class Members:
         self._all(["open", *(base64.b64encode(data).decode() for data in (encode(plan), archive()))])
 
     def load(self) -> float:
-        """Load the step that the generation restores, and begin the rounds of the step protocol.
+        """Make the nodes load the step that the generation restores, and then begin the rounds.
 
         Return the monotonic time at which the load began.
         """
@@ -118,7 +119,7 @@ class Members:
         self._all(["close"])
 
     def environment(self, rank: int, world_size: int, generation: int, port: int) -> dict[str, str]:
-        """Return the variables that the agent would set for a rank."""
+        """Return the environment variables that an agent would set for a rank."""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(world_size),
@@ -192,7 +193,7 @@ class Members:
 
 
 def node_id(number: int) -> NodeId:
-    """Return the id of a node."""
+    """Return the id of the node with this number."""
     return NodeId(f"i-{number}")
 
 
@@ -207,8 +208,8 @@ def started(
         memory: folder in shared memory for the nodes' folders.
         home: folder of the logs.
         mebibytes: memory for slots per node.
-        environment: additional variables. With AWS_ENDPOINT_URL, the nodes use this S3 server, whose bucket `BUCKET`
-            exists. Otherwise each node has an object store of its own in memory.
+        environment: additional environment variables. If they contain AWS_ENDPOINT_URL, the nodes use this S3 server,
+            which must have the bucket `BUCKET`. Otherwise, each node has its own object store in memory.
     """
     logs = home / "nodes"
     logs.mkdir(parents=True)
@@ -221,7 +222,7 @@ def started(
         with processes(commands, logs, environment or {}, is_talking=True) as running:
             yield Members([Talk(process, logs) for process in running], folders)
     finally:
-        for folder in folders:  # a node mounts a tmpfs if it has the permission
+        for folder in folders:  # a node has mounted a tmpfs on its folder, if it has the permission
             ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 
@@ -231,7 +232,7 @@ def ranks(program: Sequence[str], environments: Sequence[Mapping[str, str]], hom
 
     Args:
         program: module and arguments.
-        environments: additional variables of each rank.
+        environments: additional environment variables of each rank.
         home: folder of the logs.
     """
     with ExitStack() as stack:

@@ -1,14 +1,15 @@
-"""One load or export of one system, in a process of its own: `python -m benchmarks.durable.peers JSON`.
+"""Runs one load or export by one system, in its own process: `python -m benchmarks.durable.peers JSON`.
 
-`prepare` writes the same model in the format of each system. Two ranks of Everstep hold flat halves of each tensor, as
-with ZeRO. `run` then measures one operation and prints an `Outcome` as JSON:
+The operation `prepare` writes the same model in the format of each system. In Everstep's format, each of two ranks has
+a flat half of each tensor, as with ZeRO. Each other operation is measured, and the process prints an `Outcome` as JSON:
 
-    operation    Everstep                              the system that it is compared with
+    operation    Everstep                              compared system
     load         DCP's load with `CheckpointReader`    boto3's download of DCP's directory, then DCP's load
     copy         export from S3 to S3                  boto3's download and upload of the same bytes
     export       export from files to files            DCP's consolidation; DeepSpeed's zero_to_fp32
 
-Invariant: the process compares every tensor with the model afterwards, outside of the measured time.
+Invariant: after the operation, the process compares every resulting tensor with the model. The comparison is not part
+of the measured time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The task of one process."""
+    """The operation that one process runs."""
 
     name: str
     """The operation: `prepare`, `load`, `copy` or `export`."""
@@ -41,9 +42,9 @@ class Operation:
     url: str
     """URL of the S3 server. Its credentials are in the environment."""
     folder: str
-    """Folder in shared memory with the files of `prepare`."""
+    """Folder in shared memory, into which `prepare` has written the models."""
     mib: int
-    """Size of the model's parameters."""
+    """Size of the model's parameters in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,11 @@ class Outcome:
 
     seconds: float
     is_equal: bool
-    """Whether each tensor of the result equals the model's."""
+    """Whether each resulting tensor equals the model's tensor."""
 
 
 def model(mib: int) -> dict[str, Any]:
-    """Return the parameters: matrices of 4 MiB."""
+    """Return the model's parameters: matrices of 4 MiB, `mib` MiB in total."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -64,7 +65,7 @@ def model(mib: int) -> dict[str, Any]:
 
 
 def optimizer_of(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the states of Adam for these parameters."""
+    """Return Adam's moments for these parameters, in the form of an optimizer's state dict."""
     return {name: {"exp_avg": value * 2, "exp_avg_sq": value * value} for name, value in parameters.items()}
 
 
@@ -111,7 +112,7 @@ def prepare(task: Operation) -> Outcome:
 def _prepare_deepspeed(folder: Path, parameters: Mapping[str, Any]) -> None:
     """Write files as DeepSpeed's ZeRO-2 would write them for two ranks. `zero_to_fp32` reads these files.
 
-    The benchmark does not start an engine, because the engine would first compile its operators for minutes.
+    The benchmark does not start an engine, because an engine first compiles its operators, which takes minutes.
     """
     import torch
     from deepspeed import __version__

@@ -1,4 +1,4 @@
-"""The load of one shard from S3 by several nodes, each with a bandwidth cap.
+"""Measures the load of one shard from S3 by several nodes together. Each node has a bandwidth cap.
 
 Every reader has its own S3 client and its own capped proxy in front of the S3 server:
 
@@ -36,7 +36,7 @@ class SharedLoadTime:
 
 
 def shared_load(url: str, environment: Mapping[str, str], folder: Path, readers: int) -> SharedLoadTime:
-    """Load one shard with a number of readers, and return the duration. The load compares the shard with its source.
+    """Load one shard with a number of readers, and return the duration. The load verifies the shard's bytes.
 
     Args:
         url: address of the S3 server, which has the bucket `BUCKET` of `benchmarks.durable.writers`.

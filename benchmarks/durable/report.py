@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the durable storage benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the benchmark of checkpoints in S3. The functions are pure."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 LEAST_RATIO = 0.8
-"""Lower limit of the throughput of Everstep's store ÷ throughput of boto3's transfer manager."""
+"""Lower limit of the ratio: throughput of Everstep's S3 client ÷ throughput of boto3's transfer manager."""
 MOST_EXTRA_BYTES = 64 * MIB
 MOST_OF_FEWER = 0.9
-"""Limit of the time of an upload or a load by more nodes, relative to the time by half as many nodes."""
+"""Limit of the ratio: time of an upload or load by several nodes ÷ its time by half as many nodes."""
 OWN, RAW = "everstep", "boto3"
 SYSTEMS = {
     "load": (OWN, "dcp"),
     "copy": (OWN, "boto3"),
     "export": (OWN, "dcp", "zero_to_fp32"),
 }
-"""Systems of each operation of `benchmarks.durable.peers`."""
+"""The compared systems, by operation of `benchmarks.durable.peers`."""
 GOALS = {
     ("load", "dcp"): ("load from S3, time ÷ that of DCP's download and load", 1.5),
     ("copy", "boto3"): ("export from S3 to S3, time ÷ that of a raw copy of the same bytes", 1.25),
     ("export", "dcp"): ("export of files, time ÷ that of DCP's consolidation", 1.0),
     ("export", "zero_to_fp32"): ("export of files, time ÷ that of zero_to_fp32", 1.0),
 }
-"""Text and limit of each comparison's row, by operation and compared system."""
+"""Title and limit of the row that compares Everstep with another system, by operation and system."""
 SYSTEM_NAMES = {
     ("load", OWN): "DCP's load with Everstep's reader",
     ("load", "dcp"): "boto3's download of DCP's directory, then DCP's load",
@@ -57,7 +57,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Figure):
-    """The measurements of one transfer by one client."""
+    """The measurements of one upload or download by one S3 client."""
 
     server: str
     client: str
@@ -77,19 +77,19 @@ class Comparison(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the benchmark. Parts that were not measured are empty."""
 
     samples: Sequence[Sample]
     comparisons: Sequence[Comparison] = ()
-    """Measured loads and exports. Empty in results of earlier versions, whose page omits their section."""
+    """Measured loads and exports. If empty, as in earlier results, the page omits the section."""
     shared: Sequence[SharedUploadTime] = ()
-    """Measured shared uploads. Empty in results of earlier versions, whose page omits their section."""
+    """Measured uploads that several nodes share. If empty, as in earlier results, the page omits the section."""
     restores: Sequence[SharedLoadTime] = ()
-    """Measured shared loads. Empty in results of earlier versions, whose page omits their section."""
+    """Measured loads that several nodes share. If empty, as in earlier results, the page omits the section."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     strategies: Sequence[StrategyJob] = ()
-    """Measured strategies. Like `uploads` and `loads`, empty in results of earlier versions, whose page omits them."""
+    """Measured jobs with checkpoint strategies. `uploads`, `loads` and `strategies` are empty in earlier results."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -161,7 +161,7 @@ def _compared(run: Run) -> list[Row]:
 
 
 def _divided(run: Run) -> list[Row]:
-    """Return one row per comparison of more with fewer nodes that share an upload or a load."""
+    """Return one row per number of nodes that share an upload or load, compared with the next lower number."""
     return [
         Row(
             what=f"{what} of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",

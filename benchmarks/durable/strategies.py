@@ -1,4 +1,4 @@
-"""The checkpoint strategies of the product on the same job, with one killed rank at the same step.
+"""Measures the product's checkpoint strategies with the same job, whose rank 1 is killed at the same step.
 
 The job trains on a local cluster of two nodes, whose S3 is moto. The script is `rank.strategy_job`.
 """
@@ -20,7 +20,7 @@ NODES = 2
 STEPS, KILL_AT = 100, 60
 STEP_SECONDS = 0.1
 STRAWMAN_SECONDS = 4
-"""Seconds between two checkpoints of the strategy Strawman, instead of three hours.
+"""Seconds between two checkpoints of the strategy Strawman, in place of its usual three hours.
 
 The rank is killed between two checkpoints.
 """
@@ -34,7 +34,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     CHECK_FREQ: {},
     EVERSTEP: {"EverySteps": EVERSTEP_EVERY},
 }
-"""Checkpoint settings of each strategy besides its name."""
+"""Fields of the job's `CheckpointConfig` for each strategy, without the strategy's name."""
 SCRIPT = Path(__file__).parent / "rank" / "strategy_job.py"
 
 
@@ -48,7 +48,7 @@ class StrategyJob:
     seconds: float
     """Seconds from the end of the first step until the end of the last step, over both launches."""
     lost_steps: int
-    """Steps that the ranks repeated."""
+    """Number of steps that the ranks repeated after the kill."""
     blocked_seconds: float
     """Seconds for which the session blocked rank 0, over both launches."""
     step_seconds: float
@@ -74,10 +74,10 @@ def parse(text: str) -> list[Line]:
 
 
 def judge(strategy: str, trace: Sequence[Line]) -> StrategyJob:
-    """Return the measurements in the trace of rank 0.
+    """Compute a job's measurements from the trace of rank 0.
 
     Raises:
-        BenchmarkFailed: the job had other launches than one before and one after the kill.
+        BenchmarkFailed: the trace does not have exactly one launch before the kill and one launch after it.
     """
     if {line.generation for line in trace} != {1, 2}:
         raise BenchmarkFailed(

@@ -1,4 +1,4 @@
-"""One transfer by one client, in a process of its own: `python -m benchmarks.durable.transfer JSON`.
+"""Runs one upload or download by one S3 client, in its own process: `python -m benchmarks.durable.transfer JSON`.
 
 The process prints a `Figure` as JSON. The bytes are in a file in shared memory, like a slot:
 
@@ -28,7 +28,10 @@ MIB = 1024 * 1024
 CONNECTIONS = 4
 PART_BYTES = 32 * MIB
 RANGE_BYTES = 8 * MIB
-"""Bytes of a ranged download. Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request."""
+"""Bytes per request of a download.
+
+Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
+"""
 BUCKET = "bench"
 PIECE_BYTES = 4 * MIB
 
@@ -85,7 +88,7 @@ def boto3_transfer(task: Task) -> Callable[[], None]:
 
 
 def awscrt_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with AWS's C runtime, which splits objects itself."""
+    """Prepare a transfer with AWS's C runtime (awscrt), which divides an object into parts itself."""
     from awscrt import auth, http, s3
 
     credentials = auth.AwsCredentialsProvider.new_static(task.access_key, task.secret_key)
@@ -128,7 +131,7 @@ def awscrt_transfer(task: Task) -> Callable[[], None]:
 
 
 def obstore_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with obstore, which wraps the object_store library of Rust."""
+    """Prepare a transfer with obstore, a Python package around Rust's object_store library."""
     import obstore
     from obstore.store import S3Store
 
@@ -167,7 +170,7 @@ def obstore_transfer(task: Task) -> Callable[[], None]:
 
 
 def everstep_transfer(task: Task) -> Callable[[], None]:
-    """Prepare a transfer with Everstep's store, whose parts are views of the slot."""
+    """Prepare a transfer with Everstep's S3 client, which sends and receives parts of the slot without copying them."""
     from everstep.protocol.plan import ObjectReference
     from worker.storage.s3 import s3_store
 
@@ -233,7 +236,7 @@ def _private_bytes(field: str) -> int:
 
 
 class _Peak:
-    """Samples the process's private memory in a thread, and keeps the largest value."""
+    """Reads the process's private memory repeatedly in a thread, and keeps the largest value."""
 
     def __init__(self) -> None:
         import threading

@@ -1,4 +1,4 @@
-"""Training while a checkpoint is stored: Everstep beside DCP's `async_save`, with the same state on one server.
+"""Measures training while Everstep or DCP's `async_save` stores a checkpoint of the same state on the same S3 server.
 
 Two ranks train a GPT under FSDP2. `rank.uploading` describes their blocks of steps.
 """
@@ -38,9 +38,9 @@ class UploadBlock:
     steps: list[float]
     """Durations of rank 0's counted steps, in seconds."""
     save_seconds: float
-    """The longest time, over all ranks, for which the checkpoint blocked the training thread."""
+    """Seconds for which the checkpoint blocked the training thread, on the rank with the longest time."""
     upload_seconds: float
-    """Time from the checkpoint's step until all ranks' parts were stored. 0 without a checkpoint."""
+    """Seconds from the end of the checkpoint's step until all ranks' parts were stored. 0 without a checkpoint."""
     cpu_seconds: float
     """CPU time of all nodes and of DCP's processes during the block."""
 
@@ -56,7 +56,7 @@ class UploadBlock:
 
     @property
     def during(self) -> list[float]:
-        """Durations of the steps that began before the upload ended; of all steps without an upload."""
+        """Durations of the steps that began before the upload ended. In a block without a checkpoint: of all steps."""
         begun, found = 0.0, []
         for step in self.steps:
             if begun < self.upload_seconds or self.system == FLOOR:
@@ -66,7 +66,7 @@ class UploadBlock:
 
 
 def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
-    """Return the measurements of one block, from the answers of all ranks (`rank.uploading.Block`)."""
+    """Combine the measurements of one block by all ranks (`rank.uploading.Block`)."""
     first = blocks[0]
     stored = max(block["stored_at"] for block in blocks)
     return UploadBlock(
@@ -80,7 +80,7 @@ def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
 
 
 def measure(home: Path, environment: Mapping[str, str], *, rounds: int, is_quick: bool = False) -> list[UploadBlock]:
-    """Train all blocks in one launch, in rotated order.
+    """Train all blocks of steps in one launch. The order of the systems rotates.
 
     Args:
         home: folder of the logs.
@@ -119,7 +119,7 @@ def _rotated(number: int) -> Iterator[str]:
 
 
 def added_seconds(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return the time that a checkpoint of a system adds to a block of steps: median over the rounds."""
+    """Return the seconds that a system's checkpoint adds to a block of steps: the median over all rounds."""
     return _seconds(blocks, system) - _seconds(blocks, FLOOR)
 
 

@@ -1,4 +1,4 @@
-"""The upload of one shard by several nodes, each with a bandwidth cap.
+"""Measures the upload of one shard to S3 by several nodes together. Each node has a bandwidth cap.
 
 Every writer has its own slot store, its own S3 client and its own capped proxy in front of the S3 server:
 
@@ -39,7 +39,7 @@ WRITERS = (1, 2, 4)
 """Numbers of nodes that share the upload, the owner included."""
 OBJECT_MIB = 256
 CAP_MIB_PER_SECOND = 16
-"""Rate at which one writer can send to S3. The server keeps up with four such writers on two cores."""
+"""Bandwidth cap of one writer. On two cores, the S3 server is fast enough for four such writers."""
 BUCKET = "bucket"
 """Name of the S3 bucket in the plan that `rank_plan` returns."""
 RANK = Rank(0)
@@ -48,7 +48,7 @@ _SLICE_SECONDS = 0.02
 
 
 class _Bucket:
-    """A token bucket that all connections of one writer share."""
+    """A token bucket that limits the total rate of all connections of one writer."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
@@ -67,7 +67,7 @@ class _Bucket:
 
 @contextmanager
 def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> Iterator[str]:
-    """Run a proxy that limits the bytes from its clients to the server.
+    """Run a proxy that limits the rate of bytes from its clients to the S3 server.
 
     Args:
         url: address of the S3 server, as http://host:port.
@@ -115,7 +115,7 @@ def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> I
 
 
 class _Line:
-    """A `Session` between two nodes of this process. It passes messages through queues in memory."""
+    """A `Session` between two simulated nodes in this process. Messages pass through queues in memory."""
 
     def __init__(
         self, peer: NodeId, inbox: asyncio.Queue[Message | None], outbox: asyncio.Queue[Message | None]

@@ -1,4 +1,4 @@
-"""Interface through which the measured loop calls a compared system."""
+"""Defines the interface through which the measured training loop calls a compared system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Adapter(Protocol):
-    """One rank of one compared system.
+    """The operations of a compared system on one rank.
 
     The constructor's arguments are the state, the `Meeting` that synchronizes both ranks, and a folder on tmpfs that
     both ranks can read. The training thread calls only the operations that the system's `System.metrics` need.
@@ -21,15 +21,15 @@ class Adapter(Protocol):
     """
 
     def snapshot(self, step: int, /) -> None:
-        """Start a snapshot of the current state. Return as soon as the system lets the script continue."""
+        """Start a snapshot of the current state. Return when the system allows the training script to continue."""
 
     def fence(self) -> None:
         """Wait until the optimizer may change the state. Called before each optimizer step."""
 
     def protect(self) -> None:
-        """Wait until the last snapshot is as safe as this system can make it.
+        """Wait until the last snapshot is in the safest place that the system offers.
 
-        Depending on the system, the snapshot is then in the memory of the other node or in a file.
+        Depending on the system, this place is the memory of the other node or a file.
         """
 
     def replica(self) -> list[torch.Tensor]:

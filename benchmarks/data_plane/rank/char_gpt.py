@@ -2,8 +2,8 @@
 
     warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ last step of each system, compared on its holder
 
-The systems are Everstep, lm-resiliency, and no protection. One launch contains all systems, in the same processes: step
-times of separate launches differ by more than the systems' effect.
+The systems are Everstep, lm-resiliency, and no protection. One launch measures all systems in the same processes,
+because step times of separate launches differ by more than the systems' effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OTHERS_WARM_UP_STEPS = 8
 A system's first write to a buffer takes several times as long as later writes.
 """
 SETTLE_STEPS = 20
-"""Maximum number of steps that a system trains after the measurement, until both nodes hold its last step."""
+"""Maximum number of steps after the measurement in which a system tries to store its last step on both nodes."""
 LOOK_SECONDS = 0.02
 """Seconds between two checks whether a step was committed.
 
@@ -60,7 +60,7 @@ def text() -> torch.Tensor:
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield random windows of the text endlessly. Each rank has a different random seed."""
+    """Yield batches of random windows of the text, without end. Each rank has a different random seed."""
     tokens, generator = text(), torch.Generator().manual_seed(rank)
     while True:
         starts = torch.randint(len(tokens) - CONTEXT - 1, (BATCH,), generator=generator)
@@ -77,7 +77,7 @@ class Ddp:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
     def registered(self) -> dict[str, Any]:
-        """Return the model and optimizer as arguments for `everstep.training.init`."""
+        """Return the keyword arguments with which `everstep.training.init` registers the model and the optimizer."""
         return {"model": self.model, "optimizer": self.optimizer}
 
     def forward_and_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -156,9 +156,9 @@ class Nobody:
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return for how many of the given steps the other node has held a complete copy.
+        """Return the number of given steps of which the other node has held a complete copy.
 
-        The other node may have replaced the copy since. This base class makes no copies and counts every step.
+        A copy counts even if a later copy has replaced it. This base class makes no copies and counts every step.
 
         Args:
             numbers: numbers of steps, as passed to `boundary`.
@@ -270,7 +270,7 @@ class Block:
 
     system: str
     seconds: float = 0.0
-    """Mean step time of the timed steps."""
+    """Mean seconds per timed step."""
     cpu_seconds: float = 0.0
     """Mean CPU time per step of this rank. Rank 0's value also includes the agents' CPU time."""
     numbers: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The job's script on Everstep's side: the loop of `loop.py` with a session, as in a user's script.
+"""Training script of Everstep's job: the training loop of `loop.py`, with an Everstep session as in a user's script.
 
     first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ bytes compared on the holder ─▶ wait
     later launches  restore, timed from the call ─▶ bytes compared with the first launch's dump ─▶ wait
@@ -30,12 +30,16 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Pause between a step boundary and the first check for its commit ÷ shortest time to a commit so far.
+"""Pause before the first check whether a step is committed, relative to the shortest time to a commit so far.
 
-The pause reduces the number of checks. A check uses 0.1 ms of CPU time, which the measured work could use.
+The pause begins at the step's boundary. It reduces the number of checks, because each check takes 0.1 ms of CPU time
+from the measured work.
 """
 FIRST_SNAPSHOTS = 4
-"""Number of snapshots at the start of a launch that are reported separately: the audited snapshots, and one more."""
+"""Number of snapshots at the start of a launch that are reported separately.
+
+They are the audited snapshots, which Everstep compares byte by byte with the state, and one more.
+"""
 FIRST_STEPS = 60
 SETTLE_STEPS = 100
 COMMIT_PATIENCE_SECONDS = 60.0
@@ -55,10 +59,7 @@ class Steps:
     began_at: list[float] = field(default_factory=list)
     """Time of the boundary call of each step."""
     committed_at: list[float | None] = field(default_factory=list)
-    """Time at which the rank's shared-memory page showed each step as committed.
-
-    None if exactly this step was not committed.
-    """
+    """Time at which the rank's page showed each step as committed. None for a step that was not committed itself."""
 
 
 class CommitWatch:
@@ -151,7 +152,7 @@ class Rank:
             dist.barrier()
             before = len(self._session.blocked_seconds)
             begun = time.perf_counter()
-            self._session.fence()  # the optimizer's step would wait here for the copy
+            self._session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
             fenced = time.perf_counter() - begun
             if number:
                 found.blocked.append(at_boundary + fenced)
@@ -174,9 +175,10 @@ class Rank:
         """Continue training until a step is committed that every rank has passed. Return this step."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
-            if least(sum(found.has_snapshot)):  # a step without a snapshot is never committed
-                # Wait long for the commit: these steps have another duration than the steps before. Until Everstep has
-                # profiled the new duration, it sends snapshots at the times that suited the old duration.
+            # Wait for the commit only if every rank took a snapshot: a step without a snapshot is never committed.
+            if least(sum(found.has_snapshot)):
+                # Allow much time for the commit. These steps have another duration than the steps before, and until
+                # Everstep has profiled the new duration, it sends snapshots at unsuitable times.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:
                 return found.numbers[-1]
@@ -219,13 +221,13 @@ def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHead
 
 
 def header_of(path: Path) -> SlotHeader:
-    """Return the header that a slot currently has."""
+    """Read the header of a slot from its file."""
     with path.open("rb") as file:
         return unpack_header(file.read(HEADER_BYTES))
 
 
 def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
-    """Return True if a payload contains all these tensors byte by byte. Return False without tensors.
+    """Return True if a slot's payload has the bytes of all tensors in `live`. Return False if `live` is empty.
 
     Args:
         payload: uint8[payload_bytes].

@@ -1,10 +1,10 @@
 """Measures the floors of this machine: times that no checkpoint system can beat.
 
-Two of these processes measure together, on request.
+The harness starts two processes of this program, which measure together on request.
 
-    memcpy      copy of the state's bytes into warm shared memory, tensor by tensor, one thread
+    memcpy      copy of the state's bytes into shared memory with allocated pages, tensor by tensor, in one thread
     digest      xxh3-128 of the same number of bytes
-    one_way     rank 0 sends the same number of bytes to rank 1 over one default loopback socket, into warm memory
+    one_way     rank 0 sends the same number of bytes to rank 1 over one loopback socket with default options
     both_ways   both ranks send the same number of bytes to each other, over one socket per direction
 
 A line on stdin requests one measurement of all floors. The answer is one line of JSON on stdout: seconds by floor. The
@@ -95,7 +95,7 @@ class Floors:
     def _one_way(self) -> None:
         if self._rank == 0:
             self._send(self._lines[0])
-            self._lines[0].recv(1)  # this call returns when the other rank has received all bytes
+            self._lines[0].recv(1)  # wait until the other rank confirms that it has received all bytes
         else:
             self._receive(self._lines[0])
             self._lines[0].sendall(b"k")

@@ -1,6 +1,8 @@
-"""The measured loop, which calls an adapter. All compared systems use it; `everstep_job.py` repeats it with a session.
+"""The measured training loop, in which an adapter calls a compared system.
 
-    first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe
+`everstep_job.py` has the same loop for Everstep.
+
+    first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots, each with `Adapter.protect`
     ─▶ byte comparison on the holder ─▶ restores from the own node ─▶ restores from the peer
 
 A span is a wait that replaces forward and backward.
@@ -28,7 +30,7 @@ SLOW_REPEATS = 3
 
 @dataclass
 class Samples:
-    """One rank's samples of one launch, in seconds."""
+    """One rank's measured values of one launch, in seconds."""
 
     state_bytes: int = 0
     first_blocked: float = 0.0
@@ -63,7 +65,8 @@ def measure(
 
     Args:
         make: returns the adapter.
-        offers: the system's metrics among blocked, tight_blocked, protect, restore_local, restore_peer and memory.
+        offers: names of the metrics that the system supports: blocked, tight_blocked, protect, restore_local,
+            restore_peer, memory.
         state: this rank's state.
         meeting: synchronizes the ranks.
         repeats: numbers of repetitions.

@@ -1,11 +1,11 @@
-"""One of two nodes without a control plane. It measures the transfer of a shard to a rank that already waits.
+"""Runs one of two nodes without a control plane, to measure the transfer of a shard to a waiting rank.
 
-    owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, releases the rank
+    owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, starts the rounds
     holder    the product's listener and receiver: receives copies of the rank's shard and sends the shard back
 
 The base is the step that the rank restores. In a real job, the agent starts the ranks and the fetch at the same time.
 With a state of the size measured here, the fetch would then end before the rank has built its model. The harness
-therefore starts the fetch only when the rank already waits for its state.
+therefore requests the fetch only when the rank already waits for its state.
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 
@@ -121,7 +121,7 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
     )
 
 
-@functools.cache  # a second archive would have another time stamp and digest
+@functools.cache  # build the archive once: a second archive would have another time stamp and therefore another digest
 def archive() -> bytes:
     """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()
@@ -131,7 +131,7 @@ def archive() -> bytes:
 
 
 class Ear:
-    """Receives the `RankEvents` of a generation, and records whether the generation's rank has connected."""
+    """Forwards the events of a generation's rank to the `Member`, and records whether the rank has connected."""
 
     def __init__(self, lines: RankLines) -> None:
         self._lines = lines
@@ -184,7 +184,7 @@ class Holder:
 
 
 class Owner:
-    """The owner's node: fetches the rank's shard from the holder, and releases the waiting rank.
+    """The owner's node: fetches the rank's shard from the holder while the rank waits for it.
 
     Args:
         folder: the node's folder on tmpfs.
@@ -232,10 +232,10 @@ class Owner:
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Fetch the rank's shard from the holder once the rank is connected.
+        """Wait until the rank is connected, then fetch its shard from the holder.
 
-        The rank continues when the shard is verified. Return the times at which the fetch began and the shard was
-        verified.
+        The rank receives its state when the shard is verified. Return the times at which the fetch began and at which
+        the shard was verified.
         """
         assert self._member is not None
         assert self._ear is not None
@@ -248,7 +248,7 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation. Later generations all restore the step that the first generation committed."""
+        """End the generation. Return the first generation's last step, which all later generations restore."""
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()

@@ -65,7 +65,7 @@ def main(text: str) -> None:
     Path(launch.result).write_text(json.dumps(samples.as_dict()))
     meeting.leave()
     sys.stdout.flush()
-    os._exit(0)  # threads of several systems never end
+    os._exit(0)  # exit without waiting for threads, because some systems' threads never end
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Numbers of repetitions in a launch.
+"""Defines how often a launch repeats each measurement.
 
 This module imports only the standard library, because the harness and the ranks both use it.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """Numbers of repetitions in one launch."""
+    """Number of repetitions of each measurement in one launch."""
 
     spaced_steps: int
     """Steps with long spans, in which all background work finishes."""
@@ -19,12 +19,13 @@ class Repeats:
     protects: int
     """Number of snapshots for each of which the loop waits until the snapshot is safe (`Adapter.protect`).
 
-    Everstep's loop does not use the value, because it times every commit.
+    Everstep's loop ignores this value, because it measures the time to commit of every step.
     """
     local_restores: int
-    """Restores from the memory of the rank's own node.
+    """Number of restores from the memory of the rank's own node.
 
-    Everstep has more of them: while one rank restores from the other node, the other rank restores from its own node.
+    Everstep's launch has more such restores: when one rank restores from the other node, the other rank restores from
+    its own node.
     """
     peer_restores: int
     span_seconds: float

@@ -1,6 +1,6 @@
-"""The state that every system keeps, and synchronization of the two ranks.
+"""The training state that every measured system protects, and synchronization of the two ranks.
 
-The state has fp32 parameters with a transformer's shapes under Adam.
+The state consists of fp32 parameters with the shapes of a transformer, and of Adam's moments.
 
 Invariant: every system gets the same tensor shapes for the same size. Every step changes every byte of a snapshot.
 """
@@ -63,7 +63,7 @@ class State:
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tree(self) -> dict[str, object]:
-        """Return the live tensors as a state dict, in the form that trainers pass to a checkpointer."""
+        """Return the live tensors as a state dict, as a training script would pass it to a checkpoint library."""
         named = dict(self.tensors())
         model = {name: tensor for name, tensor in named.items() if "." not in name}
         moments = {name: {kind: named[f"{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq")} for name in model}
@@ -75,7 +75,7 @@ class State:
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Overwrite all tensors, so that the byte comparison detects a restore without effect.
+        """Overwrite all tensors, so that the byte comparison after a restore fails if the restore did nothing.
 
         The gradients are dropped, because a restarted rank has no gradients before its first backward.
         """
@@ -124,7 +124,7 @@ def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
 
 
 class Meeting:
-    """Synchronization of the two ranks, separate from the measured system's communication.
+    """Synchronizes the two ranks through a torch store, separately from the measured system's communication.
 
     Args:
         rank: rank 0 runs the torch store.
@@ -172,5 +172,5 @@ def leave(path: Path, result: Mapping[str, object]) -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep for a time. This replaces the computation and leaves the CPU free."""
+    """Sleep in place of the computation of forward and backward. The CPU stays free."""
     threading.Event().wait(seconds)

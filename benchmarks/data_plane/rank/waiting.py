@@ -1,6 +1,6 @@
-"""Program of a rank that is ready before its state arrives: it has built its model, calls `init`, and waits.
+"""Program of a rank that has built its model, calls `init`, and waits for its state before the state arrives.
 
-The harness starts it together with `node.py`. A generation's number on stdin lets the program run one session, from
+The harness starts it together with `node.py`. For each generation number on stdin, the program runs one session from
 `init` to the session's end. The answer is one line of JSON on stdout.
 """
 
@@ -23,7 +23,7 @@ COMMIT_SECONDS = 1.0
 
 
 def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
-    """Run the rank of one generation.
+    """Run the rank's session of one generation.
 
     The first generation trains until a step is kept, and writes the dump. Later generations restore this step.
 
@@ -31,7 +31,7 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
         state: the built state.
         page: the rank's page.
         dump: file with the state of the first generation, for the comparison.
-        generation: number of the generation; the first one takes the snapshot that the others restore.
+        generation: number of the generation. Generation 1 trains the step that later generations restore.
 
     Returns:
         The monotonic time at which the state was restored, and whether every byte equals the dump.
@@ -55,7 +55,7 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
 def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
     """Train until a step is committed on both nodes.
 
-    The first steps are never committed, because the agents allocate their slots only after them.
+    The first steps are never committed, because the agents allocate the rank's slots only after these steps.
     """
     is_committed = False
     while not is_committed:

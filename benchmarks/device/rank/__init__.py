@@ -1,4 +1,4 @@
-"""Programs that use the device.
+"""Programs of this benchmark that use the device.
 
-Each program has a separate process, because a CUDA error breaks all later work of its process.
+Each program runs in its own process, because a CUDA error makes all later CUDA calls of the process fail.
 """

@@ -1,10 +1,11 @@
-"""Capture into a slot and restore from the slot, compared with the transfer rate of pinned memory (the floor).
+"""Measures capture into a slot and restore from it, compared with plain copies of pinned memory (the floor).
 
-    capture   through the bounce ring (nothing registered) ─▶ registration ─▶ floor, capture, capture, floor, …
+    capture   through the bounce ring (before registration) ─▶ registration ─▶ floor, capture, capture, floor, …
               ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
-The bounce ring consists of pinned buffers. The product copies through it if a slot is not registered with the driver.
+Registration pins the memory of a slot with the GPU driver. The bounce ring is a set of pinned buffers, through which
+the product copies while the slot is not registered.
 
 Invariant: the state changes completely between two captures, so earlier content of the slot cannot speed a capture up.
 """
@@ -31,15 +32,14 @@ For a larger state, the buffer is copied repeatedly until as many bytes were mov
 
 @dataclass
 class Captures:
-    """Durations of captures of one kind, in seconds."""
+    """Durations in seconds of all captures of one kind: through the bounce ring, or into a registered slot."""
 
     seconds: list[float] = field(default_factory=list)
     """Seconds until every byte was in the slot."""
     begin_seconds: list[float] = field(default_factory=list)
     """Seconds for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Seconds for which the training thread would wait for the capture if it changed the state right after starting it.
-    """
+    """Seconds from the end of this blocking until the training thread may change the state."""
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU time of the whole process during the capture."""
     allocation_count: int = 0
@@ -48,7 +48,7 @@ class Captures:
 
 
 class Floor:
-    """Measures the floor: the seconds of large copies between pinned memory and the device.
+    """Measures the floor: the seconds of plain copies between pinned memory and the device.
 
     Args:
         hardware: the device.
@@ -65,11 +65,11 @@ class Floor:
         self.moved_bytes = self._passes * length
 
     def to_host(self) -> float:
-        """Return the seconds of copies from the device."""
+        """Return the seconds in which the pinned memory receives the bytes from the device."""
         return self._measure(self._pinned, self._on_device)
 
     def to_device(self) -> float:
-        """Return the seconds of copies to the device."""
+        """Return the seconds in which the device receives the bytes from pinned memory."""
         return self._measure(self._on_device, self._pinned)
 
     def _measure(self, target: torch.Tensor, source: torch.Tensor) -> float:
@@ -109,7 +109,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # Warm up both directions.
+        _capture(hardware, copier, slot, Captures())  # Warm up the capture, too.
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":
@@ -121,7 +121,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         fresh = Slot(folder / "slot-1", state)
         result["cold_registration"] = _register(copier, fresh, registration)
         result["fresh"] = _kind(hardware, copier, fresh, 1)
-    except RuntimeError as error:  # an error of torch or the driver; earlier measurements stay valid
+    except RuntimeError as error:  # keep the earlier measurements after an error of torch or the driver
         result["failure"] = str(error)
     finally:
         copier.close()

@@ -1,8 +1,9 @@
-"""Capture of a training step as a CUDA graph during a snapshot's copy, and snapshots between replays.
+"""The part `graph`: captures a training step as a CUDA graph during the copy of a snapshot, then replays the graph.
 
-The part checks that the graph's capture succeeds during the copy, and that snapshots between its replays are complete.
+The part checks that the graph's capture succeeds during the copy, and that snapshots between replays have the right
+bytes.
 
-    copier: a capture starts and is held ──▶ released once the graph's capture has started ──▶ ends, and a slot is
+    copier: a copy starts and waits ──▶ continues once the graph's capture has started ──▶ ends, and another slot is
             registered, before the graph's capture ends
     graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
     weights with the weights after the same steps without a graph
@@ -109,8 +110,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             "registered_bytes": registration.registered_bytes,
         }
         kept = _Kept(model, folder / "slot-2")
-        # without registration, the host would wait for the bounce ring, and the test would not check the order of
-        # streams
+        # Register the slot first. Otherwise, the host would wait for each copy, and the part could not detect copies
+        # that overlap a replay.
         copier.prepare(kept.memory)
         if isinstance(copier, CudaCopier):
             registration.wait(other.mapped_bytes + kept.memory.span[1])
@@ -119,7 +120,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             replay()
             clones = {name: bytes_of(tensor).clone() for name, tensor in model.tensors().items()}
             between = copier.start(kept.copies(), errors.append)
-            hardware.fence(between)  # the next replay runs after the copy
+            hardware.fence(between)  # make the next replay wait for the copy
             replay()
             between.join()
             torn += not kept.is_equal(clones)
@@ -142,7 +143,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
 
 
 class _Kept:
-    """A slot for snapshots of the model, with the copies that fill it."""
+    """A slot file for the model's snapshots, and the copies that fill the slot."""
 
     def __init__(self, model: Model, path: Path) -> None:
         tensors = [StateTensor(name, tensor, True) for name, tensor in model.tensors().items()]

@@ -1,9 +1,9 @@
-"""Device operations of the parts.
+"""The operations on the device that the benchmark's parts use.
 
 `Cuda` is a real GPU. `Host` runs the same code without CUDA calls, and its times describe no device.
 
-Invariant: parts use CUDA only through this module. Code that passes its tests on the host can therefore fail on a GPU
-only in the calls of this module.
+Invariant: parts use CUDA only through this module. A part that passes its tests on the host can therefore fail on a GPU
+only in this module's calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ REGISTRATION_SECONDS = 120.0
 
 
 class Registration:
-    """Log of the memory that a copier registers, with the duration of each piece. The copier's thread writes it."""
+    """Records each piece of memory that a copier registers with the GPU driver, and the duration of the registration.
+
+    The copier's thread adds the pieces.
+    """
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, float]] = []
@@ -65,7 +68,7 @@ class Registration:
 
 
 class WatchedDevice(CudaDevice):
-    """The product's device, which also records the registration of memory and can hold copies back.
+    """The product's `CudaDevice`, which also records registered memory and can delay copies.
 
     Args:
         index: index of the device.
@@ -90,7 +93,7 @@ class WatchedDevice(CudaDevice):
 
 
 class Timeline(Protocol):
-    """Records time marks on the training stream."""
+    """Records points in time on the training stream (as CUDA events do)."""
 
     def mark(self) -> None:
         """Record a mark at the current end of the training stream, without waiting."""
@@ -120,13 +123,13 @@ class Hardware(Protocol):
         """Return the device's free memory."""
 
     def timeline(self) -> Timeline:
-        """Return a timeline without recorded events."""
+        """Return a new timeline without marks."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
         """Yield a list of torch's warnings about calls that waited for the device during the `with` block."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        """Run `step` `warm_up` times, then capture it as a graph; call `during` during the capture.
+        """Run `step` `warm_up` times, then capture `step` as a graph. Call `during` while the capture is in progress.
 
         Return a function that replays the graph.
         """
@@ -274,14 +277,14 @@ class Host:
         return step
 
     def fence(self, ticket: CopyTicket) -> None:
-        ticket.join()  # the host has no streams to order
+        ticket.join()  # wait here, because the host has no streams
 
     def autocast(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
 
 def hardware_of(name: str) -> Hardware:
-    """Return the hardware of this name.
+    """Return the hardware named `cuda` or `cpu`.
 
     Raises:
         RuntimeError: torch sees no such device.

@@ -1,6 +1,6 @@
 """Program that runs one part: `python -m benchmarks.device.rank.part capture|restore|graph --device cuda …`.
 
-It writes the result to a JSON file.
+The program writes the measurements of the part to a JSON file.
 """
 
 from __future__ import annotations

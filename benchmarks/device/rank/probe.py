@@ -1,6 +1,6 @@
 """Prints the identification of the device as JSON. Without a device, it prints a message and exits with code 1.
 
-It runs in a separate process, so that the harness need not import torch.
+The harness runs this program in a separate process, so that the harness itself does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A model and its optimizer of a chosen size, registered as in a session, with slots but without an agent.
+"""A state of a chosen size and slots for the state. Both work as in a training session, but without an agent.
 
 Invariant: the measured code is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
-`read_snapshot`. This module writes only the slot's header, in place of the agent.
+`read_snapshot`. The one exception is the slot's header: this module writes it in place of the agent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARE_OF_SMALL = 0.05
 def shapes(size: int) -> Iterator[tuple[int, ...]]:
     """Yield parameter shapes for a state of at least `size` bytes.
 
-    The shapes are many small parameters, and as many whole transformer blocks as fit.
+    The state has many small parameters, and then as many whole transformer blocks as necessary.
     """
     elements = -(-size // BYTES_A_PARAMETER)
     small = 0
@@ -57,7 +57,7 @@ def shapes(size: int) -> Iterator[tuple[int, ...]]:
 
 
 class State:
-    """Parameters and an Adam optimizer after its first step, registered as a session would register them.
+    """Parameters and an Adam optimizer after its first step, registered as a training session registers them.
 
     Args:
         device: device of all tensors except Adam's step counts, which are on the host.
@@ -79,7 +79,7 @@ class State:
         self.optimizer.step()
 
     def observe(self) -> Observed:
-        """Return the product's description of the current state."""
+        """Return the description of the current state from which the product plans a capture."""
         return self.rank_state.observe()
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ class Slot:
         return self.memory.span[1]
 
     def copies(self) -> Copies:
-        """Return the copies of a capture of the current state."""
+        """Return the copies that a capture of the current state makes into this slot."""
         observed = self.state.observe()
         assert self.plan.fits(observed.tensors)
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
@@ -146,7 +146,7 @@ class Slot:
             file.write(pack_header(header))
 
     def is_equal(self) -> bool:
-        """Compare the file with the live state byte by byte.
+        """Return True if the file has the same bytes as the live state.
 
         The comparison uses a separate mapping of the file and not the copier.
         """

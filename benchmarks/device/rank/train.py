@@ -1,15 +1,16 @@
 """Training script of the GPU benchmark's job.
 
-Rank 0 trains a GPT on the device. Rank 1 runs on the host of the node that holds rank 0's shard. It passes the same
-number of steps with a tiny state, because a holder must be another node of the job.
+Rank 0 trains a GPT on the device. Rank 1 runs on the host of the node that holds rank 0's shard. Rank 1 finishes the
+same number of steps with a tiny state. The job needs rank 1, because a holder must be another node of the job.
 
     warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA…    timed by events on the training stream
             ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
-A block without snapshots makes no call to the session. A block starts after the previous block has finished on the
-device and on the holder. The first step of each block is not counted, for two reasons. The host has not yet queued work
-ahead of the device, and Everstep proposes no snapshot for an unexpected step. No step reads a number from the device,
-because the host would then wait. torch's warnings show whether any call waited nevertheless.
+In a block without snapshots, the script makes no call to the session. A block starts after the previous block has
+finished on the device and on the holder. The first step of each block is not counted, for two reasons. In this step,
+the host has not yet queued work ahead of the device, and Everstep may have proposed no snapshot of this step. No step
+reads a value from the device, because the host would then wait for the device. torch warns about calls that wait, and
+the script records the warnings.
 
 Rank 0 announces each step to rank 1 over gloo without waiting for rank 1.
 """
@@ -46,10 +47,9 @@ Without the declaration, the control plane would consider the rank stuck.
 VOCABULARY = 128
 WORDS_KEPT = 8
 SHARE_OF_MEMORY = 0.6
-"""Share of the free memory that the final byte comparison may use.
+"""Share of the free memory that the final byte comparison may use, on the device and on the host.
 
-The share applies to the device's memory, which contains clones of the state. It also applies to the host's memory,
-which contains the copies of the holder's slots.
+The device's memory contains clones of the state. The host's memory contains copies of the holder's slots.
 """
 
 settings = everstep.training.hyperparameters(
@@ -229,7 +229,7 @@ class Trainer:
         self._watch.expect(self._last)
 
     def settle(self) -> None:
-        """Wait until no work is in progress on the device or on the holder."""
+        """Wait until the device has no work and the last step is committed, for at most `SETTLE_SECONDS`."""
         self._session.fence()
         self._hardware.synchronize()
         self._watch.wait(self._last, SETTLE_SECONDS)
@@ -249,7 +249,7 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Run the first steps, until slots are registered. Some of their snapshots are audited."""
+        """Run steps with snapshots until the slots are registered and the audits of the first snapshots are over."""
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()
@@ -269,7 +269,10 @@ class Trainer:
         }
 
     def verified(self, memory: Path, page: Path, state_bytes: int) -> Verified:
-        """Run steps whose bytes are all compared. The memory for clones limits their number."""
+        """Run steps with snapshots, and compare all bytes of each committed step with the holder's copy.
+
+        The number of steps is limited by the memory for clones of the state.
+        """
         found, holder, clones = Verified(), Holder(memory, page, self._watch), {}
         room = int(SHARE_OF_MEMORY * min(self._hardware.free_bytes(), _available_bytes()) / state_bytes)
         for _ in range(max(1, min(settings.verified_steps, room))):
@@ -320,7 +323,7 @@ def train() -> None:
         "warm_up_seconds": time.monotonic() - begun,
     }
     result |= trainer.blocks()
-    leave(directory / "rank0.json", result)  # keep the measurements even if a later step fails
+    leave(directory / "rank0.json", result)  # write the measurements now, in case a later step fails
     result["verified"] = vars(trainer.verified(memory, page, int(str(result["state_bytes"]))))
     leave(directory / "rank0.json", result)
     trainer.end()

@@ -1,6 +1,6 @@
-"""A storage writer for `torch.distributed.checkpoint` that sends each file to S3 as one object, with boto3.
+"""A storage writer for torch.distributed.checkpoint (DCP) that sends each file to S3 as one object, with boto3.
 
-DCP writes one file per rank and the metadata. This environment has no storage writer for S3.
+DCP writes one file per rank, and one file with metadata. Neither DCP nor another installed package has a writer for S3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUCKET = "bench"
 
 
 def client() -> Any:
-    """Return a client of the S3 server that the environment names."""
+    """Return a boto3 client of the S3 server that the environment variables name."""
     import boto3
     from botocore.config import Config
 
@@ -33,7 +33,7 @@ class _Object(io.BytesIO):
 
 
 class S3Files(FileSystemBase):
-    """The operations that DCP's writer needs. Paths are keys."""
+    """The file operations that DCP's writer needs, on objects in S3. A path is an object's key."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], _: str) -> Generator[io.IOBase, None, None]:

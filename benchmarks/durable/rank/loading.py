@@ -1,9 +1,10 @@
-"""A rank that trains in the first generation, and restores this generation's last step in later generations.
+"""Runs a rank that trains in the first generation, and restores this generation's last step in later generations.
 
 Each line on stdin describes a generation in JSON. For each line, the process runs one session and answers with a line.
 A later generation may have more or fewer ranks than the first generation.
 
-Invariant: the model is built before the session begins, and its weights differ from the restored ones.
+Invariant: the rank builds its model before the session begins, and the model's weights differ from the restored
+weights.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from benchmarks.durable.rank.model import Training
 from benchmarks.durable.rank.sizes import ModelSize
 
 STEPS = 6
-"""Steps of the first generation. The session commits the last one when it is closed."""
+"""Number of steps in the first generation. The session commits the last step when the script closes the session."""
 
 
 def digest_of(training: Training) -> str:
-    """Return a digest of all logical tensors. Every rank calls this."""
+    """Return a digest of all parameters and Adam moments of the model.
+
+    Each tensor is first gathered from all ranks, so every rank must call this function.
+    """
     digest = hashlib.sha256()
     for parameter in training.model.parameters():
         kept = training.optimizer.state[parameter]
@@ -42,7 +46,7 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
     """Run the session of one generation.
 
     Returns:
-        The time of the monotonic clock at which `restore` returned, and the digest of the logical tensors.
+        The monotonic time at which `restore` returned, and the result of `digest_of`.
     """
     training = Training(size, seed=generation)
     session = everstep.training.init(model=training.model, optimizer=training.optimizer)

@@ -1,4 +1,4 @@
-"""The model of the measured jobs: the GPT of `examples/char_gpt`, whose parameters FSDP2 divides among the ranks."""
+"""The model that the measured jobs train: the GPT of `examples/char_gpt`, sharded over the ranks by FSDP2."""
 
 from __future__ import annotations
 

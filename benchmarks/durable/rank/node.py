@@ -1,11 +1,11 @@
-"""One node of a job without a control plane: `python -m benchmarks.durable.rank.node ID FOLDER MIB`.
+"""Runs one node of a job without a control plane: `python -m benchmarks.durable.rank.node ID FOLDER MIB`.
 
     harness ──plan──▶ Member: slots, replicas, rounds, loads, uploads ──▶ other nodes, S3
                         ▲ unix socket
                       rank with a session
 
-A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans, as the control
-plane would (`benchmarks.durable.members`).
+A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans in place of the
+control plane (`benchmarks.durable.members`).
 
 Invariant: the measured code is the product's own. This program replaces only the control plane and the agent's
 connection to it.
@@ -45,7 +45,10 @@ from worker.storage.s3 import s3_store
 
 BUCKET = "bench"
 STORED = "stored"
-"""File in the node's folder. Each line has an uploaded step, and the monotonic time at which its upload ended."""
+"""Name of the node's file that lists finished uploads.
+
+Each line has the uploaded step and the monotonic time at which the upload ended.
+"""
 SPARE_BYTES = 64 * 1024**2
 KEY_BYTES = 32
 
@@ -113,20 +116,20 @@ class BenchNode:
                     file.write(f"{shard.step} {time.monotonic()}\n")
 
     async def connected(self) -> dict[str, Any]:
-        """Return after the rank has connected and has begun to wait for its state."""
+        """Wait until the rank has connected and waits for its state."""
         assert self._ear is not None
         await self._ear.came.wait()
         await asyncio.sleep(SETTLE_SECONDS)
         return {}
 
     async def load(self) -> dict[str, Any]:
-        """Load the shard of this node's rank."""
+        """Load the shard of this node's rank into a slot, from the sources that the plan names."""
         assert self._member is not None
         await self._member.base.load()
         return {}
 
     async def begin(self) -> dict[str, Any]:
-        """Begin the rounds of the step protocol. The ranks then restore and continue."""
+        """Begin the rounds of the generation. The rank then receives its state and continues."""
         assert self._member is not None
         self._member.begin_rounds(is_restarted=False)
         return {}

@@ -1,11 +1,14 @@
-"""Sizes of the measured jobs. The harness uses this module, too, so it does not import torch."""
+"""Defines the sizes of the measured jobs. The module does not import torch, because the harness also uses it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SETTLE_STEPS = 4
-"""Uncounted steps at the start of each block of `rank.uploading`. The checkpoint stores the last of these steps."""
+"""Number of uncounted steps at the start of each block of steps in `rank.uploading`.
+
+The block's checkpoint stores the last of these steps.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

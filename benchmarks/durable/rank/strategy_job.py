@@ -1,4 +1,4 @@
-"""A training script that kills its rank 1 at a chosen step of the first launch, and traces every boundary.
+"""A training script whose rank 1 kills itself at a chosen step of the first launch. Each rank traces its boundaries.
 
 Each step trains the GPT of `rank.model` and lasts at least `STEP_SECONDS`. Each boundary adds a line to
 `$BENCH_TRACE/rank<r>` with these values:
@@ -36,7 +36,7 @@ with (Path(os.environ["BENCH_TRACE"]) / f"rank{rank}").open("a", buffering=1) as
         training.forward_and_backward()
         pause(max(0.0, begun + settings.step_seconds - time.monotonic()))
         ready = time.monotonic()
-        session.fence()  # the optimizer's step would wait here; the explicit call makes the wait measurable
+        session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
         held = time.monotonic() - ready
         training.step()
         ready = time.monotonic()

@@ -1,4 +1,4 @@
-"""A rank that trains in blocks of steps. In each block, one system stores one checkpoint in the background.
+"""Runs a rank that trains in blocks of steps. In each block, one system stores one checkpoint in the background.
 
     warm-up ─▶ block without a checkpoint ─▶ block with Everstep ─▶ block with DCP ─▶ … ─▶ the same blocks again
 
@@ -6,9 +6,9 @@ One launch contains all systems, in the same processes, because step times of se
 systems' effect. The systems are:
 
 - `floor`: no checkpoint, and no session
-- `everstep`: a session that keeps every step. The agents upload one of them.
-- `dcp_files`: `async_save` with a process as the writer, into files in shared memory
-- `dcp_s3`: the same with a writer for S3
+- `everstep`: a session that takes snapshots. The agents upload one snapshot of the block.
+- `dcp_files`: DCP's `async_save`, with a process as the writer, into files in shared memory
+- `dcp_s3`: DCP's `async_save`, with a process as the writer, into S3
 
 Invariant: an upload ends before the next block begins.
 """
@@ -43,9 +43,9 @@ from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 from benchmarks.traces import whole_rows
 
 WARM_UP_PERIODS = 1
-"""Length of the warm-up with Everstep before the first block, in lengths of a block.
+"""Number of steps of the warm-up with Everstep, in lengths of a block.
 
-Meanwhile, the session audits its first snapshots, and the agent allocates the slots.
+During the warm-up, the session audits its first snapshots, and the agent allocates the slots.
 """
 STORE_SECONDS = 60.0
 """Longest wait after a block for the end of Everstep's upload."""
@@ -54,11 +54,11 @@ LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The task of a rank."""
+    """The settings of a rank, which the harness passes as JSON."""
 
     size: ModelSize
     order: Sequence[str]
-    """Names of the blocks' systems, in order."""
+    """Name of the system of each block, in order."""
     steps: int
     """Counted steps of a block."""
     folder: str
@@ -71,15 +71,16 @@ class Block:
 
     system: str
     saved_at: float = 0.0
-    """Time at which the step of the checkpoint was finished."""
+    """Time at which the rank finished the step that the checkpoint stores."""
     stored_at: float = 0.0
     """Time at which this rank's part of the checkpoint was stored."""
     ended_at: list[float] = field(default_factory=list)
     """Time at which each counted step ended."""
     save_seconds: float = 0.0
-    """Time for which the checkpoint itself blocked the training thread.
+    """Seconds for which the checkpoint blocked the training thread.
 
-    For Everstep, this is the median of the block's snapshots, each with the wait for its copy in the next step.
+    For Everstep, this is the median over the block's snapshots. The time of a snapshot includes the wait for its copy
+    in the next step.
     """
     state_bytes: int = 0
     """Bytes of this rank's state."""
@@ -151,12 +152,12 @@ class Everstep(Nothing):
 
 
 class Dcp(Nothing):
-    """`async_save` with a process as the writer."""
+    """DCP's `async_save` with a process as the writer, into files in shared memory."""
 
     def __init__(self, training: Training, settings: Settings) -> None:
         super().__init__(training, settings)
         model, optimizer = get_state_dict(training.model, training.optimizer)
-        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # the live tensors, not copies
+        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # these are the live tensors, not copies
         # All four options are set, because the defaults raise assertions on a machine without a GPU.
         self._stager = DefaultStager(
             StagingOptions(
@@ -207,7 +208,7 @@ class Dcp(Nothing):
 
 
 class DcpS3(Dcp):
-    """`async_save` with a process as the writer, which sends one object per rank to S3."""
+    """DCP's `async_save` with a process as the writer, which sends one object per rank to S3."""
 
     def _save(self) -> Any:
         return dcp.async_save(
@@ -235,7 +236,7 @@ def period(settings: Settings) -> int:
 
 
 def helper_seconds() -> float:
-    """Return the CPU time of this rank's node, and of the rank's child processes."""
+    """Return the CPU seconds that this rank's node and the rank's child processes have used."""
     mine = os.getpid()
     pids = [int(os.environ["BENCH_NODE_PID"]), *(pid for pid in own_tree() if pid != mine)]
     threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
@@ -270,7 +271,7 @@ def run(settings: Settings) -> list[Block]:
 
 
 def main(words: str) -> None:
-    """Run the rank, write its blocks as one line, and leave when the harness closes stdin."""
+    """Run the rank, print the measurements of its blocks as one line, and exit when the harness closes stdin."""
     given = json.loads(words)
     settings = Settings(**{**given, "size": ModelSize(**given["size"])})
     dist.init_process_group("gloo")

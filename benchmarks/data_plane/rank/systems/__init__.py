@@ -1,1 +1,1 @@
-"""One adapter per compared system. Each follows the documentation of its system."""
+"""Adapters, one per compared system. Each adapter uses its system as the system's documentation shows."""

@@ -1,6 +1,6 @@
 """Adapters of torch.distributed.checkpoint's `async_save`, which writes files on tmpfs in a thread or a process.
 
-This system sends no bytes to another node.
+`async_save` sends no bytes to another node.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DcpAsync:
         self._count = 0
 
     def snapshot(self, _: int) -> None:
-        self.protect()  # one save at a time, because a second save would need a second staging buffer
+        self.protect()  # Finish the previous save first, because two saves at a time would need two staging buffers.
         self._count += 1
         tree = {f"rank{self._meeting.rank}": self._state.tree()}  # each rank saves its own state
         self._pending = dcp.async_save(

@@ -20,11 +20,11 @@ SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_s
 class DlroverFlash:
     """Adapter of DLRover's flash checkpoint; see `Adapter`.
 
-    The adapter does not offer restores from a peer, because the shipped version of DLRover cannot restore in this way.
-    It copies replicas byte by byte, and its `load_checkpoint` returns nothing.
+    The adapter offers no restores from a peer, because the released version of DLRover cannot do them: its
+    `load_checkpoint` returns nothing from a replica.
 
-    The saver, which stores DLRover's snapshots, is a separate process, as under `dlrover-run`. A saver that the trainer
-    forks sometimes fails to start.
+    DLRover's saver, which stores the snapshots, is a separate process here, as under `dlrover-run`. If the training
+    process forks the saver instead, the saver sometimes fails to start.
     """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:

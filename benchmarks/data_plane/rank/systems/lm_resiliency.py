@@ -53,7 +53,7 @@ class LmResiliency:
     def replica(self) -> list[torch.Tensor]:
         names = [name for name, _ in self._state.tensors()]
         by_place = dict(zip(names, range(len(names)), strict=True))
-        # The tensors of the dump have the order of `State.tree`.
+        # lm-resiliency returns the tensors in the order of `State.tree`: first the model's, then the optimizer's.
         order = [
             *(name for name in names if "." not in name),
             *(name for name in names if "." in name),
@@ -68,7 +68,7 @@ class LmResiliency:
     def restore_peer(self) -> None:
         """Restore with lm-resiliency's transfer function over connections that the adapter sets up.
 
-        lm-resiliency's own `load` never asks the other node.
+        The adapter does so because lm-resiliency's own `load` never requests a snapshot from the other node.
         """
         self._fetches += 1
         key = f"fetch{self._fetches}"

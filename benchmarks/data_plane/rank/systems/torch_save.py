@@ -1,4 +1,4 @@
-"""Adapter of torch.save into a file on tmpfs, the standard method. It sends no bytes to another node."""
+"""Adapter of torch.save into a file on tmpfs, the most common way to checkpoint. No bytes are sent to another node."""
 
 from __future__ import annotations
 

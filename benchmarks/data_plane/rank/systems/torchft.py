@@ -1,6 +1,6 @@
 """Adapters of torchft's transports. A live replica uses a transport to send its state to a joining replica.
 
-torchft keeps no copy per step.
+torchft keeps no copy of each step, so the adapters measure restores only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class TorchftInPlace:
 
 
 class TorchftHttp(TorchftInPlace):
-    """Adapter of torchft's HTTP transport in four parallel chunks. The chunks are then copied into the live tensors."""
+    """Adapter of torchft's HTTP transport, which sends the state in four parallel chunks.
+
+    The adapter copies the received chunks into the live tensors.
+    """
 
     def _make(self) -> HTTPTransport:
         return HTTPTransport(TIMEOUT, 4)
