@@ -1,4 +1,4 @@
-"""Errors of the benchmarks.
+"""Defines the error that all benchmarks raise.
 
 BenchmarkFailed     a measurement failed; the message names the job or process and the path of the logs
 """

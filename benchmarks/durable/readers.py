@@ -36,7 +36,8 @@ class SharedLoadTime:
 
 
 def shared_load(url: str, environment: Mapping[str, str], folder: Path, readers: int) -> SharedLoadTime:
-    """Load one shard with a number of readers, and return the duration. The load verifies the shard's bytes.
+    """Load one shard with a number of readers, and return the duration. The load compares the shard's bytes with the
+    source.
 
     Args:
         url: address of the S3 server, which has the bucket `BUCKET` of `benchmarks.durable.writers`.

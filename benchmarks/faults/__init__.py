@@ -1,10 +1,10 @@
-"""Benchmark of training under faults of the data plane: `make bench-faults`.
+"""Benchmark of training while agents, connections or memory between nodes are disturbed: `make bench-faults`.
 
-    __main__.py  the command: a cluster in network namespaces, all cases, the report
-    cases.py     the faults; each is injected from outside into running processes, then removed
-    runs.py      one case: a job, steps before, during and after its fault, and the API's reports meanwhile
+    __main__.py  the command: starts a cluster in network namespaces, runs all cases, writes the page
+    cases.py     the faults, which change running processes or connections from outside and then undo the change
+    runs.py      one case: a job with steps before, during and after a fault, and the API's reports in this time
     figures.py   conversion of the ranks' traces to rows with verdicts (pure)
-    report.py    results and page, with the picture of picture.py (pure)
+    report.py    results and page (pure); picture.py draws the page's picture
 
 Invariant: the product runs unchanged and cannot detect the measurement. Times come from the training script.
 """

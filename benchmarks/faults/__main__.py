@@ -23,7 +23,7 @@ from infra.local_cloud.up import ClusterOptions
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the requested cases.
+    """Run the cases that `--only` names, by default all.
 
     Raises:
         BenchmarkFailed: this machine cannot run network namespaces with shaped links, or a case failed.
@@ -31,7 +31,7 @@ def measure(begun: Begun) -> dict[str, Any]:
     if (reason := obstacle()) is not None:
         raise BenchmarkFailed(reason)
     sizes = QUICK if begun.is_quick else Sizes()
-    # A node needs memory for two slots of each of two shards, and for a reserve.
+    # A node stores two shards with two slots each, and needs a reserve.
     node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
     options = ClusterOptions(nodes=RANKS, spares=0, node_memory_bytes=node_memory_bytes, has_namespaces=True)
     observed = []

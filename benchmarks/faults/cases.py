@@ -1,4 +1,4 @@
-"""The faults, each as a context manager that injects the fault and then removes it.
+"""Defines the faults. Each is a context manager that injects the fault on entry and removes it on exit.
 
 The context manager changes processes or connections of a running local cluster.
 
@@ -32,30 +32,31 @@ LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
 """Bytes per second of a usual network card: 10 Gbit/s.
 
-A slowed link gets a hundredth of its measured rate, but at most a hundredth of this rate. Connections within one
-machine are several times faster than a card, so a hundredth of their rate would not be slow.
+The fault `slow_link` limits a link to a hundredth of its measured rate, and at most to a hundredth of this rate.
+Connections within one machine are several times faster than a network card, so a hundredth of their rate would not be
+slow.
 """
 RESET_EVERY_SECONDS = 0.1
 LEFT_MIB = 16
-"""MiB that a filled node still has free. They are enough for the ranks' pages, but too little for a slot."""
+"""MiB that a memory fault leaves free on a node: enough for the ranks' pages, but too little for a slot."""
 SURE_SECONDS = 0.2
 """Seconds between stopping an agent and checking that its transfer is still incomplete.
 
 If the transfer is complete by then, the agent was stopped too late, and the benchmark tries again.
 """
 STRIKE_SECONDS = 30.0
-"""Longest wait in seconds for a moment in which the fault can be injected."""
+"""Longest time in seconds in which a fault waits for a suitable moment, such as the middle of a transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The cluster and job into which a fault is injected."""
+    """The cluster, and the job of the cluster that a fault disturbs."""
 
     bench: Bench
     nodes: tuple[str, ...]
-    """Nodes by rank. Before a job runs: all nodes of the cluster."""
+    """Ids of the nodes by rank. Before a job runs: ids of all nodes of the cluster."""
     link_bytes_per_second: float
-    """Bytes per second of one connection between two nodes without other traffic."""
+    """Measured rate of one connection between two nodes without other traffic, in bytes per second."""
     node_memory_bytes: int
     state_mib: int
     """Default state of one rank in MiB. A case can use another size."""
@@ -114,9 +115,9 @@ class Case:
 
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
-    """Stop the agent on the node that holds the copy of the coordinator's shard, until the fault ends.
+    """Stop an agent with SIGSTOP until the fault ends: the agent that holds the copy of the coordinator's shard.
 
-    The agent's connections stay open, but the agent reads nothing from them.
+    The connections of the stopped agent stay open, but the agent reads nothing from them.
     """
     agent = place.agent(place.member)
     with _stopped(agent) as at:
@@ -131,7 +132,7 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
     deadline = time.monotonic() + STRIKE_SECONDS
     while time.monotonic() < deadline:
         if not _is_arriving(holder, rank):
-            continue  # poll without a pause, because a transfer lasts only a few milliseconds
+            continue  # check again at once, because a transfer lasts only a few milliseconds
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):
@@ -158,14 +159,14 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 
 def _is_arriving(node: str, rank: int) -> bool:
-    """Return True if a node has a slot for this rank's shard that is not complete yet."""
+    """Return True if a node has an incomplete slot for this rank's shard, so that a transfer is in progress."""
     for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
         try:
             with path.open("rb") as file:
                 if unpack_header(file.read(HEADER_BYTES)).state is SlotState.WRITING:
                     return True
         except (CorruptSlot, UnknownVersion, FileNotFoundError):
-            continue  # the slot is being created or written
+            continue  # the agent is just creating or writing this slot
     return False
 
 
@@ -227,7 +228,7 @@ def resets(place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def memory_full(place: Place) -> Iterator[Struck]:
-    """Fill all nodes' slot memory before the job starts.
+    """Fill the memory for slots on all nodes before the job starts.
 
     Neither owners nor holders can then create slots.
     """
@@ -239,7 +240,7 @@ def memory_full(place: Place) -> Iterator[Struck]:
 def receiver_full(place: Place) -> Iterator[Struck]:
     """Fill one node's memory before the job starts, so that only the slots of its own rank fit.
 
-    The node then has no memory for copies of the other node's shard.
+    The node then has no memory for a copy of the other node's shard.
     """
     with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
         yield struck

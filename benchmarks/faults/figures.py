@@ -1,6 +1,6 @@
-"""Computes measured values and verdicts from the ranks' traces: did training continue at full speed?
+"""Decides from the ranks' traces whether training continued at full speed during a fault.
 
-    before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ Protected ── after ──▶
+    before ──▶ fault starts ── during ──▶ fault ends ── healing ──▶ the API reports Protected ── after ──▶
 
 The functions are pure. Invariant: a verdict depends on this run only, and no measurement is repeated because of its
 verdict.
@@ -19,12 +19,12 @@ from benchmarks.traces import whole_rows
 FULL_SPEED_RATIO = 1.02
 """Largest ratio of median step times, during ÷ before the fault, that counts as full speed."""
 WHOLE = "Protected"
-"""The API's protection state of a completely protected job."""
+"""Protection state that the API reports for a job whose shards all have their copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One line of a rank's trace, which the script writes after each finished step."""
+    """One line of a rank's trace: the boundary after one finished step."""
 
     step: int
     at: float
@@ -37,7 +37,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time span of a case, in monotonic seconds."""
+    """One of the time spans of a case (before, during or after the fault), in monotonic seconds."""
 
     begin: float
     end: float
@@ -75,7 +75,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row of the report: the measured values of one case."""
+    """The measured values of one case, which form one row of the page."""
 
     name: str
     did: str
@@ -90,9 +90,10 @@ class Figure:
     longest_seconds: float
     """Duration of the longest step between the start of the fault and the end of healing."""
     lost_seconds: float
-    """Seconds lost between the start of the fault and the end of healing.
+    """Training time that the fault cost, in seconds.
 
-    It is the duration of the steps in this time, minus the same number of median steps before the fault.
+    The value is the duration of all steps from the start of the fault to the end of healing, minus the same number of
+    median steps before the fault.
     """
     held_p99_seconds: float
     """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
@@ -143,7 +144,7 @@ def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
 def evaluate(observed: Observed) -> Figure:
     """Return the measured values of one case.
 
-    Step times are the first rank's. The steps' collectives keep all ranks at the same pace.
+    Step times come from the first rank's trace, because the collective in each step keeps all ranks together.
     """
     passed = observed.ranks[0]
     before, during, after = (step_seconds(passed, span) for span in (observed.before, observed.during, observed.after))

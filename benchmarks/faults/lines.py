@@ -1,4 +1,4 @@
-"""The connection between two nodes of a local cluster: its network namespaces and its rate."""
+"""Finds the network namespaces of a local cluster's nodes, and measures the rate of a connection between two nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def namespace(cluster: LocalCluster, node: str) -> Path:
 
 
 def bytes_per_second(cluster: LocalCluster, source: str, target: str) -> float:
-    """Return the rate of a single connection between two nodes without other traffic, measured without the product."""
+    """Measure the bytes per second of one plain TCP connection between two nodes, without other traffic."""
     with listening_socket(_address(cluster, target), namespace(cluster, target)) as server:
         meeting = server.getsockname()
         sender = threading.Thread(target=inside, args=(namespace(cluster, source), lambda: _send(meeting)))

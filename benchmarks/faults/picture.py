@@ -1,4 +1,4 @@
-"""Draws one run as SVG: a strip per case, a point per step, and a shaded area for the fault.
+"""Draws the step times of one run as SVG: a strip per case, a point per step, and a shaded area during the fault.
 
 The functions are pure.
 """
@@ -13,7 +13,7 @@ from benchmarks.picture import WIDTH, svg, text
 
 LEFT, RIGHT, STRIP, GAP, TOP = 60, 20, 90, 34, 24
 MOST_RATIO = 2.0
-"""Upper edge of a strip, as a multiple of the median step time. Longer steps are drawn at the edge."""
+"""Upper edge of a strip, as a multiple of the median step time. The picture shows longer steps at this edge."""
 
 
 def draw(observed: Sequence[Observed]) -> str:

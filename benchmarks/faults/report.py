@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the fault benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the fault benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run(BenchmarkRun):
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the measured values of every case. On a busy machine, they have no verdicts."""
+    """Return the measured values of every case. On a busy machine, no value has a verdict."""
     found = [evaluate(each) for each in run.observed]
     if not run.is_busy:
         return found

@@ -1,4 +1,4 @@
-"""Run of one case: a job of two ranks, steps before, during and after its fault, and the API's protection reports."""
+"""Runs one case: a job of two ranks trains before, during and after a fault, while the API reports its protection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
 """Seconds between two API requests. This interval is constant, so that the requests slow all spans equally."""
 TOLD_SECONDS = 60.0
-"""Longest wait in seconds for each state of the job that a case awaits. After this time, the case fails."""
+"""Longest time in seconds in which a case waits for one state of the job. After this time, the case fails."""
 SETTLE_STEPS = 40
 """Number of steps at the start of a job that are not measured.
 
@@ -26,7 +26,7 @@ During these steps, Everstep audits snapshots and profiles iterations.
 AUDITED_STEPS = 8
 """Number of steps after healing that are not measured, if the fault began before the job had slots.
 
-Such a job takes its first snapshots, which are audited, in these steps.
+In these steps, such a job takes its first snapshots. Everstep audits them byte by byte, which takes longer.
 """
 
 
@@ -61,7 +61,7 @@ class Running:
         return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
 
     def look(self) -> str:
-        """Read the job's protection state from the API, record a change, and return the state."""
+        """Read the job's protection state from the API. Record the state if it has changed, and return it."""
         seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
         word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
         if not self.told or self.told[-1][1:] != (word, reason):
@@ -89,7 +89,7 @@ class Running:
         return time.monotonic()
 
     def wait_steps(self, count: int) -> Span:
-        """Wait until all ranks have made this many more steps. Return the time span of the wait."""
+        """Wait until all ranks have finished `count` more steps. Return the time span of these steps."""
         begin = time.monotonic()
         end = self.wait(
             f"{count} steps",
@@ -120,9 +120,9 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            heard = len(running.told) - 1  # keep only reports since the fault took effect
+            heard = len(running.told) - 1  # ignore the reports from before the fault took effect
             during = running.wait_steps(sizes.steps)
-            told, told_at = running.told[heard:], None  # the API never reported Protected before this fault
+            told, told_at = running.told[heard:], None  # no time: the API never reported Protected before
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)
         before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)

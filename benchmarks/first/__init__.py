@@ -1,1 +1,1 @@
-"""First measurements on one local cluster: blocked time of snapshots, slowdown of a real model, and recovery times."""
+"""Benchmark of blocked times, slowdown and recovery times on one local cluster: `make bench-first`."""

@@ -1,4 +1,4 @@
-"""Command of the first benchmarks on one local cluster: `make bench-first`.
+"""Command of the benchmark of blocked times, slowdown and recovery times: `make bench-first`.
 
 `benchmarks.command` documents options and exit codes.
 """

@@ -1,10 +1,10 @@
-"""Duration of interruptions: killed ranks and terminated instances under the char-GPT on DeepSpeed ZeRO-3.
+"""Measures recoveries after killed ranks and terminated instances, in a job that trains the char-GPT with ZeRO-3.
 
 The job has 4 nodes and a spare. Three independent clocks measure each recovery:
 
 - the incident's four phases
-- the API, polled every few milliseconds by the benchmark
-- the ranks' traces of their boundaries
+- the job's step in the API, which the benchmark polls every few milliseconds
+- the traces in which the ranks record their boundaries
 
 The interruption lasts from the kill to the first step beyond the highest earlier step. It therefore includes repeated
 steps.
@@ -32,7 +32,7 @@ The limit in seconds exists because the API receives step numbers only once per 
 """
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
-"""Ranks to kill, in this order. The list includes rank 0, whose node has more tasks than other nodes."""
+"""Ranks to kill, in this order. Rank 0 is included, because its node has more tasks than other nodes."""
 
 Kind = Literal["rank_exit", "instance_terminated"]
 
@@ -46,9 +46,9 @@ class Recovery:
     phases: dict[str, float]
     """Seconds of each phase of the incident."""
     lost_steps: int
-    """Lost steps by the incident: from the restored step to the highest boundary that the ranks had reported."""
+    """Lost steps as the incident states them: highest boundary that the ranks had reported − restored step."""
     rank_lost_steps: int
-    """Lost steps by the ranks' traces: from the restored step to the highest boundary that any rank had passed."""
+    """Lost steps in the ranks' traces: highest boundary that any rank had passed − restored step."""
     api_seconds: float
     """Seconds from the kill until the API showed a step that no rank had reached before the kill."""
     rank_seconds: float
@@ -61,7 +61,7 @@ class Recovery:
 
     @property
     def clocks_agree(self) -> bool:
-        """True if the duration of the incident agrees with the duration that the benchmark measured through the API."""
+        """True if the incident's duration agrees with the duration that the benchmark measured through the API."""
         apart = abs(self.incident_seconds - self.api_seconds)
         return apart <= max(CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO * self.api_seconds)
 
@@ -72,7 +72,7 @@ class RecoveryRun:
 
     recoveries: tuple[Recovery, ...]
     step: Floor
-    """Undisturbed step time before the first failure and after the last failure."""
+    """Step times without a failure, before the first failure and after the last failure."""
 
     def of_cause(self, cause: Kind) -> list[Recovery]:
         """Return the recoveries from failures with this cause."""
@@ -80,10 +80,12 @@ class RecoveryRun:
 
 
 def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
-    """Kill `kills` ranks, then terminate as many instances, each after `steps_between` undisturbed steps.
+    """Kill `kills` ranks one after the other, then terminate as many instances, and measure each recovery.
+
+    Before each failure, the job trains `steps_between` steps without a failure.
 
     Raises:
-        BenchmarkFailed: the job ended, or a failure opened an incident of another kind.
+        BenchmarkFailed: the job ended, or an incident has another cause than the benchmark's failure.
     """
     trace = bench.directory / "traces" / "recovery"
     trace.mkdir(parents=True)
@@ -138,12 +140,12 @@ def recover(
     rank: int,
     steps_between: int,
 ) -> Recovery:
-    """Wait for undisturbed steps, cause a failure, and poll until every rank has passed a new step.
+    """Wait for steps without a failure, cause a failure, and poll until every rank has finished a new step.
 
     Raises:
         BenchmarkFailed: the job ended, the incident has another cause, or another failure followed.
     """
-    # wait until the spare has booted: in a real fleet, spares usually booted hours before a failure
+    # Wait until the spare is warm. In a real fleet, a spare has usually been ready for hours before a failure.
     bench.wait_until_warm(NODES + SPARES)
     settled = job.describe()
     seen = job.wait("undisturbed steps", lambda seen: seen["CommittedStep"] >= settled["Boundary"] + steps_between)

@@ -1,4 +1,4 @@
-"""Computes the values, page and picture of the first benchmarks. Pure."""
+"""Computes the values, page and picture of the benchmark of blocked times, slowdown and recovery times. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PICTURE = "Seconds of each recovery by phase"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of the measurements. Parts that were not run are empty."""
+    """Results of all parts of the benchmark. Parts that were not measured are empty."""
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None

@@ -1,12 +1,12 @@
-"""Everstep's cost for a real model: step times of the char-GPT under an agent (A) and without an agent (B).
+"""Measures Everstep's slowdown of the char-GPT: step times in a job (A), and in the same script without an agent (B).
 
 The launches run in the order ABBA. Each pair of launches gives one ratio, so that drift of the machine affects both
-values of a ratio. A launch without an agent has no replicas, rounds or reports. The cluster's own processes are idle in
-both cases.
+values of a ratio. A launch without an agent has no replicas, rounds or reports. The cluster's other processes are idle
+during both kinds of launches.
 
 There are two measurements. In the first measurement, every step is kept at any cost, and median step times are
-compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). A few iterations then carry the
-whole cost, so mean step times are compared. The first steps, in which Everstep learns a snapshot's cost, are not
+compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). Only a few steps then have a
+snapshot, so mean step times are compared. The first steps, in which Everstep learns the cost of a snapshot, are not
 counted.
 """
 
@@ -61,10 +61,7 @@ class Slowdown:
 
     @property
     def plain_moved_ratio(self) -> float:
-        """Relative difference between the median step times of the slowest and the fastest launch without an agent.
-
-        It shows the noise in `ratios`.
-        """
+        """Relative difference between the median step times of the slowest and the fastest launch without an agent."""
         return self._moved("B")
 
     @property
@@ -135,7 +132,7 @@ def measure(
 
 
 def _under_agent(bench: Bench, name: str, steps: int, trace: Path, max_slowdown: float | None) -> list[float]:
-    """Return the blocked seconds of each snapshot of each rank."""
+    """Run one launch under an agent. Return the seconds for which each snapshot blocked its rank."""
     job = bench.submit(
         name,
         bench.traced_source(),

@@ -1,10 +1,10 @@
-"""Blocking time of a snapshot, for a state of a chosen size on real nodes, with its floors.
+"""Measures how long a snapshot blocks training, for states of several sizes, with floors for comparison.
 
 A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without a session.
 
-The session itself reports the blocked seconds: the copy at the boundary, and the guard's wait for the background copy
-before the optimizer's step. The first three snapshots of a launch are audited: copied whole at the boundary and
-compared byte by byte. The report shows audited snapshots separately.
+The training session reports the blocked seconds. They consist of the copy at the boundary, and of the guard's wait for
+the background copy before the optimizer's step. Everstep audits the first three snapshots of a launch: it copies them
+whole at the boundary and compares them byte by byte. The page shows audited snapshots separately.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """Copies of each shard. On a single node, the owner's copy is the only copy."""
+        """Number of copies of each shard: 2, or 1 on a single node."""
         return min(2, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """Measured values of one state size, with one of the two replacements of forward and backward (`compute`)."""
+    """Measured values for one state size and one replacement of forward and backward (`compute`): wait or matmul."""
 
     shape: Shape
     compute: str
@@ -54,8 +54,8 @@ class BlockingRow:
     first_blocked: float | None
     """Seconds for which the launch's first snapshot blocked the slowest rank.
 
-    One launch measures both replacements of forward and backward. None in the second row, because the first snapshot
-    belongs to the first row.
+    One launch measures both replacements of forward and backward, so only the first row of a launch has this value. In
+    the second row, it is None.
     """
     audited_blocked: Summary | None
     """Seconds for which each audited snapshot after the launch's first snapshot blocked a rank."""
@@ -144,6 +144,6 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return the timings of a lower bound before and after the measurement, of all ranks together."""
+    """Return the timings of a floor (lower bound) before and after the measurement, from all ranks together."""
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

@@ -1,5 +1,5 @@
-"""Benchmark of the integration of transformers: `make bench-integrations`.
+"""Benchmark of Everstep's integration with Hugging Face transformers: `make bench-integrations`.
 
-jobs.py      the compared systems, and one job per launch on a local cluster
+jobs.py      launches of one Trainer with each compared system, as jobs on a local cluster
 report.py    results, limits and page
 """

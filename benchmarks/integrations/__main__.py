@@ -1,4 +1,4 @@
-"""Command of the benchmark of integrations: `make bench-integrations`.
+"""Command of the benchmark of the integration with transformers: `make bench-integrations`.
 
 `benchmarks.command` documents options and exit codes.
 """
@@ -17,7 +17,7 @@ from benchmarks.integrations.report import PAGE
 from infra.local_cloud.up import ClusterOptions
 
 ROUNDS, STEPS, SETTLE_STEPS = 3, 60, 60
-"""Launches of each system, and counted and uncounted steps of a launch."""
+"""Number of launches of each system, of counted steps per launch, and of uncounted first steps per launch."""
 QUICK_ROUNDS, QUICK_STEPS, QUICK_SETTLE_STEPS = 1, 10, 5
 
 

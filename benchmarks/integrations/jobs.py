@@ -1,7 +1,7 @@
-"""Launches of one `Trainer` on two nodes, with Everstep or with another way to keep its steps.
+"""Launches a transformers `Trainer` on two nodes: with Everstep, with other ways to save each step, or without saves.
 
-All launches are jobs of one local cluster. A launch without Everstep's integration creates no session, so the agents
-are idle. The order of the systems rotates.
+All launches are jobs of one local cluster. In a launch without Everstep, the script creates no training session, so the
+agents are idle. The order of the systems rotates.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ SYSTEMS = (PLAIN, EVERSTEP, OWN_SAVES, LM_RESILIENCY)
 LIBRARY = "lm-resiliency==0.2.0"
 INSTALL_SECONDS = 120
 PARTS = ("capture", "loop state", "data position", "wait for the copy")
-"""Parts of Everstep's time in the training thread, per step. The script measures them."""
+"""Parts into which the script divides the time that Everstep uses in the training thread in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaunch:
-    """The measurements of the first rank of one launch."""
+    """The measurements of rank 0 in one launch."""
 
     system: str
     step_seconds: tuple[float, ...]
-    """Time between the ends of two successive steps, without the first steps. A save belongs to its step."""
+    """Duration of each counted step, from the end of the previous step. It includes the save of the step."""
     part_seconds: dict[str, tuple[float, ...]]
-    """Time of each part in each step; empty without Everstep."""
+    """Seconds of each part of `PARTS` in each counted step; empty without Everstep."""
     snapshots_ratio: float
     """Snapshots ÷ counted steps; 0 without Everstep."""
     state_bytes: int
-    """Bytes of model and optimizer of one rank."""
+    """Bytes of the model's parameters and the optimizer's moments on one rank."""
 
 
 def installed_library(folder: Path) -> Path:
-    """Install lm-resiliency into a folder, without its requirements, which Everstep's environment contains.
+    """Install lm-resiliency into a folder, without its dependencies, which Everstep's environment already has.
 
     Raises:
         BenchmarkFailed: pip failed.

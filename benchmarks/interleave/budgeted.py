@@ -1,15 +1,17 @@
-"""Everstep in a case whose network is too busy for a snapshot at every step.
+"""Selects Everstep's snapshots in a case whose network is too busy for a snapshot at every step.
 
-The product's budget, `worker.member.traffic.Traffic` with its `Budget`, determines the steps between two snapshots.
+The product's budget (`worker.member.traffic.Traffic` with its `Budget`) limits the cost of snapshots. It determines the
+number of steps between two snapshots.
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
 
 The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. This
 benchmark copies no state, so snapshots never block the rank. The budget also receives the profiled iterations, which
-have no snapshots. In a job that saves every step, it would receive as many iterations without a snapshot only after 800
-steps.
+have no snapshots. They show the budget the step time without snapshots. A job that saves every step would have as many
+such iterations only after 800 steps.
 
-In the product, a round lets all nodes agree on a step. Here, node 0 writes the step to a file one iteration ahead.
+In the product, all nodes learn the next step to capture through a round. Here, node 0 writes the step to a file one
+iteration ahead.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
 PROPOSED = struct.Struct("=qqb")
 """Layout of the file that all nodes share: the last two proposed steps, and a `Pacing`.
 
-Node 0 may write its next proposal just before or just after another node reads the file. The file therefore still
-contains the previous proposal.
+The file contains two steps, because another node may read the file just before or just after node 0 writes its next
+proposal.
 """
 
 
@@ -41,7 +43,7 @@ class Budgeted:
 
     Args:
         node: number of the node; node 0 proposes steps.
-        copies: number of copies of a snapshot in this case, including the owner's.
+        copies: number of copies of each snapshot in this case, including the copy of the owner.
         proposed: path of the file that all nodes share; created by the constructor.
         node_pacer: counts every transfer of the node, and learns the link's rate from transfers without pacing.
     """
@@ -75,7 +77,7 @@ class Budgeted:
 
     @property
     def pacer(self) -> Pacer | None:
-        """Pacer for a transfer that starts now. None if the product would send this transfer at full rate."""
+        """Pacer that delays the pieces of a transfer that starts now. None if the product would send at full rate."""
         return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property
@@ -84,17 +86,17 @@ class Budgeted:
         return self._traffic.budget.interval
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
-        """Pass the profile of the network's idle spans to the budget."""
+        """Pass the duration of an iteration and its idle network spans to the budget."""
         self._traffic.spans(
             self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)
         )
 
     def quiet_boundary(self, at: float) -> None:
-        """Record the end of a profiled iteration, during which no snapshot is sent."""
+        """Report to the budget the end of a profiled iteration, in which no snapshot is sent."""
         self._tell(at, is_sending=False)
 
     def boundary(self, at: float, *, is_sending: bool) -> bool:
-        """Record the end of an iteration.
+        """Report to the budget the end of an iteration, and decide whether a snapshot begins.
 
         Args:
             at: end of the iteration in monotonic seconds.
@@ -119,7 +121,7 @@ class Budgeted:
         return begins
 
     def pause(self) -> None:
-        """Record that another scheme runs next, so that the budget does not count the time until the next boundary."""
+        """Report to the budget that another scheme runs next, so that it ignores the time until the next boundary."""
         message = Boundary(generation=GENERATION, boundary=Step(self._step))
         self._traffic.boundary(self._rank, message, PAUSED, is_sending=False)
 

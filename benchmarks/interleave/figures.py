@@ -1,6 +1,6 @@
-"""Slowdown of each scheme with its bootstrap interval, computed by pure functions.
+"""Computes the slowdown of each scheme, with its bootstrap interval. The functions are pure.
 
-An iteration with checkpoints is compared with one without checkpoints in the same round.
+Each iteration under a scheme is compared with the iteration of the same round that has no checkpoints.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Row:
     high: float
     """Upper bound of the slowdown's 95 % interval. `low` is the lower bound."""
     kept: int
-    """Number of snapshots in measured iterations that all holders acknowledged before the next boundary.
+    """Number of snapshots that all holders acknowledged before the next boundary, in measured iterations.
 
-    If `Case.is_crowded`, snapshots that were acknowledged later count too.
+    If `Case.is_crowded`, snapshots that all holders acknowledged later also count.
     """
     snapshot_seconds: float | None
     """Mean seconds from the boundary until the last holder's acknowledgement. None if no snapshot was acknowledged."""

@@ -1,4 +1,4 @@
-"""A small virtual network: one namespace per node, a bridge, and links with a rate limit in both directions.
+"""Creates a virtual network: one namespace per node, a bridge, and links with a rate limit in both directions.
 
 Invariant: the names of all parts start with the run's name. All parts are removed when the context ends, also after an
 error.
@@ -22,8 +22,8 @@ costs CPU time that the benchmark would measure.
 CONGESTION = "cubic"
 """TCP congestion control of the nodes: cubic, the default of the kernel and of EC2's images.
 
-The benchmark sets it because the machine may use another one. BBR, for example, leaves the link idle every ten seconds.
-One iteration in twenty then took 20 to 90 ms longer, with or without checkpoints.
+The benchmark sets it, because the machine may use another algorithm. BBR, for example, leaves the link idle every ten
+seconds. With BBR, one iteration in twenty took 20 to 90 ms longer, with and without checkpoints.
 """
 
 

@@ -1,14 +1,15 @@
-"""A node of the benchmark: its agent in this process and its rank in a child, both in the node's network namespace.
+"""Runs a node of the benchmark: its agent in this process, its rank in a child process, both in the node's namespace.
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-As in the product, `worker.replication.streams.send_chunks` with its pacers sends the bytes of snapshots, in one stream
-per holder. If the idle time is too short for a snapshot of every step, the product's budget selects the steps
-(`budgeted`). The benchmark omits handshake, slots, capture, digests, resumption and rounds. The receiving node
-acknowledges each complete transfer.
+The product's function `worker.replication.streams.send_chunks` sends the bytes of snapshots, in one stream per holder.
+The product's pacers delay the chunks. If the idle time is too short for a snapshot of every step, the product's budget
+selects the steps (`budgeted`). The benchmark omits handshake, slots, capture, digests, resumption and rounds. The
+receiving node acknowledges each complete transfer.
 
-A receiver of GEMINI copies each chunk out of its buffer before the next chunk arrives. The benchmark replaces this copy
-by a timed wait. The wait assumes that the copy is as fast as the link, as GEMINI measured.
+In GEMINI, the holder copies each chunk out of its receive buffer before the next chunk arrives. In the benchmark, a
+timed wait replaces this copy. The wait is as long as the transfer of the chunk, because GEMINI's authors measured a
+copy as fast as their link.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A snapshot's bytes, or some of them, in the form that `send_chunks` needs."""
+    """The bytes of a snapshot or of a part of it, in the form that `send_chunks` needs."""
 
     memory: memoryview
 
@@ -88,7 +89,7 @@ class Node:
         listener = socket.create_server((Network.address(self.index), PORT))
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the listening socket was closed at the end of the run
+            with contextlib.suppress(OSError):  # the main thread closes the socket at the end of the run
                 while True:
                     line, _ = listener.accept()
                     threading.Thread(target=self.receive, args=(line,), daemon=True).start()
@@ -132,7 +133,7 @@ class Node:
 
     def hear(self, line: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         """Receive the acknowledgements of one holder. A thread for each holder's connection runs this method."""
-        with contextlib.suppress(OSError, RuntimeError):  # the holder closed the connection at the end of the run
+        with contextlib.suppress(OSError, RuntimeError):  # the holder closes the connection at the end of the run
             while data := line.recv(ACKNOWLEDGEMENT.size, socket.MSG_WAITALL):
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
                 loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
@@ -140,14 +141,14 @@ class Node:
     async def transfer(
         self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
     ) -> None:
-        """Send one chunk to a holder, and wait for the holder's acknowledgement.
+        """Send bytes to a holder, and wait for the holder's acknowledgement.
 
         Args:
             copy: index of the holder's connection.
             data: the bytes to send.
-            pacer: delays each piece of the chunk as necessary; None sends all pieces at once.
+            pacer: delays each piece of the bytes; None sends all pieces at once.
             counting: counts the transfer, and learns the link's rate if the transfer has no pacer.
-            is_copied: the holder delays its acknowledgement by the time of a copy out of its buffer.
+            is_copied: True if the holder delays its acknowledgement by the time of a copy out of its buffer.
         """
         self.transfers += 1
         number = 2 * self.transfers + is_copied

@@ -1,4 +1,4 @@
-"""Computes the verdicts, page and picture of the interleave benchmark. Pure."""
+"""Computes the verdicts, page and picture of the interleave benchmark. The functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run of one case: starts its network and nodes, and removes all of them afterwards."""
+"""Runs one case: starts its network and nodes, and removes all of them afterwards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_case(case: Case, directory: Path) -> Figure:
 
 
 def _end(nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Kill every node together with its rank. The node's session contains both processes."""
+    """Kill every node's agent and rank, which are in one process session."""
     for node in nodes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)

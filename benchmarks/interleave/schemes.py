@@ -1,4 +1,4 @@
-"""The schemes of GEMINI's Figure 16, the training that runs with each scheme, and the order of the schemes. No I/O."""
+"""Defines the schemes of GEMINI's Figure 16, the training job of a case, and the order of the schemes. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KIB = 1024
 BUFFERS = 4
 """Number of receive buffers of GEMINI's pipelined scheme."""
 BUFFER_BYTES = 256 * KIB
-"""Total size of a node's receive buffers. GEMINI's 128 MiB are reduced by the same factor as the link's rate."""
+"""Total size of a node's receive buffers: GEMINI's 128 MiB, reduced by the same factor as the link's rate."""
 MAX_SLOWDOWN = 0.01
 """The job's `MaxSlowdown` in cases where the idle time is too short for a snapshot of every step.
 
@@ -25,9 +25,9 @@ class Scheme(StrEnum):
     - NONE: no checkpoints.
     - BLOCKING: all bytes at the start of the iteration, while training waits.
     - SINGLE: one partition of the snapshot per idle span of the network.
-    - UNPIPELINED: many partitions through one receive buffer. The holder empties it before each further partition.
+    - UNPIPELINED: many partitions through one receive buffer, which the holder empties before the next partition.
     - UNIFORM: all bytes at a constant rate over 0.8 of the iteration.
-    - EVERSTEP: chunks in idle spans, which the holder receives in place.
+    - EVERSTEP: chunks in idle spans of the network. The holder receives each chunk at its final place in memory.
     """
 
     NONE = "none"

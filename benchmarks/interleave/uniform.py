@@ -1,4 +1,4 @@
-"""The pacer of the compared scheme UNIFORM: a constant rate."""
+"""The pacer of the compared scheme UNIFORM, which sends at a constant rate."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from worker.replication.pacing import SHORT_SECONDS
 
 
 class UniformPacer:
-    """Delays pieces so that they are sent at a constant rate, whatever training does.
+    """Delays the pieces of a transfer, so that the node sends at a constant rate, whatever training does.
 
     If the sender pauses, the unused time is lost: later pieces are not sent faster.
 
     Args:
-        bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the intended
-            duration of sending.
+        bytes_per_second: rate of the node: bytes of all copies of a snapshot ÷ intended seconds of sending them.
         chunk_bytes: size of a piece.
-        clock: the event loop's clock, for use in threads.
+        clock: returns the time of the event loop's clock, for calls from other threads.
     """
 
     def __init__(self, bytes_per_second: float, chunk_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +30,7 @@ class UniformPacer:
         self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the time reserved for the earlier chunks has passed (see `Pacer`)."""
+        """Wait until the earlier pieces have used their time at the constant rate (implements `Pacer`)."""
         now = asyncio.get_running_loop().time
         async with self._turn:
             begin = max(now(), self._free_at)
@@ -40,7 +39,10 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit the chunk if the time reserved for earlier chunks ends within `SHORT_SECONDS` (see `Pacer`)."""
+        """Reserve time for a piece that may start within `SHORT_SECONDS` (implements `Pacer`).
+
+        Return the seconds to wait before the piece is sent. Return None, without a reservation, if the wait is longer.
+        """
         with self._lock:
             now = self._clock()
             begin = max(now, self._free_at)

@@ -1,4 +1,4 @@
-"""Verdicts on the measured cases, as pure functions."""
+"""Computes the verdict on each measured case. The functions are pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SLOWDOWN_LIMIT = 0.015
 The upper bound of the slowdown's 95 % interval must not exceed it.
 """
 BLOCKING_COST = 0.10
-"""Smallest slowdown under the scheme BLOCKING with which a case gets a verdict.
+"""Smallest slowdown of the scheme BLOCKING with which a case gets a verdict.
 
-If blocking copies cost less, the case cannot show a difference between the schemes.
+If BLOCKING costs less, the case cannot show a difference between the schemes.
 """
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
@@ -71,5 +71,5 @@ def _verdict(row: Row) -> Verdict:
 
 
 def beats_uniform(figure: Figure) -> bool:
-    """Return True if the interval of Everstep's slowdown is entirely below the interval of uniform pacing."""
+    """Return True if the whole interval of Everstep's slowdown is below the interval of the scheme UNIFORM."""
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

@@ -1,4 +1,4 @@
-"""JSON messages between a rank of the benchmark and its agent, and the file that describes the case."""
+"""Sends JSON messages between a rank of the benchmark and its agent, and writes the file that describes the case."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line:
 
 
 def write_case(path: Path, case: Case) -> None:
-    """Write the case to a file, which all its processes read."""
+    """Write the case to a file, which all processes of the case read."""
     path.write_text(json.dumps(dataclasses.asdict(case)))
 
 

@@ -1,1 +1,1 @@
-"""Benchmark of interruptions of training by failures, under Everstep, torchrun and torchft (`make bench-recovery`)."""
+"""Benchmark of how long failures interrupt training under Everstep, torchrun and torchft: `make bench-recovery`."""

@@ -38,7 +38,7 @@ BLOCKS = 2
 
 
 class Race:
-    """Runs all measurements of one benchmark run, and collects their results."""
+    """One run of the benchmark: measures all systems and faults in turn, and collects the results."""
 
     def __init__(self, bench: Bench, *, per_block: int, parts: Sequence[str]) -> None:
         self.interruptions: list[Interruption] = []
@@ -50,7 +50,7 @@ class Race:
         self._launches = 0
 
     def run(self) -> None:
-        """Run all measurements, block by block."""
+        """Run all measurements, in the order of `BLOCKS`."""
         ddp, zero3 = Job.DDP, Job.ZERO3
         turns: list[tuple[str, Callable[[], None]]] = [
             ("everstep", lambda: self._everstep(ddp, Fault.RANK, Fault.INSTANCE)),

@@ -1,6 +1,6 @@
 """The compared systems: Everstep, torchrun and torchft.
 
-Each system runs one job, into which faults are injected repeatedly.
+Each system runs one job, into which the benchmark injects faults repeatedly.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
 """Steps between two checkpoints under torchrun.
 
-The benchmark injects faults right after a checkpoint, so torchrun loses as few steps as possible.
+The benchmark injects each fault right after a checkpoint, so that torchrun loses as few steps as possible.
 """
 HEARTBEAT_MILLISECONDS = 1000
 """Heartbeat timeout of torchft's lighthouse, after which it considers a silent replica lost."""
 
 
 class Contender(Protocol):
-    """One system with its running job."""
+    """Interface of a compared system with its running job."""
 
     name: str
     job: Job
     is_relaunched: bool
-    """True if the system restarts all ranks after a fault, including undamaged ranks."""
+    """True if the system restarts all ranks after a fault, including the ranks that the fault did not end."""
     waited_for: Sequence[int]
-    """Ranks that must finish a new step before the benchmark considers the system recovered from a fault."""
+    """Ranks that must finish a new step after a fault. The system has then recovered."""
 
     def trace(self) -> list[list[Passed]]:
         """Return the finished steps that each rank has recorded in its trace file."""
@@ -64,7 +64,7 @@ class Contender(Protocol):
         """Return the seconds of each phase of the last recovery; empty if the system records no phases."""
 
     def revive(self) -> None:
-        """Restart the job after the system failed to recover from a fault in time.
+        """Restart the job, because the system has not recovered from a fault in time.
 
         Raises:
             BenchmarkFailed: the system is Everstep, whose failure to recover is a defect.
@@ -97,7 +97,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
 
 
 class UnderEverstep:
-    """Everstep: a job on a local cluster with two nodes and a spare. Every step is kept on both nodes."""
+    """Everstep: a job on two nodes of a local cluster that also has a spare. Both nodes hold every step."""
 
     name = "Everstep"
     is_relaunched = True
@@ -122,7 +122,7 @@ class UnderEverstep:
 
     @property
     def handle(self) -> BenchJob:
-        """The submitted job, for requests to the API."""
+        """The submitted job, through which the benchmark reads the job's state from the API."""
         return self._job
 
     def trace(self) -> list[list[Passed]]:
@@ -165,7 +165,7 @@ class UnderEverstep:
 
 
 class UnderTorchrun:
-    """torchrun: two of its agents, as on two nodes, connected by torch's own rendezvous."""
+    """torchrun: two torchrun agents, as on two nodes, which find each other through torch's rendezvous."""
 
     is_relaunched = True
     waited_for = tuple(range(RANKS))
@@ -187,7 +187,10 @@ class UnderTorchrun:
         self._launchers = [self._launch(), self._launch()]
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        """Start one node's agent in a new session. Killing this session simulates the end of the node."""
+        """Start the torchrun agent of one node in a new process session.
+
+        The end of a node is simulated by killing this session.
+        """
         rendezvous = [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{self._port.number}",
@@ -252,9 +255,9 @@ class UnderTorchrun:
 
 
 class UnderTorchft:
-    """torchft: two replica groups and a lighthouse.
+    """torchft: two replica groups, and torchft's lighthouse, which detects silent groups.
 
-    A killed group restarts immediately, while the other group continues.
+    The benchmark restarts a killed group immediately. The other group continues to train.
     """
 
     name = "torchft"
@@ -347,7 +350,7 @@ def source(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
-    """Start a system for the `with` block. End all its processes afterwards, also after an error."""
+    """Start a system, and end all its processes after the `with` block, also after an error."""
     try:
         contender.start()
         yield

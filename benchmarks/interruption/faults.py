@@ -1,4 +1,4 @@
-"""Injects faults one after another, and records the cost of each fault."""
+"""Injects faults one after another, and measures the time and the steps that each fault costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.local_cloud.processes import descendants
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Result of freezing all processes of a node, while EC2 reports the instance as running."""
+    """Measured values of a silent node: all its processes are frozen, while EC2 reports the instance as running."""
 
     verdict_seconds: float
     """Seconds from the freezing of the node's processes until the service opened an incident."""
@@ -28,7 +28,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blackout:
-    """Result of killing the control plane during training and starting it again."""
+    """Measured values of a time without a control plane: the benchmark kills it during training and restarts it."""
 
     seconds: float
     """Seconds during which no control plane ran."""
@@ -99,7 +99,8 @@ def silence(bench: Bench, contender: UnderEverstep, detection_seconds: float) ->
 def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Blackout:
     """Kill the control plane during training, and start it again after `seconds`.
 
-    Return the steps that ranks finished meanwhile, and the steps and ranks that the restart disturbed.
+    Return the number of steps that ranks finished in this time. Also return how many steps were lost and how many ranks
+    restarted after the control plane's start; both should be 0.
     """
     contender.settle()
     before, pids = contender.handle.describe(), contender.pids()
@@ -119,7 +120,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
 
 @contextmanager
 def _frozen(bench: Bench, node: str) -> Iterator[None]:
-    """Stop every process of an instance while the `with` block runs. Continue the processes that still exist."""
+    """Stop every process of an instance with SIGSTOP for the `with` block. Then continue the remaining processes."""
     init = bench.cluster.instances().get(node)
     if init is None:
         raise BenchmarkFailed(f"{node} does not run")

@@ -1,4 +1,4 @@
-"""The cost of one failure, computed from the ranks' traces by pure functions."""
+"""Computes the time and the steps that a failure costs from the ranks' traces. The functions are pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Fault(StrEnum):
     """A kind of fault.
 
     - RANK: a rank is killed.
-    - INSTANCE: a node ends with all its processes. Another node is available immediately.
+    - INSTANCE: a node ends with all its processes. A replacement node is available immediately.
     """
 
     RANK = "rank killed"
@@ -41,9 +41,10 @@ class Interruption:
     came_back: bool = True
     """True if the system recovered in time. False if the benchmark had to restart its job."""
     stopped_seconds: float | None = None
-    """Seconds from the fault until all ranks of the old launch had ended, including undamaged ranks.
+    """Seconds from the fault until all ranks of the old launch had ended, including the ranks that the fault did not
+    end.
 
-    None if the system does not restart undamaged ranks.
+    None if the system does not restart these ranks.
     """
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the incident; empty for systems that record no phases."""
@@ -68,7 +69,7 @@ def resumed(
             clock.
         hurt_at: monotonic seconds of the fault.
         waited_for: ranks that must finish a new step.
-        is_relaunched: True if the system restarts all ranks. Otherwise, the undamaged ranks continue.
+        is_relaunched: True if the system restarts all ranks. Otherwise, ranks that the fault did not end continue.
 
     Returns:
         The time at which the last rank in `waited_for` finished its first new step, and the number of repeated steps.

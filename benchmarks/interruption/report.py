@@ -1,4 +1,4 @@
-"""Computes the rows, page and picture of the interruption benchmark. Pure."""
+"""Computes the table rows, page and picture of the interruption benchmark. The functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the exact end times of processes with pidfds, through which the kernel reports the end of a process."""
+"""Measures when processes end. The kernel reports the end of a process through a pidfd."""
 
 from __future__ import annotations
 

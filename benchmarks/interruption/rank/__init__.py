@@ -1,1 +1,1 @@
-"""Programs of the ranks, one per system. They share one model and one format of traces."""
+"""Training programs of the ranks, one per system. All programs train the same model and write the same trace format."""

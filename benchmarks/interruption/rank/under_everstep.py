@@ -1,4 +1,4 @@
-"""The training program under Everstep, which keeps every step."""
+"""The training program under Everstep, which replicates every step to the other node."""
 
 from __future__ import annotations
 

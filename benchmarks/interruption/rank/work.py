@@ -1,4 +1,4 @@
-"""The training work of every system: a small GPT, batches that depend on the step only, and a trace line per step.
+"""The training work under every system: a small GPT, batches that depend only on step and rank, and a trace.
 
 The scripts import this module from their own folder, because some run in virtual environments without Everstep.
 """
@@ -18,7 +18,7 @@ from torch.optim import AdamW
 
 BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
-"""Minimum seconds of a step, so that a system has time to store every step on a machine with two cores."""
+"""Minimum seconds of a step. On a machine with two cores, a system needs this time to store every step."""
 MANY_STEPS = 1_000_000
 """Number of steps of a job, larger than any benchmark needs. The harness stops the job after the measurements."""
 DEEPSPEED = {
@@ -47,9 +47,10 @@ def make_optimizer(model: torch.nn.Module) -> AdamW:
 
 
 class Batches:
-    """Source of the batches.
+    """Yields the training batch of each step.
 
-    Two batches are at least `STEP_SECONDS` apart. The wait replaces the computation of a larger model.
+    Each batch is returned at least `STEP_SECONDS` after the previous batch. The wait replaces the computation of a
+    larger model.
     """
 
     def __init__(self) -> None:
@@ -68,8 +69,8 @@ class Batches:
 class Trace:
     """A rank's trace file: one line per finished step, in the format of `benchmarks.traces`.
 
-    The first number of a line is the start of the process, in milliseconds of the monotonic clock. A later process
-    therefore has a larger number.
+    The first number of a line is the monotonic time in milliseconds at which the rank's process started. A restarted
+    process therefore has a larger number.
     """
 
     def __init__(self, rank: int) -> None:
