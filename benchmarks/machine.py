@@ -1,4 +1,4 @@
-"""Description of the machine of a run: facts that affect the measurements, without the machine's name."""
+"""Describes the machine of a benchmark run by facts that affect the measurements, without the machine's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine:
     load_average: tuple[float, float, float]
     """Load average over 1, 5 and 15 minutes before the run."""
     revision: str = ""
-    """Everstep's commit, with a `+` if code differs from it; empty outside a Git checkout."""
+    """Git commit of Everstep, followed by `+` if the code has uncommitted changes; empty outside a Git checkout."""
 
     @classmethod
     def observe(cls) -> Machine:
@@ -67,7 +67,8 @@ class Machine:
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # some packages may be missing, because not every benchmark needs them
+    # skip packages that are not installed, because not every benchmark needs every package
+    except PackageNotFoundError:
         return "not installed"
 
 

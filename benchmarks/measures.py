@@ -1,6 +1,6 @@
-"""Pure functions for the statistics of repeated timings.
+"""Computes statistics of repeated timings. The functions are pure.
 
-They compute medians and spreads, and decide whether the machine was stable enough for a verdict.
+The functions compute medians and spreads, and decide whether the machine was stable enough for a verdict.
 
 Benchmarks compare a timing with a *floor*: a time below which no system can get on this machine, such as the time of a
 plain memcpy. A floor that changes during the measurement shows an unstable machine.
@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine counts as busy."""
 LEAST_COMMITS_RATIO = 0.95
-"""Smallest ratio of commits to steps that passes as "every step was kept"."""
+"""Smallest ratio of committed steps to all steps at which a benchmark reports that every step was kept."""
 Sample = TypeVar("Sample")
 
 
@@ -68,7 +68,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Timings of an operation that no system can beat, before and after the timings of a system."""
+    """Timings of an operation that no system can beat. They were measured before and after the timings of a system."""
 
     before: Summary
     after: Summary
@@ -80,7 +80,7 @@ class Floor:
 
     @property
     def moved_ratio(self) -> float:
-        """Difference of the two medians, relative to the lower one."""
+        """Difference between the medians of `before` and `after`, relative to the lower median."""
         return moved_ratio(self.before.median, self.after.median)
 
     @property
@@ -110,12 +110,12 @@ def bootstrap_interval(
     """Return a confidence interval of a statistic by the percentile bootstrap.
 
     Args:
-        statistic: computed from all samples together, in the given order.
-        samples: at least one value each; resampled independently of each other.
+        statistic: computes the value from one list of numbers per sample, in the order of `samples`.
+        samples: lists with at least one value each. Each list is resampled independently of the other lists.
         seed: the same seed and samples give the same interval.
 
     Returns:
-        (low, high), which contain `CONFIDENCE` of the resampled statistics.
+        The lower and the upper bound, between which `CONFIDENCE` of the resampled statistics lie.
 
     Raises:
         ValueError: a sample is empty.
@@ -131,20 +131,20 @@ def bootstrap_interval(
 
 
 def moved_ratio(one: float, other: float) -> float:
-    """Return the difference of two positive values, relative to the lower one."""
+    """Return the difference of two positive values, relative to the lower value."""
     low, high = sorted((one, other))
     return high / low - 1 if low > 0 else math.inf
 
 
 def is_busy(load_average: float, cores: int) -> bool:
-    """Return True if a machine with this load average (1 minute) counts as busy."""
+    """Return True if a machine with this load average over one minute counts as busy."""
     return load_average / cores > BUSY_LOAD_RATIO
 
 
 def paired_ratios(order: str, values: Sequence[float]) -> list[float]:
     """Return the relative excess of A over B for each pair in a sequence such as ABBA.
 
-    Drift of the machine affects both values of a pair.
+    The comparison uses pairs, because drift of the machine affects both values of a pair.
 
     Args:
         order: A and B in the order of measurement. Each pair consists of one A and one B, in any order.

@@ -1,9 +1,9 @@
-"""The renderer of all benchmark pages: stored results and a template become a Markdown page and a picture.
+"""Renders the pages of all benchmarks: a Markdown page and a picture, from stored results and a template.
 
-A page's prose is a template in `benchmarks/pages/`. A benchmark supplies a text or None for each placeholder:
+The template of a page is a file in `benchmarks/pages/`. A benchmark supplies a text or None for each placeholder:
 
     {name}   is replaced by the text
-    {name?}  is replaced by nothing, and only states a condition
+    {name?}  is removed; it only decides whether its paragraph or section is left out
 
 A paragraph, table or list item is left out if one of its placeholders has no text. If a placeholder in a heading has no
 text, the whole section is left out.
@@ -37,7 +37,7 @@ QUICK = "**This was a quick run with few samples. Its values count for nothing.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """Facts that every benchmark run has. Each benchmark's subclass adds its measured values."""
+    """The results that all benchmark runs have in common. Each benchmark has a subclass with its measured values."""
 
     machine: Machine
     is_quick: bool
@@ -54,7 +54,7 @@ class Page:
     """Description of one benchmark's page: its files, and the functions that turn results into texts."""
 
     name: str
-    """Name of the template file. It is also part of the file names of the results and the page."""
+    """Name of the template file, which is also part of the file names of the results and of the page."""
     command: str
     """The command that measures, such as `make bench-api`."""
     run: type[Any]
@@ -77,7 +77,7 @@ class Page:
 
     @property
     def document(self) -> Path:
-        """Path of the page."""
+        """Path of the Markdown file that contains the page."""
         return DOCS / ("benchmarks.md" if self.is_section else f"benchmarks-{self.name}.md")
 
     @property
@@ -114,7 +114,7 @@ def render_again(page: Page, results: Path, document: Path) -> None:
 
 
 def load(page: Page, results: Path) -> Any:
-    """Return stored results.
+    """Read the results that an earlier run of the benchmark stored.
 
     Raises:
         OSError: there is no such file.
@@ -130,7 +130,7 @@ def render(page: Page, run: BenchmarkRun, before: str = "", results: str = "") -
         page: the benchmark's page.
         run: the results.
         before: the current page, if `page` is a section of it.
-        results: name of the JSON file; without a name, the file that `page` names.
+        results: name of the JSON file to which the page links; empty: the name of `page.results`.
     """
     results = results or page.results.name
     picture = f"![{page.picture}]({Path(results).with_suffix('.svg')})" if page.draw(run) is not None else None
@@ -146,7 +146,7 @@ def render(page: Page, run: BenchmarkRun, before: str = "", results: str = "") -
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """Return a template with its placeholders replaced. The module's docstring states the rules."""
+    """Return a template with its placeholders replaced, by the rules in the docstring of this module."""
     kept: list[str] = []
     omitted_level = 0
     """Heading level of the section that is left out; 0 outside such a section."""
@@ -165,7 +165,7 @@ def _is_complete(text: str, values: Mapping[str, str | None]) -> bool:
 
 
 def _filled(text: str, values: Mapping[str, str | None]) -> str:
-    text = re.sub(r"\n *", " ", text)  # `wrap` breaks the lines at the text's width
+    text = re.sub(r"\n *", " ", text)  # join the lines of the paragraph; `wrap` breaks them again at the text's width
     return PLACEHOLDER.sub(lambda match: "" if match[3] else f"{match[1]}{values[match[2]]}", text)
 
 

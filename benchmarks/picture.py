@@ -1,4 +1,4 @@
-"""Draws measured values as SVG: horizontal bars, each split into parts or drawn with a lower bound.
+"""Draws measured values as SVG: horizontal bars that consist of coloured parts, with an optional line for a floor.
 
 The functions are pure.
 """
@@ -14,7 +14,7 @@ COLOURS = ("#c0392b", "#e08e0b", "#2471a3", "#7d8a93", "#b6bcc2")
 OWN_COLOUR, PEER_COLOUR, FLOOR_COLOUR = "#1f6f54", "#9aa5ad", "#c0392b"
 WIDTH, LEFT, RIGHT, ROW, BAR = 900, 230, 150, 24, 15
 TEAR = 5
-"""Half the width of the gap in a bar that is longer than the picture."""
+"""Half the width of the gap that is drawn into a bar longer than the picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Bar:
 
     label: str
     parts: Sequence[tuple[float, str]]
-    """Length and colour of each section of the bar, from left to right."""
+    """Length and colour of each part of the bar, from left to right. Lengths have the unit of the values."""
     text: str
     """Text at the end of the bar."""
     interval: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""Rows of measured values with their limits, and the table that every page shows them in. Pure.
+"""Defines the row of a measured value with its limit and verdict, and renders rows as a table. The functions are pure.
 
 Invariant: a verdict depends on one run only. On a busy machine, every verdict is inconclusive except for wrong bytes,
 which are an error on any machine.
@@ -18,12 +18,13 @@ VERIFIED = {None: "", True: "yes", False: "**no**"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured value. Without a limit, it has no verdict."""
+    """One measured value with its limit and verdict. A row without a limit has no verdict."""
 
     what: str = ""
     value: float
     unit: str = ""
-    """Unit of value, interval and limit. The values of unit `%` are ratios that the page shows as signed percentages.
+    """Unit of value, interval and limit. With the unit `%`, they are ratios, which the page shows as signed
+    percentages.
     """
     n: int = 1
     low: float | None = None
@@ -33,10 +34,10 @@ class Row:
     is_least: bool = False
     """True: the value must not be below the limit. False: the value must not be above the limit."""
     against: str = ""
-    """Text that explains where the limit comes from; without a limit, the value to compare with."""
+    """Text that states the origin of the limit. In a row without a limit, it states a value for comparison."""
     floor_moved_ratio: float | None = None
     verified: bool | None = None
-    """Result of a comparison of bytes; None if no bytes were compared."""
+    """True if compared bytes were equal, False if they differed; None if the benchmark compared no bytes."""
     verdict: Verdict = Verdict.NONE
     reason: str = ""
 
@@ -61,7 +62,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def without_verdicts(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Return the rows of a busy machine: inconclusive, except for wrong bytes."""
+    """Return the rows with the verdict inconclusive, except for rows with wrong bytes."""
     return [
         replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {row.reason}" if row.reason else BUSY)
         if row.verdict is not Verdict.NONE and row.verified is not False

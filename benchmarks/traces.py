@@ -1,6 +1,6 @@
-"""Traces of the boundaries that ranks have passed, with the time of each boundary (see `scripts/traced.py`).
+"""Reads traces: files in which ranks record their boundaries with the time of each boundary (`scripts/traced.py`).
 
-Only `read_trace` does I/O.
+Only `read_trace` reads files. All other functions are pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the API benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the API benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured values."""
+    """Return one table row per measured value, with its limit and verdict."""
     found = []
     if run.bare_rates and run.describe_rates:
         bare, moved = statistics.median(run.bare_rates), moved_ratio(run.bare_rates[0], run.bare_rates[-1])

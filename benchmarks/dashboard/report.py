@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the dashboard benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the dashboard benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METRICS_TAB: Final = "an open Metrics tab"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the dashboard benchmark."""
 
     chromium: str
     jobs: int
@@ -49,7 +49,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured values."""
+    """Return one table row per measured value, with its limit and verdict."""
     found = [*_times(run), *_sizes(run)]
     return without_verdicts(found) if run.is_busy else found
 

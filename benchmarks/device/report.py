@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """All reported parts, from this run and from earlier runs on the same device."""
+    """The results of all parts on the page, from this run and from earlier runs on the same device."""
 
     device: Mapping[str, Any]
     """The probe's identification of the device."""
@@ -49,7 +49,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all parts."""
+    """Return the table rows of all parts."""
     return [row for part in PARTS if part in run.outcomes for row in rows_of(part, run.outcomes[part])]
 
 

@@ -15,7 +15,7 @@ from benchmarks.rows import BUSY, Row, table, verdict_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Results of one execution of the benchmark."""
+    """Measured values of one run of the fault benchmark."""
 
     observed: Sequence[Observed]
     """Observations of each case, at least one."""

@@ -40,7 +40,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Results of one run of `make bench-first`, with the facts of the run."""
 
     results: Results
 

@@ -31,7 +31,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the integration benchmark."""
 
     launches: Sequence[TrainerLaunch]
     """Measurements of the launches of all systems, in the order of the launches."""

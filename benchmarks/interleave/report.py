@@ -24,7 +24,7 @@ from benchmarks.rows import Row, table, verdict_of, without_verdicts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the interleave benchmark."""
 
     figures: Sequence[Figure]
 

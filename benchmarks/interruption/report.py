@@ -27,7 +27,7 @@ MOST_DRAWN_SECONDS = 9.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the interruption benchmark."""
 
     interruptions: Sequence[Interruption]
     silences: Sequence[Silence]
@@ -45,7 +45,7 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of all measured values."""
+    """Return one table row per measured limit, with its verdict."""
     found = [row for row in _goals(run).values() if row is not None]
     return without_verdicts(found) if run.is_busy else found
 

@@ -1,6 +1,6 @@
-"""Benchmark of parity in memory beside two copies: `make bench-parity`.
+"""Benchmark that compares parity in memory with two copies of each shard: `make bench-parity`.
 
-group.py     four members in one process: steps, memory, and the recovery of one shard
-xor.py       candidates for the XOR of chunks
+group.py     a group of four nodes in one process: steps, memory, and the recovery of one shard
+xor.py       duration of the XOR of two chunks, by several implementations
 report.py    results, limits and page
 """

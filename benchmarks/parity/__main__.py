@@ -1,4 +1,4 @@
-"""Command of the benchmark of parity: `make bench-parity`. `benchmarks.command` documents options and exit codes."""
+"""Command of the parity benchmark: `make bench-parity`. `benchmarks.command` documents options and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.parity.report import MIB, NAMES, PAGE
 
 STATE_MIB, QUICK_MIB = 128, 64
 STEPS, QUICK_STEPS = 11, 2
-"""Steps of each group. The first step is not counted, because it creates the slots."""
+"""Number of steps of each group. The first step is not counted, because the members create their slots in it."""
 GROUPS = 3
 SHARED_MEMORY = "/dev/shm"
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure groups with copies and with parity in turn, then the XOR of chunks."""
+    """Measure groups with two copies and groups with parity in turn, then the XOR of chunks."""
     groups = []
     for _ in range(1 if begun.is_quick else GROUPS):
         for has_parity, name in NAMES.items():

@@ -1,4 +1,6 @@
-"""A group of four members in one process, protected by two copies or by parity. Sessions and slots are real.
+"""Runs a group of four nodes in one process, whose shards are protected by two copies or by parity.
+
+Sessions between the nodes and slots are the product's.
 
 all ranks sealed w ──contributions or copies──▶ all ranks voted ACKED(w) ──commit──▶ next step
 """
@@ -50,26 +52,26 @@ class GroupTimes:
 
     has_parity: bool
     state_bytes: int
-    """Bytes of each member's shard."""
+    """Bytes of the shard of each member."""
     step_seconds: tuple[float, ...]
-    """Time of each step from the last member's seal to the last member's vote."""
+    """Seconds of each counted step, from the last member's seal until all members have voted."""
     cpu_seconds: tuple[float, ...]
     """CPU time of all members during `step_seconds` of each step."""
     memory_ratio: float
-    """Bytes of all slots of all members ÷ bytes of their shards."""
+    """Bytes of all slots of all members ÷ bytes of the shards of all members."""
     sent_ratio: float
-    """Bytes that all members sent per step ÷ bytes of their shards."""
+    """Bytes that all members send in one step ÷ bytes of the shards of all members."""
     restore_seconds: float
-    """Time in which a replacement gets a lost shard from the other members."""
+    """Seconds in which a new node obtains a lost shard from the other members."""
     is_equal: bool
     """Whether the restored shard equals the lost shard."""
 
 
 class Member:
-    """One node of the group, with one rank. It dials the other members as an agent does."""
+    """One node of the group, with one rank. It connects to the other members as an agent does."""
 
     def __init__(self, folder: Path, rank: Rank, *, has_parity: bool) -> None:
-        """Create the node's slots, its shard and its listener.
+        """Create the node's slots, the state of its shard in the rounds, and its listener.
 
         Args:
             folder: folder in shared memory for all members.
@@ -115,7 +117,7 @@ class Member:
         await kinds[session.opened.kind](session)
 
     def send(self, members: list[Member]) -> None:
-        """Start a sender for each peer."""
+        """Start a sender of replicas or contributions for each peer."""
         for peer in self.peers:
             sender = ReplicaSender(
                 self.shard,
@@ -128,7 +130,7 @@ class Member:
             self._tasks.append(asyncio.create_task(sender.run()))
 
     async def seal(self, step: Step, payload: bytes) -> None:
-        """Capture a step as a rank does: grant a slot, write it and seal it."""
+        """Store a step in a slot of this node: grant the slot, write the payload and seal it."""
         index = await self.store.grant(
             self.rank,
             content(step),
@@ -145,16 +147,16 @@ class Member:
         await self.store.seal(self.rank, index, replace(slot.file.header, payload_bytes=len(payload)))
 
     def hear(self, committed: Step, proposed: Step) -> None:
-        """Apply an announcement of the coordinator."""
+        """Apply a coordinator's announcement of the committed step and the proposed step."""
         self.shard.hear(Announcement(generation=GENERATION, term=1, sequence=1, committed=committed, proposed=proposed))
 
     async def voted(self, step: Step) -> None:
-        """Wait until the member has voted for a step."""
+        """Wait until the member has voted ACKED for a step."""
         while not (self.shard.vote is Vote.ACKED and self.shard.proposed == step):
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def close(self) -> None:
-        """End the senders and close listener, page and slots."""
+        """End the senders, and close the listener, the page and the slots."""
         await end(*self._tasks)
         await self.listener.close()
         await self.shares.close()
@@ -164,7 +166,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Opens sessions and streams from one node to a member (see `Dialler`)."""
+    """Opens sessions and streams from one node to a member (implements `Dialler`)."""
 
     node_id: NodeId
     to: Member
@@ -172,11 +174,11 @@ class Line:
     rank: Rank
 
     async def session(self) -> TcpSession:
-        """Open a session."""
+        """Connect to the member and return the session."""
         return await self._dial(self.kind)
 
     async def stream(self, session: Session, number: int) -> socket.socket:  # noqa: ARG002
-        """Open a stream of a session."""
+        """Open another connection to the member, which carries the chunks of a session."""
         return (await self._dial("stream", session.opened.nonce)).detach()
 
     async def _dial(self, kind: SessionKind, of: bytes = b"") -> TcpSession:
@@ -193,24 +195,24 @@ class Line:
 
 
 def node_of(rank: Rank) -> NodeId:
-    """Return the node of a rank."""
+    """Return the id of the node on which a rank runs."""
     return NodeId(f"i-{rank}")
 
 
 def credentials(node_id: NodeId) -> Credentials:
-    """Return the credentials of a member."""
+    """Return the credentials with which a node proves to the members that it belongs to the generation."""
     return Credentials(JOB, RUN, GENERATION, node_id, b"k" * 32, silence_seconds=DEADLINE_SECONDS)
 
 
 def content(step: Step) -> Content:
-    """Return the content of a step."""
+    """Return the name of a slot's content: the generation and the step."""
     return Content(GENERATION, step)
 
 
 async def measure(
     folder: Path, *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> GroupTimes:
-    """Run steps, then restore the shard of rank 1 on a new node.
+    """Run a group of members for some steps, then restore the shard of rank 1 on a new node.
 
     Args:
         folder: folder in shared memory.
@@ -228,7 +230,7 @@ async def measure(
             member.send(members)
         for step in map(Step, range(1, steps + 1)):
             for member in members:
-                # All chunks change, because holders of copies do not fetch unchanged chunks again.
+                # Change every chunk, because holders of copies request only changed chunks.
                 for begin in range(0, state_bytes, CHUNK_BYTES):
                     states[member.rank][begin] = step % 256
                 await member.seal(step, bytes(states[member.rank]))
@@ -259,7 +261,7 @@ async def measure(
 
 
 async def _restore(folder: Path, members: list[Member], step: Step, expected: bytes) -> tuple[float, bool]:
-    """Return the time in which a new node gets the shard of rank 1, and whether the bytes are right."""
+    """Restore the shard of rank 1 on a new node. Return the seconds, and whether the shard has the expected bytes."""
     lost, node_id = members[1], NodeId("i-new")
     store = SlotStore(folder, memory_bytes=ROOM_BYTES)
     store.open_run(JOB, RUN)
@@ -306,7 +308,7 @@ async def _restore(folder: Path, members: list[Member], step: Step, expected: by
 
 
 def replace_source(source: ShardSource, records: dict[tuple[Rank, Rank], SlotRecord], lost: Rank) -> ShardSource:
-    """Return the source that rebuilds a lost shard from all other members."""
+    """Return the source from which a node rebuilds a lost shard: the shards and shares of all other members."""
     survivors = [Rank(rank) for rank in range(MEMBERS) if rank != lost]
     (named,) = {
         each for rank in survivors for each in records[rank, share_owner(rank)].contributions if each.rank == lost

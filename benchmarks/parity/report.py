@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the parity benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the parity benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from benchmarks.parity.xor import GIB, XorTime
 from benchmarks.rows import Row, limits, number, table, without_verdicts
 
 MOST_MEMORY = 2.8
-"""Limit of the bytes of slots per byte of state, with a group of four. Two copies need 4 bytes."""
+"""Limit of the bytes of slots per byte of state, in a group of four nodes. With two copies, the value is 4."""
 MOST_SENT = 1.01
-"""Limit of the bytes that are sent per byte of state. Two copies send 1 byte."""
+"""Limit of the bytes that the nodes send per byte of state. With two copies, the value is 1."""
 MOST_SLOWER = 2.0
-"""Limit of the time from the last seal to the last vote, relative to the time with two copies."""
+"""Limit of the time from the last seal to the last vote of a step, relative to this time with two copies."""
 MIB = 1 << 20
 NAMES = {False: "two copies", True: f"parity, group of {MEMBERS}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the parity benchmark."""
 
     groups: Sequence[GroupTimes]
-    """Groups with copies and with parity in turn, with one size of state."""
+    """Measurements of groups with two copies and groups with parity in turn. All shards have the same size."""
     xors: Sequence[XorTime]
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the limits of memory, network and time, and whether each lost shard was restored bit for bit."""
+    """Return the rows of memory, network traffic, time, and wrong bytes in restored shards."""
     parity, copies = _of(run, True), _of(run, False)
     wrong = sum(not each.is_equal for each in run.groups)
     timed = [

@@ -1,4 +1,4 @@
-"""Times the XOR of two chunks by several means, beside a copy and a digest of the same bytes."""
+"""Times the XOR of two chunks by several implementations, and for comparison a copy and a digest of a chunk."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class XorTime:
 
     name: str
     seconds_per_gib: tuple[float, ...]
-    """One value per repetition."""
+    """Seconds per GiB of each repetition."""
 
 
 def times() -> list[XorTime]:
-    """Return the times of all operations. All operations use the same two chunks."""
+    """Measure all operations with the same two chunks."""
     target, source = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(CHUNK_BYTES))
     into, out_of = memoryview(target), memoryview(source)
 

@@ -1,4 +1,6 @@
-"""Duration of placement, and exact recovery probabilities compared with published values."""
+"""Measures placement, which chooses the holders of all shards, and compares recovery probabilities with published
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ COPIES = (2, 3)
 LOST_NODES = (2, 3, 4, 10, 5000)
 LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
-"""Number of nodes in one failure domain."""
+"""Number of nodes in one failure domain, that is, of nodes that may fail together."""
 CALLS = 5
 """Calls of each function. Each call is timed separately."""
 
@@ -25,7 +27,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigure:
-    """Result for one number of nodes and copies: placement of the copies without failure domains."""
+    """Measured values of placement without failure domains, for one number of nodes and copies."""
 
     nodes: int
     copies: int
@@ -38,9 +40,9 @@ class PlanFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainFigure:
-    """Result for one number of nodes and copies: placement of the copies over failure domains.
+    """Measured values of placement over failure domains, for one number of nodes and copies.
 
-    `blind_odds` belongs to a placement of the same nodes that ignores failure domains.
+    `blind_odds` are the probabilities of a placement of the same nodes that ignores failure domains.
     """
 
     nodes: int
@@ -56,7 +58,7 @@ class DomainFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A computed probability with its published value."""
+    """A recovery probability that Everstep computes, with its published value."""
 
     what: str
     found: float

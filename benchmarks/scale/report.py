@@ -1,4 +1,4 @@
-"""Computes the rows, verdicts and page of the scale benchmark. Pure."""
+"""Computes the table rows, verdicts and page of the scale benchmark. The functions are pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, D
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
 
 LIMIT_SECONDS = 1.0
-"""Limit for the slowest call. The design goal is well below one second."""
+"""Limit in seconds for the slowest call of a placement function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """Measured values of one run."""
+    """Measured values of one run of the scale benchmark."""
 
     plans: Sequence[PlanFigure]
     """Placement without failure domains, for at least one number of nodes."""
@@ -30,7 +30,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows for the largest measured number of nodes, and for the odds with published values."""
+    """Return the rows of the largest measured number of nodes, and of the probabilities with published values."""
     limit = LIMIT_SECONDS * 1000
     found = [
         Row(what=what, value=max(seconds) * 1000, unit="ms", n=len(seconds), limit=limit).judged()

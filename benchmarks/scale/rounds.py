@@ -1,10 +1,11 @@
-"""Duration of a round with 2 to 1,024 agents, in a flat tree and in the product's tree.
+"""Measures a round with 2 to 1,024 agents, in a flat tree of connections and in the product's tree.
 
 Real `RoundMember`s and a real `RoundServer` run in one process on one core. Each agent has one rank, and `TcpSession`s
 over socket pairs connect the agents. Every rank votes as soon as it receives a step.
 
-In a cluster, each agent has its own machine. The benchmark therefore also measures each agent's CPU time. The sum of
-the busiest agent's CPU time on each level estimates the duration of a round in a cluster, without network latency.
+In a cluster, each agent has its own machine. The benchmark therefore also measures each agent's CPU time. For each
+level of the tree, the busiest agent's CPU time counts. The sum over all levels estimates the duration of a round in a
+cluster, without network latency.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Timed(Coroutine[Any, Any, Any]):
             self._spent[self._owner] += time.thread_time() - began
 
     def throw(self, *error: Any) -> object:
-        """Raise an error in the coroutine, and run it until it waits."""
+        """Raise an error in the coroutine, and run the coroutine until it waits."""
         return self._inner.throw(*error)
 
     def close(self) -> None:
@@ -161,7 +162,8 @@ class Fleet:
         )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
-            session.read_ahead()  # a session calls this after its handshake, which these sessions do not have
+            # call this here, because these sessions have no handshake, after which a session makes this call itself
+            session.read_ahead()
         _agent.set(above)
         self.tasks.append(asyncio.create_task(self._serve(above, theirs)))
         _agent.set(number)
@@ -223,7 +225,9 @@ async def measure(count: int, arity: int) -> RoundFigure:
     fleet = Fleet(count, arity)
     fleet.begin()
     await fleet.committed(WARM_UP_ROUNDS)
-    gc.freeze()  # garbage collection would include all agents' objects, which a real agent does not have
+    # Exclude the existing objects from garbage collection, because a real agent does not have the objects of all
+    # agents.
+    gc.freeze()
     gc.disable()
     spent.clear()
     CountedSession.reports.clear()

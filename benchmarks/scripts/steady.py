@@ -27,7 +27,7 @@ from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 
 SPAN_COPIES = 3
-"""Minimal duration of the wait that replaces forward and backward, as a multiple of a copy of the whole state."""
+"""Minimal duration of the wait that replaces forward and backward ÷ duration of a copy of the whole state."""
 COPIES = 5
 
 
@@ -69,13 +69,13 @@ with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1)
         if largest((directory / "finish").exists()):
             break
         begun = time.perf_counter()
-        session.fence()  # the optimizer's step would wait here; the explicit call makes the wait measurable
+        session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
         held = time.perf_counter() - begun
         state.advance()
         begun = time.perf_counter()
         control = session.boundary()
         held += time.perf_counter() - begun
-        half = read_agent_half(page)  # None if the agent is writing the page
+        half = read_agent_half(page)  # the result is None if the agent is writing the page
         committed = half.committed if half is not None else committed
         trace.write(f"{control.step} {time.monotonic():.6f} {held:.6f} {committed}\n")
 session.close()

@@ -10,7 +10,7 @@ A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a
 
     floors ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
-All parts run in one process, so that a measurement and its floors have the same conditions.
+All measurements and floors run in one process, so that they have the same conditions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""Duration of the replacement of forward and backward, as a multiple of a copy of the whole state."""
+"""Duration of the wait or matrix products that replace forward and backward ÷ duration of a copy of the whole state."""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Maximum steps per measurement. If snapshots are then missing, the script reports the snapshots that it has."""
+"""Maximum number of steps per measurement. The script then reports the snapshots of these steps, even if too few."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 
@@ -48,7 +48,7 @@ def blocks(size: int) -> torch.nn.ParameterList:
 
 
 def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
-    """Return the largest or smallest of all ranks' values."""
+    """Return the largest or the smallest of all ranks' values, as `operation` selects."""
     if world_size == 1:
         return value
     tensor = torch.tensor([value], dtype=torch.float64)
@@ -59,7 +59,7 @@ def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 def copy_seconds(count: int) -> list[float]:
     """Time copies of the whole state into warm shared memory, tensor by tensor on one thread.
 
-    A blocking snapshot cannot be faster.
+    A snapshot that blocks training for its copy cannot be faster.
     """
     state = [
         *(parameter.detach() for parameter in parameters),
@@ -73,12 +73,13 @@ def copy_seconds(count: int) -> list[float]:
             targets.append(memory[offset : offset + tensor.nbytes])
             offset += tensor.nbytes
         taken = []
-        for _ in range(count + 2):  # the first two copies are not timed, because they create the pages
+        # The first two copies are not timed, because the kernel allocates the pages in them.
+        for _ in range(count + 2):
             begun = time.perf_counter()
             for source, target in zip(state, targets, strict=True):
                 target.copy_(source.reshape(-1).view(torch.uint8))
             taken.append(time.perf_counter() - begun)
-        del memory, targets, target  # release the views before the map closes
+        del memory, targets, target  # release all views of the map, so that it can be closed
     return taken[2:]
 
 
@@ -156,7 +157,7 @@ for kind, compute in computes.items():
         compute()
         together()
         ready = time.perf_counter()
-        # the optimizer's step would wait here; the explicit call is timed independently of the session
+        # Wait for the copy here and not in the optimizer's step, so that the script times the wait itself.
         session.fence()
         fenced = time.perf_counter()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A script that prints the time a few times per second. The benchmark measures the delay until a log reader gets each
+"""A job's script that prints the time a few times per second. The API benchmark measures when a log reader gets each
 line.
 """
 

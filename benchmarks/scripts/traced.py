@@ -1,4 +1,4 @@
-"""Runs the unchanged train.py in its folder, and traces every boundary and every snapshot's blocked time.
+"""Runs the unchanged `train.py` of its folder, and records every boundary and the blocked time of every snapshot.
 
 Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values: generation, number of finished steps, monotonic
 seconds of the machine, and number of snapshots. All processes of a machine share the clock. A restarted rank appends to

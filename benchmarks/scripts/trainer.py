@@ -1,4 +1,4 @@
-"""Trains a GPT-2 with a Trainer of transformers, keeps its steps with the named system, and measures each step.
+"""Trains a GPT-2 with a transformers Trainer, saves each step with the selected system, and measures each step.
 
 The systems are those of `benchmarks.integrations.jobs`. With Everstep, the script also measures the parts of the time
 that the training thread spends for Everstep.
@@ -24,11 +24,11 @@ from everstep.training import hyperparameters, output_dir
 settings = hyperparameters(system="plain", steps=40, settle_steps=10)
 set_seed(1)
 spent: dict[str, float] = defaultdict(float)
-"""Seconds of the present step, by part."""
+"""Seconds that Everstep has used in the current step, by part."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
-    """Counts up from a random start, modulo 512."""
+    """A dataset whose sequences count up from a random token, modulo 512."""
 
     def __len__(self) -> int:
         return 100_000
@@ -40,7 +40,7 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Records the time of each step, and the parts of this time."""
+    """Records the end of each step, and the time of each part of Everstep in the step."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,7 +56,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         spent.clear()
 
     def result(self) -> dict[str, Any]:
-        """Return step times and parts of the counted steps."""
+        """Return the durations of the counted steps, and Everstep's parts of them."""
         first = settings.settle_steps
         steps = [end - begin for begin, end in zip(self.ends[first - 1 :], self.ends[first:], strict=False)]
         parts = {name: values[first:] for name, values in self.parts.items()}
@@ -94,7 +94,7 @@ def snapshot_count() -> int:
 
 
 def timed(owner: Any, method: str, part: str) -> None:
-    """Add the time of each call of a method to a part of the step."""
+    """Replace a method by a function that also adds the time of each call to a part of the step."""
     function = getattr(owner, method)
 
     def measured(*given: Any, **more: Any) -> Any:
