@@ -1,7 +1,7 @@
 """Benchmark of placement and rounds with many nodes: `make bench-scale`.
 
     __main__.py   the command
-    placement.py  duration of placement (the choice of holders), and recovery probabilities, compared with published values
+    placement.py  duration of placement (the choice of holders); recovery probabilities, compared with published ones
     rounds.py     duration of a round among the round servers and members of many agents, in a flat tree and in the
                   product's tree
     report.py     results, limits and page (pure)
