@@ -14,6 +14,7 @@ from control_plane.api.auth import Caller
 from control_plane.api.deps import Services, SortOrder
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
+from control_plane.api.peers import Peers
 from control_plane.api.routes import (
     drills,
     events,
@@ -58,6 +59,7 @@ def services_of(world: World) -> Services:
         events=None,
         objects=world.objects,
         registry=world.registry,
+        peers=Peers(world.database, world.registry, key=""),
         timeouts=world.timeouts,
         bucket=BUCKET,
         default_max_slowdown=0.0,

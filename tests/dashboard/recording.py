@@ -6,8 +6,8 @@ Rows have the columns of the tables (`control_plane/db/models.py`), without toke
 and manifests are written as JSON. A value of a metric is `[step, Unix seconds, value]`. If several nodes measured it,
 `count, least, most, node of the least, node of the most` follow.
 
-Invariant: loading restores exactly the rows that the control plane had stored. A recording that does not fit the tables
-    is rejected as a whole.
+Invariant: loading restores exactly the rows that the control plane had stored, with the columns that migrations have
+    added since. A recording that does not fit the tables is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, Table, insert, select
+from sqlalchemy import Column, DefaultClause, Table, insert, select
 
 from control_plane.cloud.objects import ObjectStore
 from control_plane.core import metrics
@@ -210,6 +210,7 @@ def _stored(recording: Recording) -> dict[str, list[Row]]:
         columns = {column.name: column for column in _columns(_table(name))}
         try:
             split = [chunk for row in rows for chunk in _chunks(row)] if name == "metric_chunk" else rows
+            split = [{**_added(columns, row), **row} for row in split]
             for row in split:
                 if row.keys() != columns.keys():
                     raise stale(
@@ -224,6 +225,17 @@ def _stored(recording: Recording) -> dict[str, list[Row]]:
             {**{key: value for key, value in row.items() if (name, key) != ("event", "id")}, **empty} for row in packed
         ]
     return found
+
+
+def _added(columns: Mapping[str, Column[Any]], row: Row) -> Row:
+    """Return the columns that a migration has added since the recording, with the values of existing rows.
+
+    A migration adds a column that may be null, or that has a default of the server.
+    """
+    added = {name: column for name, column in columns.items() if name not in row}
+    defaults = {name: column.server_default for name, column in added.items()}
+    values = {name: default.arg for name, default in defaults.items() if isinstance(default, DefaultClause)}
+    return {name: values.get(name) for name, column in added.items() if column.nullable or name in values}
 
 
 _EMPTY: Final[Mapping[str, Any]] = {"lease_counter": 0, "memo": {}}

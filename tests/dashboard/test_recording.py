@@ -120,7 +120,7 @@ async def test_a_recording_that_does_not_fit_says_how_to_record_it_anew_and_noth
         case "table":
             del recording.tables["notice"]
         case "plan":
-            recording.tables["generation"][0]["plan"]["world_size"] = 4
+            del recording.tables["generation"][0]["plan"]["run"]
     with pytest.raises(RecordingStale, match=r"python -m tests\.dashboard\.record bad-gpu"):
         load([recording], empty, MemoryObjectStore(BUCKET))
     assert not any(rows_of(empty).values())
