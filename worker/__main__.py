@@ -47,10 +47,10 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the tmpfs that are reserved for other data than the contents of slots.
+"""Bytes of the node's tmpfs that slot contents must not fill.
 
-This data is the slots' headers and the memory page that each rank shares with the agent. In addition, the kernel rounds
-files up to huge pages.
+The rest of the tmpfs holds the slots' headers and the rank pages. In addition, the kernel rounds each file up to whole
+huge pages.
 """
 
 
@@ -338,12 +338,13 @@ def allow_files() -> None:
 
 
 def start_log() -> OwnLog:
-    """Write this process's log to stderr, and store its newest part in memory.
+    """Write this process's log to stderr, and keep its newest lines in memory.
 
-    Called once, before the first log line.
+    `main` calls this once, before the first log line. If the control plane requests it, the agent uploads the lines in
+    memory to S3.
 
     Returns:
-        The handler that stores the newest log lines in memory.
+        The log handler that keeps the newest lines in memory.
     """
     logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), stream=sys.stderr)
     own_log = OwnLog()

@@ -62,7 +62,8 @@ log = logging.getLogger(__name__)
 class Agent:
     """Creates, connects and runs the parts of one node's agent.
 
-    Its process calls `run` once. The parts are public for tests and logs.
+    `worker.__main__` calls `run` once. The attributes with the parts are public, so that tests and log messages can
+    read them.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class Agent:
             objects: the object store (S3).
             aws: other AWS services, with the node's permissions.
             supervisor: the interface to this node's ranks; the agent starts and closes it.
-            now: returns Unix time, used for timestamps that users see.
-            health: the watch over this node's devices; the agent starts and closes it. None means that devices are not
-                watched.
+            now: returns Unix time in seconds, used for timestamps that users see.
+            health: checks this node's GPUs, disks, memory and network cards periodically; the agent starts and closes
+                it. With None, no device is checked.
             own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
 
         Raises:
@@ -256,9 +257,9 @@ class Agent:
         return {"node": self.settings.node_id, **of_job}
 
     def _listen(self) -> None:
-        """Listen for peers at the port that this node's earlier agent process used.
+        """Listen for connections of other agents at the port that this node's earlier agent process used.
 
-        The plan of a running generation contains this port, so the generation's other nodes connect to this port.
+        The plan of a running generation contains this port, so the other nodes of the generation connect to it.
         """
         address, kept = self.settings.address, KeptPort(self.settings.state / "peer_port")
         _, *more_cards = network_cards(address)
@@ -286,9 +287,10 @@ class Agent:
         self.supervisor.gone_seconds = timeouts.gone_seconds
 
     async def _report_warm(self) -> None:
-        """Send a report as soon as the shim's template process can fork ranks.
+        """Send a report as soon as this node can start ranks by fork.
 
-        Such a warm start is faster than a new interpreter, so the control plane prefers nodes that offer it.
+        The shim is the parent process of all ranks. Its template process imports torch once and is then forked for each
+        rank. Such a warm start is faster than a new interpreter, so the control plane prefers nodes that offer it.
         """
         while not self.supervisor.is_warm:
             await self.supervisor.changed.wait(self.supervisor.changed.version)

@@ -1,6 +1,7 @@
 """Executes the commands of the control plane, one after another.
 
-Two messages bypass the queue: a halt of ranks must take effect immediately, and confirmations of metrics need no order.
+Two kinds of messages are handled on arrival, without the queue. A command to halt ranks must take effect immediately. A
+confirmation that logged values are stored does not depend on any command.
 
 Invariant: a command for a generation other than the promised one changes nothing on this node.
 """
@@ -54,7 +55,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """Internal command: all output of the released run is uploaded, or its upload has stalled."""
+    """Command that the agent queues for itself when it no longer waits for the output of a released run.
+
+    Either all output of the run is uploaded, or its upload has stalled.
+    """
 
     membership: Membership
 
@@ -168,7 +172,7 @@ class Commands:
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
             case PeerCertificate():
-                await asyncio.to_thread(self._identity.accept, command)  # writes a file
+                await asyncio.to_thread(self._identity.accept, command)  # blocks: writes the certificate to disk
                 return
             case KeepSources(sources=sources):
                 if self._lifecycle.promise.value is None:  # While the node has a job, it fetches no source archives.

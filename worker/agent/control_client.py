@@ -1,7 +1,9 @@
-"""The agent's connection to the control plane: one websocket that the agent opens and reopens forever.
+"""The agent's connection to the control plane: one websocket, which the agent opens again after every failure.
 
-Invariant: no older report waits behind the newest one. The client sends a report at every change, and otherwise every
-third of the lease. A full or broken disk never ends the connection.
+The client sends a report at every change, and otherwise every third of the lease.
+
+Invariant: each sent report contains the state at the time of sending; reports are never queued. A full or broken disk
+never ends the connection.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""Seconds after which an unfinished connection attempt ends and the client tries the next server.
+"""Maximum seconds for a connection attempt to one server; then the client tries the next server.
 
-Once a server has accepted a connection, the limit is the length of the lease. A server that takes over the fleet waits
-for its agents during a grace period. With this short limit, a disconnected agent reaches that server within the period.
+The limit holds until a server has accepted a connection. From then on, an attempt may take as long as the lease. The
+limit is short for the takeover of a fleet: the new server waits for the agents only during a grace period, and a
+disconnected agent must find this server within the period.
 """
 MAX_LINES_WAITING = 64
 """Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""

@@ -58,7 +58,7 @@ class Departure:
         Args:
             settings: names the folders of this node.
             lifecycle: ends the work of the running generation.
-            promise: the node's promise, which a release deletes.
+            promise: the node's promise, which `finish` and `make_way` delete.
             outputs: uploads of ended generations. A departure waits for them before it removes files.
             store: this node's slots; a release removes the run's slots.
             supervisor: owns the files and records of the run's ranks.
@@ -89,8 +89,8 @@ class Departure:
 
         Args:
             run: the run that the control plane releases; another run is ignored.
-            then: called with the run's membership when the wait for uploads is over. The caller must then call
-                `finish`, after the commands that it has already queued.
+            then: called with the run's membership when the wait for uploads is over. The callback queues a call of
+                `finish` behind the commands that have already arrived.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return
@@ -112,12 +112,12 @@ class Departure:
         then(membership)
 
     async def finish(self, membership: Membership) -> None:
-        """Release the run of `membership`, unless the node has promised a newer generation."""
+        """Remove the run of `membership` from this node, unless the node has promised a newer generation since."""
         if membership == self._promise.membership:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Release the run that this node works for, because the control plane has assigned the node to `run`.
+        """Remove the node's present run, because the control plane has assigned the node to `run`.
 
         If the node already works for `run`, the method only cancels a departure that is in progress.
         """

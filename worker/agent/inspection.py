@@ -1,4 +1,6 @@
-"""Stack samples and commands that users request beside the ranks of the running generation.
+"""Runs the commands and samples the stacks that users request for the ranks of the running generation.
+
+A command runs on the rank's node, next to the rank's process.
 
 Invariant: no command and no sample outlives the generation of its rank.
 """
@@ -26,7 +28,7 @@ from worker.ranks.supervisor import Supervisor
 
 
 class RankInspection:
-    """Runs commands beside ranks and samples their stacks."""
+    """Runs users' commands next to the processes of ranks, and samples the stacks of ranks."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class RankInspection:
         Args:
             settings: names the node's folders and users.
             supervisor: lists the processes of the ranks.
-            usage: returns the present load of a rank's GPU, shown beside the rank's stack.
+            usage: returns the present load of a rank's GPU, which reports contain together with the rank's stack.
             answer: called with the result of each command.
             on_change: called when a sample is finished.
         """
@@ -55,13 +57,13 @@ class RankInspection:
         """Stack samples of the running ranks; created at the control plane's first request."""
 
     def run_command(self, command: RunCommand, *, is_current: bool) -> None:
-        """Run a user's command on this node, beside the process of a rank.
+        """Run a user's command on this node, next to the process of a rank.
 
         The command is refused unless the rank runs on this node.
 
         Args:
             command: the request of the control plane.
-            is_current: whether the command is for the promised generation.
+            is_current: True if the command names the promised generation. False refuses the command.
         """
         key = (command.run, command.generation, command.rank)
         living = (
@@ -77,7 +79,8 @@ class RankInspection:
         Args:
             plan: plan of the running generation.
             here: this node in the plan.
-            number: number of the request; a repeated number takes no new sample.
+            number: number of the request, assigned by the control plane. A repeated request with the same number takes
+                no new sample.
         """
 
         def known() -> list[RankRecord]:
@@ -106,7 +109,7 @@ class RankInspection:
             await stacks.close()
 
     def _environment(self, run: RunId) -> dict[str, str]:
-        """Return the environment variables of a command that runs beside the run's ranks."""
+        """Return the environment variables for a command that runs next to a rank of `run`."""
         user, inherited = self._user(run), node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 

@@ -1,10 +1,11 @@
-"""Leads the node through one generation after another: promise to join it, load, start, and exits of the ranks.
+"""Executes the phases of each generation on this node: promise, load, start, and watch for exits of the ranks.
 
     Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
                   ▲ a higher Prepare, from any phase
 
-`worker.core.generation` decides which phase follows. The agent changes the promise on disk before it acts (`promise`),
-so that a restarted agent resumes the phase (`Lifecycle.resume`).
+Prepare, Load and Start are commands of the control plane. `worker.core.generation` decides which phase follows. Before
+the agent acts, it writes the new phase to the promise on disk. A restarted agent reads the phase and resumes it
+(`Lifecycle.resume`).
 
 Invariant: this node never acts on a generation below the promised one, and works for at most one generation at a time.
 """
@@ -55,9 +56,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """Data that older generations left on this node.
+    """Data that older generations left on this node: sealed slots, finished steps and committed steps.
 
-    The agent reads this data when it fulfils a promise, and reports the data in phase PROMISED.
+    The agent reads this data after it has ended all ranks of older generations. Its reports contain the data in phase
+    PROMISED, so that the control plane can choose the base of the new generation.
     """
 
     inventory: tuple[SlotRecord, ...] = ()
@@ -67,7 +69,7 @@ class Remains:
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
-        """Read what the slots and the shared-memory pages of this node contain."""
+        """Read the remaining data from the slots and the rank pages in `store`."""
         return cls(store.inventory(), store.ended_ranks(), store.page_commits())
 
 
@@ -105,7 +107,7 @@ class Lifecycle:
             rank_outputs: uploads the outputs of ranks.
             lines: uploads the log lines of ranks.
             outputs: uploads the log lines and outputs of ended generations.
-            inspection: commands and stack samples, which end with their generation.
+            inspection: runs users' commands and samples stacks; both end with their generation.
             full_disks: records each write that a disk refuses.
             on_change: called after a change that the agent reports immediately.
         """
@@ -145,7 +147,7 @@ class Lifecycle:
     # The methods below resume the promised generation after a restart of the agent.
 
     async def resume(self) -> None:
-        """Resume the promised membership of an earlier agent process on this node."""
+        """Resume the phase that an earlier agent process of this node has written to the promise on disk."""
         promise = self.promise.resume()
         if promise is None:
             return
@@ -170,7 +172,7 @@ class Lifecycle:
     def must_promise(self, command: Prepare) -> bool:
         """Return whether the node must promise the generation that a Prepare command names.
 
-        The result is False for a repeated or late command.
+        The result is False if the node has already promised this generation or a newer one of the same run.
         """
         answer = answer_prepare(self.promise.membership, command.run, command.generation)
         if answer is not Answer.PROMISE:
@@ -191,7 +193,10 @@ class Lifecycle:
             self.is_unsettled = False
 
     def _has_user(self, run: RunId) -> bool:
-        """Assign a user to the run's ranks and store the assignment. Return False if the disk refuses the write."""
+        """Assign a user to the run's ranks, and write the assignment to disk.
+
+        Return False if the disk refuses the write.
+        """
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
         except OSError as error:  # `FullDisks` makes the agent report the full disk as a fault
@@ -201,7 +206,7 @@ class Lifecycle:
         return True
 
     async def _fulfil(self, membership: Membership) -> None:
-        """Fulfil a promise: end all ranks and streams of older generations.
+        """End all ranks and streams of older generations, as the promise of `membership` requires.
 
         Then list the sealed slots and the committed steps that the older generations left on this node.
         """
@@ -284,7 +289,7 @@ class Lifecycle:
             await end(watching)
 
     def _has_ranks(self, member: Member) -> bool:
-        """Return whether ranks of the generation to load already run on this node, started by an earlier agent."""
+        """Return whether an earlier agent process has already started ranks of this generation on this node."""
         key = (member.plan.run, member.plan.generation)
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
@@ -372,7 +377,7 @@ class Lifecycle:
     # The methods below end a generation or a run.
 
     async def end_member(self) -> None:
-        """End all work for the current generation: first its ranks, then the member.
+        """End all work for the current generation: first its ranks, then its sessions and uploads.
 
         The ranks' log lines and outputs are uploaded in the background.
         """
@@ -390,7 +395,7 @@ class Lifecycle:
             self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:
-        """Reset the facts about a run after the control plane has released this node from the run."""
+        """Reset `remains`, `exits` and `faults`, because the control plane has released this node from its run."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
         self.is_unsettled = False
 
@@ -420,9 +425,9 @@ class Lifecycle:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception in a member's background work as a fault.
+        """Report an unexpected exception of the current phase's background task as a fault of this node.
 
-        Otherwise, the control plane would wait for this node as if it were only slow.
+        Without the report, the control plane would treat this node as slow and wait for it.
         """
         if task.cancelled() or task.exception() is None:
             return
@@ -432,7 +437,7 @@ class Lifecycle:
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
-            # Without this report, the control plane would wait for the node's load forever.
+            # Report the failed load, because the control plane waits for the end of every load.
             self._finish(Event.LOAD_FAILED)
         else:
             self._on_change()

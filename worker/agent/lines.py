@@ -1,6 +1,8 @@
-"""Uploads the log lines of the running ranks, and sends live lines to users who follow them.
+"""Uploads the log lines of the running ranks, and sends new lines to users who follow the job's log.
 
-Invariant: at most one `LogShipper` uploads at a time: the shipper of the generation whose ranks were started last.
+One `LogShipper` per generation reads and uploads the lines of this node's ranks.
+
+Invariant: at most one `LogShipper` runs at a time: the one of the generation whose ranks were started last.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from worker.storage.object_store import ObjectStore
 
 
 class RankLogLines:
-    """Uploads the lines of the newest generation, and sends them to the control plane while a user follows them."""
+    """Uploads the log lines of the newest generation, and sends new lines to users who follow the log.
+
+    The lines reach users through the control plane.
+    """
 
     def __init__(
         self,
@@ -71,7 +76,10 @@ class RankLogLines:
             self._shipper.show_recent()
 
     async def printed(self, number: int) -> Tail:
-        """Return the newest log lines of this node's ranks. Other nodes of the job hold copies of these lines."""
+        """Return the log lines of this node's ranks from line `number` on.
+
+        Other nodes of the job hold copies of these lines, in case this node is lost.
+        """
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     async def finish(self) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ class RankLogLines:
         return await self._shipper.finish() if self._shipper is not None else ()
 
     def hand_over(self) -> LogShipper | None:
-        """Return the shipper of an ended generation. The caller must finish the shipper's upload."""
+        """Return the `LogShipper` of the ended generation, and forget it. The caller must finish its upload."""
         shipper, self._shipper = self._shipper, None
         return shipper
 

@@ -1,6 +1,6 @@
-"""Uploads the log lines and outputs that the ranks of ended generations have left on this node.
+"""Uploads the log lines and output files that the ranks of ended generations have left on this node.
 
-A new generation of the same run does not wait for these uploads. The release of the run waits for them.
+A new generation of the same run does not wait for these uploads. The release of the node from the run waits for them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class EndedOutputs:
         return bool(self._tasks)
 
     def store(self, member: Member, shipper: LogShipper | None, *, is_stored: bool) -> None:
-        """Upload an ended generation's log lines and outputs in the background, then delete the local log streams.
+        """Upload an ended generation's log lines and output files in the background, then delete the local log files.
 
         Args:
-            member: the generation whose ranks have ended.
+            member: this node's part in the generation whose ranks have ended.
             shipper: uploads the generation's last log lines; None if its ranks were never started.
             is_stored: True if the outputs were uploaded when the ranks exited, so that only log lines remain.
         """
@@ -60,13 +60,13 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=timeout_seconds)
 
     async def wait_while_moving(self) -> None:
-        """Wait until all uploads have ended or nothing has reached the store for too long (`RankOutputs.is_moving`)."""
+        """Wait until all uploads have ended, or until they make no more progress (`RankOutputs.is_moving`)."""
         begun = self._rank_outputs.monotonic()
         while self._tasks and self._rank_outputs.is_moving(begun):
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
-        """Cancel the uploads without waiting. A thread that still waits for the store ends later by itself."""
+        """Cancel the uploads without waiting for their threads. A thread that still waits for S3 ends by itself."""
         for task in self._tasks:
             task.cancel()
 

@@ -107,8 +107,8 @@ class Evidence:
     async def keep(self, place: ObjectReference) -> None:
         """Store the logs at `place`, unless they are already stored there.
 
-        If the upload fails, the control plane's next request repeats it. The ranks' streams are stored separately, at
-        the latest when the run is released.
+        If the upload fails, the next request of the control plane starts another attempt. The log lines of ranks are
+        not part of these logs: `LogShipper` uploads them.
         """
         if self.key == place.key:
             return

@@ -1,7 +1,8 @@
-"""Metrics of a node for Prometheus: the agent's newest report in Prometheus's format.
+"""Exports the metrics of a node for Prometheus: the agent's newest report in Prometheus's text format.
 
-The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The node's job is a label;
-step numbers never are. This module counts snapshot durations as they arrive, for all ranks of the node together.
+The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The job's name is a label;
+step numbers are never labels. A histogram counts the durations of snapshots as they are captured, for all ranks of the
+node together.
 
 Invariant: a scrape reads the agent's last report in its own thread and never calls into the agent.
 """
@@ -42,7 +43,7 @@ class AgentFacts:
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
-    """Yield the metric families of one scrape, built from these facts."""
+    """Yield the metric families of one scrape, built from `facts`."""
     build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
     build.add_metric([], {"version": __version__})
     yield build

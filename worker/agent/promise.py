@@ -152,13 +152,13 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Enter the phase after `event` if the disk accepts the write. Return whether the phase has changed."""
+        """Enter the phase that follows `event`, if the disk accepts the write. Return whether the phase has changed."""
         return self.store(self._after(event))
 
     def finish(self, event: Event) -> None:
-        """Enter the phase after `event`, even if the disk refuses the write.
+        """Enter the phase that follows `event`, even if the disk refuses the write.
 
-        A restarted agent then repeats the phase and reaches the same outcome.
+        If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
         """
         promise = self._after(event)
         if not self.store(promise):
@@ -169,10 +169,10 @@ class CurrentPromise:
         return msgspec.structs.replace(self.value, phase=self.value.membership.on(event).phase)
 
     def lapse(self) -> None:
-        """Remove the plan and key from the file, so that no later agent process can resume the run.
+        """Remove the plan and the key from the promise on disk, so that no later agent process can resume the run.
 
-        The caller releases the run. If the agent is killed during the release, its successor finds no plan and starts
-        no ranks.
+        The caller then deletes the files of the run. If the agent is killed before this is done, the next agent process
+        finds no plan and starts no ranks.
         """
         if self.value is None:
             return

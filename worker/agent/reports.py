@@ -56,17 +56,17 @@ class Reports:
             settings: names the node and its address.
             agent_id: random name of this agent process.
             lifecycle: the node's part in the promised generation.
-            listener: counts the peers that this node refused.
-            ranks: counts the ranks that this node refused.
+            listener: counts the connections of other agents that this node refused.
+            ranks: counts the connections of ranks that this node refused.
             supervisor: shows whether ranks can be forked from the template process (a warm start).
-            supplies: counts refused requests for credentials.
-            sources: archives that were fetched ahead.
+            supplies: counts the requests of ranks for AWS credentials that this node refused.
+            sources: lists the source archives that this node fetched before it received a job.
             evidence: names the key in S3 under which this agent's logs are stored.
             inspection: holds the newest stack samples of ranks.
             usage: reads the use of memory and devices.
             full_disks: reports the faults of this node's disks.
             outbox: holds logged values until the control plane has stored them.
-            metadata: AWS's notices; None outside of EC2.
+            metadata: reads AWS's notices about this instance, such as spot interruptions; None outside of EC2.
         """
         self.exposure = settings.exposure
         """Sentence that names what a job's code can reach beyond its own job; empty if such code is confined."""

@@ -27,11 +27,11 @@ class AgentSettings:
     join_token: str
     peer_port: int = 0
     is_warm: bool = True
-    """True if the shim runs a template process, from which ranks are forked."""
+    """True if the shim (the parent process of all ranks) runs a template process, from which it forks ranks."""
     tls: ssl.SSLContext | None = None
     """Context that verifies the control plane's certificate; None uses the system's certificates."""
     claim: Claim | None = None
-    """Identity with which this instance obtains a session token. None if the agent joins with a join token."""
+    """Identity with which this instance requests a session token. None if the agent joins with a join token."""
     input_bytes: int | None = None
     """Disk space for job inputs, including inputs cached for later jobs; None means the disk's size minus a reserve."""
     log_format: LogFormat = "text"

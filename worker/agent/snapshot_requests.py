@@ -1,4 +1,6 @@
-"""Answers the control plane's requests for snapshots that a user exports from memory.
+"""Answers the control plane's requests for snapshots in memory, which a user exports.
+
+An export reads the shards of one step from the nodes' slots instead of from a checkpoint in S3.
 
 Invariant: at most `MAX_REQUESTS` requests run at a time, so that an export never uses all of the agent's threads.
 """
@@ -17,12 +19,12 @@ log = logging.getLogger(__name__)
 MAX_REQUESTS = 4
 """Limit of requests that run at the same time. Further requests wait for their turn."""
 MAX_WAITING = 64
-"""Limit of requests that run or wait. The control plane stops waiting for an answer long before so many wait."""
+"""Maximum number of requests that run or wait. Further requests are refused."""
 _ENDED = "the generation does not run on this node"
 
 
 class SnapshotRequests:
-    """Runs the requests of exports. The agent owns the object."""
+    """Answers the requests of exports: to keep a snapshot in memory, to read it, and to release it."""
 
     def __init__(self, answer: Callable[[SnapshotHeld | SnapshotBytes], None]) -> None:
         """Create the object without requests.

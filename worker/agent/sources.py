@@ -1,4 +1,4 @@
-"""Fetches source archives on an idle node before the node receives its next job.
+"""Fetches source archives on an idle node, so that the node's next job starts sooner.
 
 Invariant: the disk holds only archives of the newest request. A node with a job fetches no archives.
 """

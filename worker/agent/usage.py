@@ -1,4 +1,4 @@
-"""Reads the use of this node's devices and memory, for charts, reports and stack samples."""
+"""Reads the load of this node's devices and the use of its memory, for charts, reports and stack samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.ranks.supervisor import Supervisor
 
 
 class Usage:
-    """Returns measured values: the use of devices from the health watch, and of memory from the supervisor."""
+    """Returns the load of the node's devices, as the health watch measured it, and the memory use of its ranks."""
 
     def __init__(self, health: HealthWatch | None, supervisor: Supervisor, promise: CurrentPromise) -> None:
         """Create the reader.
@@ -29,7 +29,7 @@ class Usage:
         self._promise = promise
 
     def now(self) -> NodeUsage:
-        """Return the use of this node's devices and the memory of its largest rank, for charts."""
+        """Return the load of this node's devices and the memory of its largest rank, for charts."""
         largest = max((rank.resident_bytes for rank in self._rank_memory()), default=None)
         return replace(self._devices(), rank_memory_bytes=largest)
 

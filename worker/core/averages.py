@@ -1,8 +1,8 @@
 """Robust averages of durations, and the standard errors of these averages.
 
-The agent averages iteration times with a trimmed mean: the mean of the values without the smallest and the largest
-tenth. A median would not show an effect in fewer than half of the iterations. A single outlier would distort a plain
-mean.
+An iteration is the training work from one finished optimizer step to the next. The agent averages iteration times with
+a trimmed mean: the mean of the values without the smallest and the largest tenth. A median would not show an effect in
+fewer than half of the iterations. A single outlier would distort a plain mean.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Detects a connection to a holder that breaks again and again, although reconnecting works each time. No I/O.
+"""Detects a connection to a holder that breaks repeatedly, although each reconnection works. No I/O.
 
     sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
-When a connection breaks, the holder stores the received chunks, and the next transfer sends only the missing chunks. A
-single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The owner
-does not drop the holder, because the holder answers.
+When a connection breaks, the holder keeps the received chunks, and the next transfer sends only the missing chunks. A
+single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The
+silence check does not drop such a holder from the view, because the holder answers (`worker.core.silence`).
 
-Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
-second, with a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half of the steps
-was lost.
+Only a step that arrives in a single transfer proves a sound connection. In a test, a connection was reset ten times per
+second while the owner sent a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half
+of the steps was lost.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
 """
@@ -30,10 +30,10 @@ a second, much less than `holder_deadline`.
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """State of the connection to one holder.
+    """State of the owner's connection to one holder: sound, or breaking repeatedly.
 
-    Each `ReplicaSender` stores one object and replaces the object when the state changes. A new object represents a
-    sound connection.
+    Each `ReplicaSender` holds one object and replaces it when the state changes. A new object represents a sound
+    connection.
     """
 
     cut_count: int = 0
@@ -41,10 +41,13 @@ class BrokenLine:
     step: Step | None = None
     """Step of the last interrupted transfer."""
     words: str = ""
-    """Text that describes why the last interrupted transfer broke."""
+    """Description of the last break, for the message to users."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
-        """Record that the connection broke while the holder lacked a step that the owner could send."""
+        """Record that the connection broke while the owner still had to send data of `step`.
+
+        `words` describes the break, for the message to users.
+        """
         return BrokenLine(self.cut_count + 1, step, words)
 
     def arrived(self, step: Step) -> BrokenLine:

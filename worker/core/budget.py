@@ -1,9 +1,12 @@
 """Decides how often a step is proposed, so that snapshots slow training at most by `Protection.MaxSlowdown`.
 
-To propose a step is to ask all ranks to capture their state after it. Iterations in which a snapshot is captured or
-sent are *loaded*; all others are *quiet*. The cost of a snapshot is the extra time of its loaded iterations, compared
-with quiet iterations. The cost is at least the time for which the snapshot blocked the rank. The budget chooses the
-interval between two snapshots so that the cost, spread over the interval, is within the limit.
+When the coordinator proposes a step, all ranks capture their state after this step. An iteration is the training work
+from one finished optimizer step to the next. Iterations in which a part of a snapshot is captured or sent are *loaded*;
+all others are *quiet*.
+
+The cost of a snapshot is the extra time of its loaded iterations, compared with quiet iterations. The cost is at least
+the time for which the snapshot blocked the rank. The budget chooses the interval between two snapshots so that the cost
+per interval is within the limit.
 
 `docs/benchmarks.md` compares a job without a limit (*Slowdown of a real model*) with the same job under the default
 limit (*Slowdown under a budget*).
@@ -20,9 +23,10 @@ from dataclasses import dataclass, replace
 from worker.core.averages import trimmed_error, trimmed_mean
 
 KEPT_QUIET, KEPT = 192, 48
-"""Numbers of stored measurements: of quiet iterations (without any part of a snapshot), and of snapshots.
+"""Maximum numbers of stored measurements: of quiet iterations (without any part of a snapshot), and of snapshots.
 
-The list of snapshots is shorter. Snapshots may be far apart, and a change of their cost must become visible soon.
+Fewer snapshots than iterations are stored, because snapshots may be far apart. A change of their cost must affect the
+decisions soon.
 """
 ENOUGH, LEAST = 32, 8
 """Minimum numbers of measurements for a decision about the interval between two snapshots.
@@ -52,17 +56,17 @@ MAX_INTERVAL = 1000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Cost measurements of one snapshot, from its capture to the newest iteration."""
+    """Measured cost of one snapshot: the iterations since its capture began."""
 
     iterations: int
     """Number of iterations in which a part of the snapshot was captured or sent."""
     seconds: float
     """Total duration of these iterations, in seconds."""
     blocked_seconds: float
-    """Seconds of these iterations for which the snapshot blocked the rank."""
+    """Seconds of these iterations in which the rank waited for the snapshot."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the load with one more iteration added."""
+        """Return the measurements with one more iteration added."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
@@ -76,7 +80,7 @@ class Budget:
     max_slowdown: float
     """Allowed cost of snapshots, as a fraction of the mean iteration."""
     interval: int = 1
-    """Iterations from one proposed step to the next."""
+    """Iterations from one proposed step to the next, as the limit requires."""
     quiet: tuple[float, ...] = ()
     """Durations in seconds of the newest iterations without any part of a snapshot."""
     snapshots: tuple[Load, ...] = ()
@@ -84,7 +88,7 @@ class Budget:
     newest: Load | None = None
     """The newest snapshot; its data may still be in transfer."""
     iterations_per_snapshot: float = 1.0
-    """Smoothed mean number of iterations in which parts of one snapshot are captured or sent."""
+    """Smoothed mean of the number of iterations in which parts of one snapshot are captured or sent."""
     since_rest: int = 0
     """Number of iterations since the last one without any part of a snapshot.
 
@@ -96,7 +100,7 @@ class Budget:
 
         Args:
             seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
-            blocked_seconds: part of `seconds` for which the snapshot blocked the rank.
+            blocked_seconds: part of `seconds` in which the rank waited for the snapshot.
             is_loaded: True if a part of a snapshot was captured or sent in the iteration.
             has_begun: True if the capture of a snapshot began in the iteration.
 
@@ -168,8 +172,8 @@ class Budget:
         The result is at least the time for which snapshots blocked the rank. This time has no error, because it is
         measured directly.
         """
-        # Audited snapshots (copied completely at once, then compared) block the rank longer. The trimmed mean ignores
-        # them.
+        # About every thousandth snapshot is audited: it is copied completely at the boundary and compared afterwards.
+        # It blocks the rank longer than other snapshots, and the trimmed mean ignores it.
         held = trimmed_mean([load.blocked_seconds for load in self.snapshots])
         if len(self.quiet) < ENOUGH_QUIET:
             return held

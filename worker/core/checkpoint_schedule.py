@@ -1,6 +1,6 @@
 """Decides when the next checkpoint is due by time: at a fixed interval, or at an interval computed from uploads.
 
-The coordinator itself applies intervals in steps (`worker.core.rounds`).
+Checkpoints at an interval in steps are decided elsewhere, in `worker.core.rounds`.
 
 With an overhead bound, the interval is automatic:
 
@@ -80,7 +80,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """The schedule of one generation's checkpoints by time, with the measurements behind it.
+    """The schedule of one generation's checkpoints by time, with the measurements from which intervals are computed.
 
     The coordinator's `RoundServer` holds one object and replaces it with the result of `observe`.
     """
@@ -98,7 +98,7 @@ class CheckpointSchedule:
     is_uploading: bool = False
     """True while any node uploads a shard."""
     is_measured: bool = True
-    """True if all shards of the newest checkpoint are uploaded, or if this generation has begun no checkpoint."""
+    """False from the beginning of a checkpoint until all of its shards are uploaded."""
     upload_seconds: float | None = None
     """Duration of the newest complete upload of all shards, in seconds. None before the first such upload."""
     node_bytes: int = 0
@@ -118,7 +118,7 @@ class CheckpointSchedule:
     def observe(
         self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
     ) -> CheckpointSchedule:
-        """Return the schedule after an observation of the coordinator's state.
+        """Return the schedule after the coordinator's state was read again.
 
         Args:
             now: monotonic time in seconds.

@@ -1,6 +1,8 @@
 """Places the chunks of a snapshot in the idle spans of the network.
 
-This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed at `partition`.
+An idle span is a part of each iteration in which training does not use the network; the rank's profiler measures the
+spans. This module implements GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with the corrections listed
+at `partition`.
 
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
                     └───▶ opening ───when───▶ the pacer, chunk by chunk
@@ -27,9 +29,9 @@ GEMINI's paper does not state its share; its published code uses 0.8 of the shor
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_PER_SPAN = 8
-"""Number of chunks that fit into a typical span.
+"""Number of chunks that should fit into a typical span.
 
-The end of a span stays unused if it is shorter than a chunk. Small chunks keep this loss small.
+At the end of a span, the time that is too short for another chunk stays unused. Small chunks keep this loss small.
 """
 UNIFORM_SHARE = 0.8
 """Share of the iteration in which uniform pacing sends all copies of the snapshot.
@@ -56,7 +58,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """One piece of one copy of a snapshot, and the time at which it is sent."""
+    """One piece of one copy of a snapshot, and the time at which the sender should send it."""
 
     copy: int
     """Index of the sent copy, from 0."""

@@ -1,9 +1,10 @@
 """State machine of this node's part in a generation: promise to join, load, start (docs/design.md#generations).
 
+The machine selects the next phase. The agent does the phase's work and passes the outcome to the machine as an event.
+
 Invariant: the promised generation only grows. From the moment of the promise, the node acts on no message of a lower
-generation. The machine determines the next task. The agent performs the task and passes the result to the machine.
-Before the agent reports PROMISED to the control plane, the promise is on disk, all older ranks have provably exited,
-and all older streams are closed.
+generation. Before the agent reports PROMISED to the control plane, three conditions hold: the promise is on disk, all
+older ranks have provably exited, and all older streams (data connections between agents) are closed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ TRANSITIONS: Mapping[tuple[MemberPhase, Event], MemberPhase] = {
 }
 """The next phase, for each present phase and event.
 
-In addition, a higher Prepare moves every phase to PROMISED, and Release ends every phase.
+Two commands are not in the table: a Prepare for a higher generation moves every phase to PROMISED, and Release ends
+every phase.
 """
 
 
@@ -81,7 +83,7 @@ class Membership:
 
 
 class Answer(StrEnum):
-    """The agent's reaction to a Prepare of the control plane."""
+    """The agent's reaction to Prepare, the command to promise a generation."""
 
     PROMISE = "promise"
     """The Prepare is new.
@@ -109,11 +111,11 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
-    """Return whether a rejected session comes from the run that this node works for.
+    """Return whether a rejected session of a peer belongs to the run that this node works for.
 
-    Such a session is outdated or early and not suspicious, so the agent logs no warning. The generation of the session
-    does not matter. Around a restart, peers may dial for the previous or for the next generation. A replacement node
-    also receives sessions of generations in which it was never a member.
+    Around a restart of the ranks, peers may connect for the previous or for the next generation of this run. A
+    replacement node also receives sessions of generations in which it was never a member. The agent logs no warning for
+    such a session.
 
     Args:
         promised: the run of the newest promise; None before the first promise.

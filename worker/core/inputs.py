@@ -1,4 +1,6 @@
-"""Rules for input channels: where files are stored, and which files are evicted from a node's cache. No I/O.
+"""Rules for input channels: the path of each file, and the choice of cached files to evict. No I/O.
+
+An input channel is a named set of S3 objects that ranks read as files in one directory.
 
 Invariant: no file of a channel is placed outside the channel's directory, no two files share a path, and no file that a
 run uses is evicted.
@@ -32,7 +34,7 @@ class HeldFile:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Result of `make_room`: the files to evict, and whether all wanted files then fit into the cache."""
+    """Result of `make_room`: the files to evict, and the bytes that are still missing afterwards."""
 
     dropped: tuple[str, ...]
     """Names of the files to evict, the least recently used file first."""

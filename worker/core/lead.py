@@ -1,12 +1,12 @@
 """Decides how many steps ahead of the ranks the coordinator proposes a step.
 
-This number is the *lead*. To propose a step is to ask all ranks to capture their state after it. All ranks must receive
-the proposal before they pass the proposed step. A rank that receives a proposal too late cannot capture that step, and
-the round is *late*. With a lead of one, every step can be committed; with a lead of two, every second step.
+This number is the *lead*. When the coordinator proposes a step, all ranks capture their state after this step. A rank
+must receive the proposal before it passes the proposed step. Otherwise the rank cannot capture the step, and the round
+is *late*. With a lead of one, every step can be committed; with a lead of two, every second step.
 
 A lead that is too short loses one step per late round. A lead that is too long loses steps in every round. The lead
-therefore grows by one after every late round, and the coordinator soon tries a shorter lead again. If a round is late
-soon after the lead was shortened, the coordinator waits longer before the next attempt.
+therefore grows by one after every late round. After some committed rounds, the coordinator tries a shorter lead again.
+If a round is late soon after the lead was shortened, the coordinator waits longer before the next attempt.
 
 Invariant: if rounds are rarely late, the lead is mostly the shortest possible. If every round is late at some lead, at
 most one round in `MAX_PATIENCE` uses that lead.

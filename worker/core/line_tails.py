@@ -1,6 +1,6 @@
-"""The newest log lines of a node, which its peers store in case the node is lost. No I/O.
+"""Numbered log lines of a node, which other nodes keep in memory in case the node is lost. No I/O.
 
-A *tail* is the newest part of the log lines of a node's ranks: numbered lines, with a limit in bytes.
+A *tail* is the newest part of the log lines that a node's ranks have printed, up to a limit in bytes.
 
 Invariant: the line numbers of a tail have no gaps. New lines that do not follow the last line replace the whole tail.
 When the tail exceeds its size limit, the oldest lines are dropped.
@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 TAIL_BYTES: Final = 256 * 1024
-"""Maximum encoded bytes of a node's newest lines that its peers store, per rank."""
+"""Maximum encoded bytes, per rank of a node, of the newest lines that other nodes store."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Size in bytes at which a message with lines for a peer is complete.
-
-The line that reaches this size still belongs to the message.
-"""
+"""Size in bytes from which a message with lines for another node receives no further line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Tail:
         return self.first + len(self.rows)
 
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:
-        """Return the tail with more lines.
+        """Return the tail with newer lines appended.
 
         Args:
             first: number of the first new line. Lines that the tail already has are skipped.
@@ -64,7 +61,7 @@ class Tail:
         return longer.newest(limit_bytes) if longer.size > 2 * limit_bytes else longer
 
     def since(self, number: int) -> Tail:
-        """Return the tail's lines from `number` on."""
+        """Return the part of the tail that begins with line `number`."""
         skipped = min(max(0, number - self.first), len(self.rows))
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 

@@ -1,8 +1,9 @@
 """Measures how long the transfers of a node use their shared network link, in total and per transfer.
 
-The transfers of all ranks of a node begin when the same step ends. The throughput of the link is the bytes of all
-transfers, divided by the time in which at least one transfer was active. The rate of one transfer is its bytes divided
-by its share of this time. A second that four transfers share counts as a quarter of a second for each transfer.
+A transfer sends one snapshot to one holder. The transfers of all ranks of a node begin at the end of the same step and
+share the node's link. The throughput of the link is the bytes of all transfers, divided by the time in which at least
+one transfer was active. The rate of one transfer is its bytes divided by its share of this time. A second that four
+transfers share counts as a quarter of a second for each transfer.
 
 Every sender updates the measurement many times per second, even without sending. A gap between updates means that the
 process was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in the gap.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 STANDSTILL_SECONDS = 1.0
-"""Minimum gap between two updates during a transfer that shows that the process was stopped.
+"""Minimum gap between two updates, in seconds, that shows that the process was stopped during a transfer.
 
 The gap does not count as link time.
 """
@@ -54,17 +55,17 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, with one more transfer that has data to send."""
+        """Return the measurement at `now`, after one more transfer has received data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, with one transfer fewer that has data to send."""
+        """Return the measurement at `now`, after one transfer has sent all of its data."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Count the time that the network needed for the last bytes of a transfer.
+        """Add the time that the network needed for the last bytes of a transfer, after the kernel had accepted them.
 
         Time that was already counted for another transfer is not counted again.
 

@@ -6,9 +6,10 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-The first three kinds of evidence count only for a process that ended by SIGKILL without a request of the agent: the
-rank, or a DataLoader worker whose end caused the rank's last exception. The node's counter covers every process of the
-machine, so the kernel may have killed another process.
+"Certain" means that the evidence is about the rank itself. The first three kinds of evidence count only if SIGKILL
+ended the process and the agent had not requested it. The process is the rank, or a DataLoader worker whose end caused
+the rank's last exception. The node's counter covers every process of the machine, so the kernel may have killed another
+process.
 
 Invariant: a value that was not measured is None, never estimated.
 """

@@ -1,4 +1,4 @@
-"""Derives the faults of a node from readings of its devices. No I/O.
+"""Derives the faults of a node from readings of its devices: GPUs, network cards, disks and memory. No I/O.
 
     gpu_xid          the GPU driver reported an Xid error within the last `XID_SECONDS`
     gpu_ecc          GPU memory lost data since the driver was loaded, or the GPU has no spare memory rows left
@@ -13,8 +13,8 @@
     memory_low       less than `LOW_MEMORY_SHARE` of the memory was available for `LOW_SECONDS`
     memory_killed    the kernel killed a process for lack of memory within `WINDOW_SECONDS`
 
-Invariant: a fault is reported exactly while it lasts, with an unchanged message. Every changed report wakes the control
-plane.
+Invariant: a fault is reported exactly while it lasts. Its message stays the same meanwhile, because the control plane
+processes every changed report at once.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class DiskQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """Observations from which the agent decides whether a volume has stopped finishing requests."""
+    """Observations of one volume over several readings, which show whether it has stopped finishing requests."""
 
     finished_count: int
     least_waiting: int | None
-    """Minimum number of waiting requests over all readings at which the volume was idle or had made progress.
+    """Lowest number of waiting requests in any reading at which the volume was idle or had made progress.
 
     Some drivers count finished requests as waiting for ever. Requests therefore count as waiting only if their number
     exceeds this minimum. The value is None until a finished request has been observed.
@@ -242,7 +242,7 @@ def _of_links(
 
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
-    """Return the volume's `DiskWait` after one more reading.
+    """Return the volume's observations after one more reading.
 
     If requests wait at two readings and the volume finished none in between, at least one request has waited for the
     whole time.

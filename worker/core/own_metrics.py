@@ -4,8 +4,9 @@
                                             rank 0's node: a MetricPoint, numbered and stored
                                             every node: the newest set, in its report
 
-The control plane adds the measurements of all nodes to each point of rank 0's node. On each node, only the first rank's
-iterations are measured, because collective operations make the iterations of all ranks equally long.
+An iteration is the training work from one finished optimizer step to the next. Each node measures only its first rank,
+because collective operations make the iterations of all ranks equally long. Rank 0's node publishes its values as
+numbered points. The control plane adds the newest values of all other nodes to each of these points.
 
 Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
 set contains only values of the fixed list in `OwnMetrics.due`.

@@ -1,6 +1,6 @@
 """Decides by measurement whether a job trains faster with paced or with unpaced snapshots.
 
-Pacing delays the chunks of a snapshot until the network is idle. Without pacing, a snapshot is sent immediately.
+Pacing delays the chunks of a snapshot until training does not use the network. An unpaced snapshot is sent immediately.
 
     steps 0-3 paced ─▶ 4-7 unpaced ─▶ 8-11 unpaced ─▶ 12-15 paced ─▶ … ─▶ verdict
 
@@ -80,7 +80,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """Measurements and verdict of one trial of paced and unpaced sending.
+    """One trial: the measurements of paced and of unpaced sending, and the verdict which of them is faster.
 
     Each node has its own trial. All nodes follow the verdict of the coordinator's node.
     """

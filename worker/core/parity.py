@@ -1,7 +1,8 @@
-"""Parity in memory: which chunks a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
+"""Parity in memory: the chunks that a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
 
 The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. Each member's share is the XOR of one part of the
-shard of every other member. Any one lost shard can be rebuilt from the other members' shards and shares.
+shard of every other member. A part of a shard is a *contribution* to the share. Any one lost shard can be rebuilt from
+the other members' shards and shares.
 
     g = 4        A            B            C            D
     row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
@@ -29,7 +30,7 @@ CONTRIBUTION_BYTES = 320
 class Stripe:
     """A group of ranks that protect each other's shards by parity, and the layout of their parity shares.
 
-    All members cut their shards into chunks of one size.
+    All members divide their shards into chunks of the same size.
     """
 
     members: tuple[Rank, ...]
@@ -46,11 +47,14 @@ class Stripe:
         return self.members[(place + 1 + chunk % self.width) % len(self.members)]
 
     def row_of(self, chunk: int) -> int:
-        """Return the row that a chunk of any shard belongs to, in the share that contains it."""
+        """Return the row of a share that contains a chunk. The row depends only on the chunk's index."""
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
-        """Return the chunk of the shard of `rank` in a row of the share of `holder`, another member."""
+        """Return the chunk of the shard of `rank` that a row of the share of `holder` contains.
+
+        `holder` is another member of the stripe.
+        """
         return row * self.width + self._first(rank, holder)
 
     def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
@@ -100,7 +104,7 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A lost shard, and the rules that select the survivors' chunks for its rebuild."""
+    """A lost shard, and the rules that select the chunks of the surviving members from which it is rebuilt."""
 
     stripe: Stripe
     lost: Contribution
@@ -170,9 +174,9 @@ class Share:
     """Contributors whose chunks are all applied."""
 
     def begin(self, contribution: Contribution) -> Share:
-        """Record that a member begins its contribution.
+        """Record that a member of the stripe has announced the shard that it contributes.
 
-        If the member contributed another shard before, the share becomes empty. The agent then asks all members for
+        If the member has announced another shard before, the share becomes empty. The agent then asks all members for
         their contributions again.
         """
         earlier = {each for each in self.announced if each.rank == contribution.rank}
@@ -204,19 +208,20 @@ class Share:
         return replace(self, complete=self.complete | {rank}) if is_whole else self
 
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
-        """Return whether a member whose contribution is complete should continue to wait for this share.
+        """Return whether a member that has sent its whole contribution should continue to wait for the sealed share.
 
-        A missing member that is connected and has not begun may still capture the step. A missing member that has
-        begun must have progressed since the last call. Otherwise the waiting member receives no progress message, and
-        drops this holder after the holder deadline.
+        The answer depends on the members whose contributions are still incomplete. Such a member may not have begun,
+        because its rank still captures the step; it must then be connected. If it has begun, it must have made progress
+        since the last call. If the result is False, the waiting member receives no progress message, and drops this
+        holder after the holder deadline.
 
         Args:
-            connected: members with an open session.
+            connected: members with an open session to this node.
             progressed: members that have made progress, or that delay their contribution themselves, since the last
                 call that returned True.
 
         Returns:
-            True if every missing contribution may still arrive.
+            True if every incomplete contribution may still arrive.
         """
         begun = {each.rank for each in self.announced}
         missing = self.contributors - self.complete

@@ -1,9 +1,9 @@
-"""Measures how long a rank stays at one finished step, or in one phase, as its shared-memory page shows.
+"""Measures how long a rank stays at one finished step or in one phase, as the rank's page shows.
 
-A rank's boundary is the last step that it finished. A *stay* is the time in which the phase, the boundary and the
-announced limit of a rank do not change.
+A rank's boundary is the last step that it finished. A script may announce a time limit for a phase. A *stay* is the
+time in which the phase, the boundary and the announced limit of a rank do not change.
 
-Invariant: the duration of a stay is recorded only after the rank has moved on by itself. The duration ends at the last
+Invariant: the duration of a stay is recorded only after the rank has left it by itself. The duration ends at the last
 reading of the stay, because several short stays may lie between two readings. The duration of a phase with an announced
 limit is not recorded, because it does not show the job's usual pace.
 """

@@ -1,18 +1,19 @@
 """The rounds of the step protocol (docs/design.md#rounds) as two pure state machines.
 
-One machine describes one shard on its owner's node, the other describes the coordinator of a generation.
+One machine, `Shard`, has the state of one shard and runs on its owner's node. The other, `Coordinator`, has the state
+of a generation and runs on the coordinator's node.
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
-C is the newest committed step and w is the proposed step. Both machines work on newest states, and repeated or lost
-messages do no harm. `Shard.hear` applies the coordinator's newest state, and `Coordinator.report` applies a rank's
-newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. The caller
-reports the expiry of timeouts, for example "this holder is dropped" or "the final round is over".
+C is the newest committed step and w is the proposed step. Each message contains the sender's newest state, so repeated
+or lost messages do no harm. `Shard.hear` applies the coordinator's newest state, and `Coordinator.report` applies a
+rank's newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. The
+caller reports the expiry of a timeout with a method such as `Shard.drop` or `Coordinator.end_final_round`.
 
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it has dropped the first proposal.
 
-The module has more than 500 lines. A change of the protocol changes both machines.
+The module has more than 500 lines. Both machines stay in one module, because every change of the protocol changes both.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ exception can have any length.
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """State of one owned shard in the rounds: its holders, sealed steps and vote.
+    """State of one shard on its owner's node: its holders, sealed steps and vote on the proposed step.
 
-    The agent on the owner's node holds the object.
+    The owner's agent holds one object per local rank. Each method returns the next state.
     """
 
     base: Step
@@ -54,13 +55,13 @@ class Shard:
     returning: frozenset[NodeId] = frozenset()
     """Peers outside the view that answer again, or that have lost the committed step.
 
-    A vote also waits for these peers. Otherwise, the capture of the next step would overwrite the slot that the owner
-    is sending to them.
+    A vote also waits for these peers, because the owner is sending them the committed step from its slot. A commit
+    without them would allow the rank to overwrite this slot.
     """
     unheard: frozenset[NodeId] = frozenset()
-    """Dropped peers from which no message has arrived since the owner dropped them.
+    """Dropped peers from which no message has arrived since the owner dropped them from the view.
 
-    An acknowledgement that such a peer sent before it was dropped does not return the peer to the view.
+    An acknowledgement that such a peer sent before the drop does not return the peer to the view.
     """
     committed: Step = NONE
     proposed: Step = NONE
@@ -75,7 +76,7 @@ class Shard:
     Holders may already receive the captured parts. The owner never votes on the step before it is sealed.
     """
     held: frozenset[tuple[NodeId, Step]] = frozenset()
-    """Pairs (peer, step): the peer has acknowledged the step, and the acknowledgement was not revoked since."""
+    """Pairs (peer, step): the peer has acknowledged that it holds the step, and the acknowledgement is still valid."""
     has_parity: bool = False
     """True if the peers combine this shard with other shards into shares.
 
@@ -104,10 +105,10 @@ class Shard:
         sealed: frozenset[Step],
         has_parity: bool = False,
     ) -> Shard:
-        """Return the shard's state after a restart of its agent.
+        """Return the shard's state when a restarted agent takes over the running generation.
 
-        The rank's shared-memory page contains the committed step, the proposed step and the vote. The slots contain the
-        sealed steps. All holders are in view again until they miss the deadline. Each holder reports its steps when it
+        The rank's page contains the committed step, the proposed step and the vote. The slots contain the sealed steps.
+        All holders are in view again until they miss the holder deadline. Each holder reports its sealed steps when it
         connects.
         """
         return cls(
@@ -143,7 +144,8 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A peer that was dropped may have acknowledged the committed step after this owner had voted.
+        # A peer that the owner had dropped may have acknowledged the committed step after the owner's vote. The peer
+        # now returns to the view.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -161,18 +163,19 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that the owner's own slot no longer contains `step`, because the slot was granted again.
+        """Record that no slot of the owner contains `step` any more, because its slot was granted for another content.
 
-        A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked.
+        The rank may capture the step again with another result, so the peers' acknowledgements of the step are revoked.
         The acknowledgements of the `foundation` stay valid, because this step is never captured again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """Record that the rank does not capture `step`.
+        """Record that the rank does not capture `step`, and vote ABANDON.
 
-        The restored step (`base`) is never captured, so it cannot be abandoned.
+        `late` is True if the rank received the proposal too late, so that the coordinator must propose earlier. The
+        base is never captured, so it cannot be abandoned.
         """
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
@@ -215,8 +218,8 @@ class Shard:
     def wanted(self, peer: NodeId) -> Step:
         """Return the step to send to `peer` next, or `NONE`.
 
-        A holder first receives the committed step (before the first commit: the restored step), then the proposed step.
-        Only steps that the owner has sealed or, without parity, is capturing can be sent.
+        A holder first receives the committed step (before the first commit: the base), then the proposed step. The
+        owner can send a step that it has sealed. Without parity, it can also send the step that its rank is capturing.
         """
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
@@ -252,16 +255,16 @@ class Shard:
 
     @property
     def is_under_way(self) -> bool:
-        """True while replication of a snapshot is unfinished.
+        """True while the replication of a snapshot is unfinished.
 
-        Either a peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other
-        shards.
+        This is the case while a peer lacks a step of this shard. It is also the case after this shard's vote, while the
+        coordinator waits for the votes of other shards.
         """
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
     @property
     def foundation(self) -> Step:
-        """The newest committed step; before the first commit, the step from which the generation was restored."""
+        """The newest committed step; before the first commit, the base of the generation."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -300,7 +303,10 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """State of the rounds of one generation: at most one proposed step, which is the same for all ranks."""
+    """State of the coordinator of one generation: the committed step, the proposed step and the reports of all ranks.
+
+    At most one step is proposed at a time, the same for all ranks. Each method returns the next state.
+    """
 
     world_size: int
     base: Step
@@ -313,10 +319,10 @@ class Coordinator:
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks whose protection the coordinator announces (`worker.core.strays.strayed`).
+    """Ranks whose restored protection the coordinator announces (`worker.core.strays.strayed`).
 
     A stray is a shard on a node to which the new plan does not assign it. The set contains each rank with a stray, and
-    all ranks on the same node as such a rank.
+    all ranks on the same node as such a rank. Nodes drop their strays when the shards have all planned copies again.
     """
     is_relayout: bool = False
     """True if another number of ranks captured the base, the step from which the generation starts.
@@ -340,7 +346,7 @@ class Coordinator:
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
     cadence: int = 1
-    """Steps between the last two commits, with limited growth after an outage."""
+    """Steps between the last two commits. After an outage, the value at most doubles per commit."""
     persist: Step = NONE
     """The newest step to upload to S3, or `NONE`.
 
@@ -357,14 +363,21 @@ class Coordinator:
     wanted: Step = NONE
     """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
     urgent: Step = NONE
-    """The first commit at or above this step must be uploaded, even if an export must end for it; or `NONE`."""
+    """The first commit at or above this step must be uploaded, because AWS announced a node's end.
+
+    The value is `NONE` without such a request. If all slots are in use, agents end an export of a snapshot to free a
+    slot for this upload.
+    """
     is_recovering: bool = False
     """True from a restart until every rank's agent has reported. The coordinator proposes no step during this time."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     final: Step = NONE
-    """The step after which all ranks wait for the commit of the final step; `NONE` before they wait."""
+    """The last step of the training, once all ranks wait after it; `NONE` before that.
+
+    The coordinator proposes this step, and the ranks wait for its commit.
+    """
     is_finished: bool = False
 
     @classmethod
@@ -434,7 +447,7 @@ class Coordinator:
     # The methods below apply events.
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Apply the newest states of some ranks, and all transitions that result."""
+        """Apply the newest states of some ranks, and then all transitions that these states permit."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
@@ -448,12 +461,12 @@ class Coordinator:
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
         """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
 
-        A later commit is uploaded, because nodes may be about to reuse the slot of the present commit. The announcement
-        of a commit also names the step to upload, so that nodes pin its slot before the slot can be reused.
+        The present commit is not uploaded, because nodes may be about to reuse its slot. The announcement of a later
+        commit also names the step to upload, so that each node pins its slot before the slot can be reused.
 
         Args:
             step: the lowest step to upload.
-            ends_exports: True if agents end an export that holds the slot that the step needs.
+            ends_exports: True if agents must end the export of a snapshot when the upload needs the export's slot.
 
         Returns:
             The coordinator with the request.
@@ -466,14 +479,14 @@ class Coordinator:
         return replace(self, stop_requested=True).advance()
 
     def end_final_round(self) -> Coordinator:
-        """Record that the final round exceeded its time limit.
+        """Record that the ranks have waited too long for the commit of the final step.
 
-        The ranks exit, and the newest committed step is the final state.
+        The ranks then exit, and the newest committed step is the final state.
         """
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """Record that the agents have begun to end the ranks after a requested stop.
+        """Record that the control plane has ordered the agents to kill the ranks after a requested stop.
 
         No further step is proposed, and the committed step becomes the job's final state. Without a requested stop, the
         call changes nothing.
@@ -492,9 +505,10 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Shards in `strayed` that are protected again: all planned holders have sealed the restored or a later step.
+        """Ranks in `strayed` whose shards are protected again.
 
-        A shard is included only if its owner reports that every holder is in view.
+        All planned holders of such a shard have sealed the base or a later step. A rank is included only if its owner
+        reports that every holder is in view.
         """
         return tuple(
             each.rank
@@ -511,7 +525,7 @@ class Coordinator:
 
     @property
     def uploads_in_flight(self) -> frozenset[Step]:
-        """The steps that any agent uploads."""
+        """The steps that at least one agent uploads now."""
         return frozenset(step for each in self.ranks for step in each.pinned_steps)
 
     @property
@@ -532,7 +546,7 @@ class Coordinator:
 
     @property
     def hold(self) -> Step:
-        """The step for whose upload all ranks wait, or `NONE`.
+        """The step for whose upload all ranks wait (blocking checkpoints), or `NONE`.
 
         The wait begins after the commit and requires no message of a rank, so it cannot block collective operations.
         The wait ends when no agent uploads the step, also after failed uploads. It also ends when the ranks must stop,
@@ -543,10 +557,10 @@ class Coordinator:
 
     @property
     def _is_storing(self) -> bool:
-        """True from the time when a step is marked for upload until no agent uploads the step.
+        """True from the moment a step is marked for upload until no agent uploads the step any more.
 
-        An agent reports an upload only after it has pinned the step's slot. Until this report, the mark keeps the value
-        True.
+        An agent reports the commit of the marked step and its upload at the same time. Until all agents have reported
+        the commit, the value stays True.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
@@ -618,13 +632,12 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step to upload after `committed` was committed.
 
-        If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded. The
-        restored step (base) is uploaded if such a multiple is between the newest checkpoint and this step. In this
-        case, an earlier generation ended before it had uploaded its checkpoint.
+        If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded. This also
+        applies to the base: it is uploaded if a multiple lies between the newest checkpoint and the base. An earlier
+        generation then ended before it had uploaded that checkpoint.
         """
         if not self._may_mark:
-            # The checkpoint stays due. The first step that is committed after an upload has ended becomes the
-            # checkpoint.
+            # The checkpoint stays due: the first commit after the end of an upload becomes the checkpoint.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
@@ -632,16 +645,18 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if agents may upload a further commit, and report all commits that they upload."""
+        """True if another upload may begin.
+
+        Fewer than `max_uploads` steps are being uploaded, and all of them are among the newest marked steps.
+        """
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}
 
     def _stopping(self) -> Coordinator:
-        """Agree on the step after which all ranks stop.
+        """Agree with all ranks on the step after which they stop (docs/design.md#agreed-stop).
 
-        Announce it, collect the ranks' answers, then confirm or withdraw it.
-
-        See docs/design.md#agreed-stop.
+        The coordinator announces a step and collects the ranks' answers. It confirms the stop if all ranks accept it,
+        and withdraws the stop if a rank rejects it.
         """
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
@@ -682,9 +697,9 @@ class Coordinator:
     def _left_behind(self) -> Coordinator:
         """Mark the newest complete step for upload when a stopped job has finished.
 
-        This is the committed step, or without a commit the restored step. It is also marked if the final step was
-        marked but not committed. In that case, the upload of an older step was cancelled to free a slot for the final
-        step.
+        The newest complete step is the committed step; without a commit, it is the base. The step is also marked if the
+        final step was marked but not committed: the upload of an older step was then cancelled to free a slot for the
+        final step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation
@@ -692,7 +707,7 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The restored step (base), if slots contain it in the present layout; 0 after a relayout.
+        """The base, if slots contain it in the present layout; 0 after a relayout.
 
         A relayout is a change of the number of ranks, which changes how the state is divided into shards.
         """
@@ -700,14 +715,15 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        # After a restart of the coordinator, only the request or only the confirmed stop may be known.
+        # A restarted coordinator may have received only one of the two facts.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished:
             return self
         if self.proposed != NONE:
-            # An export can begin to hold a slot after the proposal. The final step then needs this slot.
+            # A user's export of a snapshot may have taken the last free slot after the proposal. The final step needs
+            # this slot.
             is_short = self.proposed == self.final and self._is_full
             return replace(self, persist=self.final) if is_short else self
         if self.committed == NONE and self._held_base:
@@ -718,7 +734,7 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if self._is_full:
-            # The next capture must wait for the end of an upload or of an export.
+            # No slot is free, so the next capture must wait for the end of an upload or of an export.
             return self
         # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
@@ -738,7 +754,7 @@ class Coordinator:
 
     @property
     def _is_full(self) -> bool:
-        """True if uploaded steps, a step that an export holds, and the committed step occupy all slots of a rank."""
+        """True if on some rank no slot is free: uploads, an export and the committed step use all slots."""
         unavailable = self.committed, NONE
         return any(
             len({*each.pinned_steps, each.held_step}.difference(unavailable)) >= self.slot_count - 1

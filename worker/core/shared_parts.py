@@ -1,4 +1,4 @@
-"""Decides which node transfers which parts of one object. Pure.
+"""Decides which node transfers which parts of one S3 object. Pure.
 
 The owner of a shard and its helpers share one upload to S3, or one load from S3. The owner takes parts from the
 beginning of the object, and helpers take parts from its end, until they meet:
@@ -7,8 +7,8 @@ beginning of the object, and helpers take parts from its end, until they meet:
     owner ──▶            unassigned              ◀── helpers
 
 Invariant: each part has exactly one state: unassigned, claimed by the owner, outstanding at one helper, finished by one
-helper, or missing. The owner transfers each missing part itself. A part never returns to the helpers, so a helper that
-is lost, late or wrong costs time but no correctness.
+helper, or missing. A part is missing if a helper was lost, late or sent wrong bytes. The owner transfers each missing
+part itself. A missing part is never assigned to a helper again, so a faulty helper costs time but no correctness.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class SharedParts:
         return replace(self, missing=self.missing - {number}), number
 
     def owed(self, helper: NodeId) -> list[int]:
-        """Return the outstanding parts of a helper, in descending order."""
+        """Return the parts that a helper must still transfer, in descending order."""
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:
@@ -225,9 +225,11 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
-    """Return the node that gets a lost shard of an earlier rank for all nodes, after the number of ranks has changed.
+    """Return the home of an earlier rank's lost shard: the node that gets this shard on behalf of all nodes.
 
-    The node rebuilds the shard by parity, or reads it from S3.
+    The function is used after a relayout (a change of the number of ranks), for a shard of the previous layout that no
+    node has in memory. Its home rebuilds the shard by parity, or reads it from S3, and the other nodes fetch it from
+    the home.
 
     The shards are divided evenly among the nodes, in the order of ranks. Ranks divide the state in the same order, so
     the ranks of the home probably need the shard, too.

@@ -3,12 +3,14 @@
     data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing
 
-A single failed attempt with progress is a broken connection: the holder stores the received chunks, and the next
-attempt sends the rest. An attempt without any progress counts as silence.
+An attempt is one transfer of a step to the holder. A single attempt that fails after some progress is a broken
+connection: the holder keeps the received chunks, and the next attempt sends the rest. An attempt without any progress
+counts as silence.
 
-A dropped holder may return to the view (the holders for which votes wait) when it answers. It must first wait if it was
-dropped while attempts failed, or dropped again after a return. The wait is at least as long as the failure, and doubles
-each time. A persistent fault therefore delays commits less and less often.
+A holder that is silent or failing for the holder deadline is dropped from the view, and votes no longer wait for it. It
+may return to the view when it answers. It must first wait if it was dropped while attempts failed, or dropped again
+after a return. The wait is at least as long as the failure, and doubles each time. A persistent fault therefore delays
+commits less and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.
@@ -52,10 +54,14 @@ class Silence:
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Seconds for which the holder had to stay out of view when the owner last dropped it."""
+    """Seconds for which the holder must stay out of view after the last drop; the next drop at least doubles them."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
-        """Return the state after another periodic check.
+        """Return the state after the owner's next periodic check of the holder.
+
+        While `is_owed` and `is_asked` are True, the time since the last check counts as silence. It does not count if
+        `is_occupied` is True, or if this check is late (`LATE_RATIO`). If `is_owed` or `is_asked` is False, the silence
+        ends. If `is_owed` is False, a series of failed attempts ends too.
 
         Args:
             now: present time in seconds.
@@ -64,9 +70,7 @@ class Silence:
             is_occupied: True while the owner must first finish other work, such as a digest of its own slot.
 
         Returns:
-            The new state. If `is_owed` and `is_asked`, the time since the last check counts as silence, with two
-            exceptions: the owner `is_occupied`, or this check is late (`LATE_RATIO`). If either is False, the silence
-            ends. If `is_owed` is False, a series of failed attempts ends too.
+            The new state.
         """
         elapsed = now - self.looked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
@@ -104,8 +108,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        The call changes nothing while the holder must still stay out of view (`may_return` is False). In this case, the
-        holder was in view only because it already held the step.
+        The call changes nothing while the holder's last wait has not ended (`may_return` is False). The holder was then
+        in view only because it already held the committed step.
         """
         if not self.may_return:
             return self

@@ -1,7 +1,7 @@
 """Decides which slot of a shard may be overwritten.
 
-A holder has two slots per shard, or three if the job asks for three. Each slot stores one *content*: the state of the
-shard at one step of one generation.
+A holder has two slots per shard, or more if `CheckpointConfig.ThirdSlot` is set. Each slot stores one *content*: the
+state of the shard at one step, captured in one generation.
 
 Invariant: contents that must not be overwritten are identified by their step and the generation that captured it. A
 slot with any other content may be overwritten, but only with the step that is being proposed or loaded. The plan lists
@@ -53,8 +53,9 @@ EMPTY = SlotView(SlotState.EMPTY, None)
 def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
     """Return the index of the slot that was already granted for `content`, or None.
 
-    The coordinator may propose the last step of the training twice. The rank captures the step only once, and the agent
-    may still be receiving this capture. The second proposal must therefore use the same slot.
+    The coordinator may propose the last step of the training twice, but the rank captures the step only once. At the
+    second proposal, the agent may not have received the end of this capture yet. It must therefore grant the same slot
+    again.
 
     Args:
         slots: the shard's slots on this node, in order.
@@ -134,7 +135,7 @@ def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
 
 
 def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
-    """Return whether an agent may begin to upload a step of a shard, if it still holds the step.
+    """Return whether an agent may begin to upload a step of a shard. The caller has checked that the step is in a slot.
 
     Args:
         step: the step that is marked for upload; -1 if no step is marked.
@@ -143,7 +144,7 @@ def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uplo
         max_uploads: maximum number of uploads of a shard at the same time.
 
     Returns:
-        True if the agent must pin the step's slot now. A step older than `begun` is never uploaded.
+        True if the agent may pin the step's slot and upload it now. A step older than `begun` is never uploaded.
     """
     return step > begun and len(uploading) < max_uploads
 
@@ -160,8 +161,9 @@ def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
 def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> list[UploadedShard]:
     """Return the finished uploads that a node still reports: the newest `max_uploads` + 2 steps of each rank.
 
-    Other ranks can still upload the older of these steps. The coordinator marks no further step while a step is
-    uploaded that is older than the `max_uploads` newest marked steps. The final step of a stop is the exception.
+    Ranks upload at different speeds, so another rank may still upload an older step that this node has finished. The
+    coordinator marks no further step while any rank uploads a step that is older than the `max_uploads` newest marked
+    steps. The final step of a stop is the only exception.
 
     Args:
         finished: the uploads that the node has reported so far, and the upload that has just ended.

@@ -4,8 +4,8 @@
                                                                                    └─▶ sound
 
 The rate of a limited transfer does not show the full rate of the link. Each transfer therefore begins without a limit.
-In a long transfer, the limit is lifted periodically. The first limit is short, because the suspicion may be wrong. All
-durations count only the time in which the transfer was allowed to send.
+In a long transfer, the limit is lifted periodically. The first limit lasts only a short time, because the link may not
+be slow after all. All durations count only the time in which the transfer was allowed to send.
 
 Invariant: a link that has its full rate is never limited for more than `RETRY_SECONDS` of sending.
 """
@@ -33,7 +33,7 @@ FASTER_RATIO = 2.0
 Right after the limit is lifted, the kernel's timers and buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of a link's limit. If the link's rate is below it, the link has become even slower."""
+"""Fraction of the limit. A limited transfer below this fraction shows that the link has become even slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped.
 
@@ -47,7 +47,7 @@ class SlowLink:
     """State of the link to one holder. A sender holds one object per holder."""
 
     carries: float = 0.0
-    """Rate in bytes per second that was measured when the link was first suspected; 0 while the link is sound."""
+    """Rate of the slow link in bytes per second, as last measured; 0 while the link is sound."""
     limit: float | None = None
     """Limit in force, in bytes per second; None if the link is not limited."""
     begun: tuple[int, float] = (0, 0.0)
@@ -58,7 +58,7 @@ class SlowLink:
     """True if the last measurement without a limit showed a much higher rate."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
-        """Suspect the link and set the first limit.
+        """Record that the link is slow, and set the first limit.
 
         The caller has measured `bytes_per_second` over a sufficient time without a limit.
         """

@@ -1,4 +1,4 @@
-"""Formats the stacks of a rank's threads, and detects whether they have changed. No I/O.
+"""Formats the stacks of a rank's threads, and measures for how long they have not changed. No I/O.
 
 Invariant: the text contains no address, pid or thread id. Two ranks that hang at the same place have the same text.
 """
@@ -48,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first sample of a series in which the stacks of a process did not change."""
+    """A sample of a process's stacks as text, with its time and the CPU time that the process has used."""
 
     text: str
     at: float
@@ -56,15 +56,15 @@ class Look:
 
 
 def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
-    """Return how long the stacks of a process have been the same.
+    """Return for how long the stacks of a process have been the same.
 
     Args:
-        before: the sample that the last call for this process returned; None for a process without an earlier call.
+        before: the first element of the last result for this process; None for a process without an earlier call.
         found: the new sample of the same process.
 
     Returns:
-        (the sample to pass to the next call, seconds for which the stacks have been equal, CPU seconds used in this
-        time).
+        (the first sample with the present stacks, to pass to the next call; seconds since that sample; CPU seconds that
+        the process used since that sample).
     """
     if before is None or before.text != found.text:
         return found, 0.0, 0.0

@@ -1,9 +1,8 @@
-"""Decides when a node drops replicas of shards that the new plan places on other nodes.
+"""Decides when a node drops strays: shards in its slots that the new plan places on other nodes.
 
-A *stray* is a shard in this node's slots that the node neither owns nor holds under the running plan. Strays protect
-their shards until the new holders have replicas. A node without spare memory has no room for its strays and the new
-replicas at the same time. The node then drops one content of one stray at a time, and only if the shard stays protected
-without this content.
+Strays protect their shards until the new holders have replicas. A node without spare memory has no room for its strays
+and the new replicas at the same time. The node then drops one content of one stray at a time, and only if the shard
+stays protected without this content.
 
     content of the stray    dropped if a new slot lacks room                  dropped in any case
     ---------------------   -----------------------------------------------   ------------------------------------------
@@ -14,21 +13,26 @@ without this content.
                             of all shards of that owner; or the base is
                             committed
 
-After a relayout, strays of the base protect the job until the first commit. A node without room may drop a stray that
-another node before it in the plan also keeps, and a stray that it fetched for its ranks, once they have loaded.
+A relayout is a change of the number of ranks. After a relayout, strays of the base protect the job until the first
+commit. A node without room may then drop a stray if an earlier node in the plan's order keeps the same content. It may
+also drop a stray that it fetched only for its own ranks, once they have loaded.
 
-Nodes that wait for each other's memory still make progress. The owner of a shard keeps an older step to which the job
-might go back, unless the owner is a replacement. A node with a stray of a surviving owner can therefore immediately
-drop one slot of this stray. The node then receives the base of the shard that the plan placed on it. When this base is
-sealed, the next node may drop its stray of the same shard, and so on. After several losses, possibly no content may be
-dropped. The owners then drop the full node from their view at the holder deadline. The base is committed without this
-node, and the older contents may then be dropped.
+Nodes that wait for each other's memory still make progress:
+
+- The owner of a shard keeps an older step to which the job might go back, unless the owner is a replacement. A node
+  with a stray of this shard can therefore immediately drop one slot of the stray.
+- In the free slot, the node receives the base of a shard that the plan placed on it. When this base is sealed, the next
+  node may drop its stray of that shard, and so on.
+- After several losses, possibly no content may be dropped. The owners then drop the full node from their view at the
+  holder deadline. The base is committed without this node, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
-step, if the plan had such a step. After the loss of an owner, this step is the base: other nodes have the base of the
-lost owner's shards, and all other owners have their own. After the loss of another node, it is the older step. An owner
-may have several ranks. If no other node has the base of one of its shards, its loss makes all shards go back to the
-older step.
+step, if the plan had such a step.
+
+As an example, a node has dropped an older content, because the shard's owner keeps the same content. If this owner is
+lost, all shards are restored to the base: other nodes have the base of the lost owner's shards, and all other owners
+have their own. If another node is lost, all shards may have to be restored to the older step, which the owner still has
+for its shard.
 """
 
 from __future__ import annotations
@@ -47,39 +51,35 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """Facts from which a node decides when to drop shards that are placed elsewhere.
+    """Facts from which a node decides when to drop its strays.
 
     The node's `Member` passes a new object to `SlotStore.place` at the start of every generation.
     """
 
     placed: frozenset[Rank] = frozenset()
-    """Shards and shares that this node owns or holds under the plan. All others in its slots are strays."""
+    """Ranks whose shards or shares this node owns or holds under the plan. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
     """Contents that the plan requires the shard's owner to keep. The key is (rank, content).
 
-    The value contains the ranks on the owner's node whose base (the step from which the generation starts) no other
-    node holds yet.
+    The value contains the ranks on the owner's node whose base no other node holds yet.
     """
     needed: frozenset[Step] = frozenset()
-    """Steps before the restored step to which the job would return if one more node were lost (`_needed`)."""
+    """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
     is_loaded: bool = False
-    """True once every node has verified the state that its ranks restore (their base).
+    """True once every node has loaded and verified the base.
 
-    Until then, a node may have to fetch this state from a stray on this node.
+    Until then, another node may have to fetch the base from a stray on this node.
     """
     committed: Step = NONE
     """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
     sole: frozenset[tuple[Rank, Content]] | None = None
-    """Contents that this node must keep and that no node before it in the plan keeps.
+    """Contents that this node must keep, because no earlier node in the plan's order keeps them.
 
     None unless the number of ranks has changed (a relayout).
     """
     held: frozenset[Rank] = frozenset()
-    """Ranks with a stray, whose shards are protected again; set by `heard`.
-
-    All planned holders of such a shard have the restored step or a later step.
-    """
+    """Ranks with a stray whose shards all planned holders have sealed at the base or a later step; set by `heard`."""
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
@@ -99,7 +99,7 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Record that every node has loaded and verified the restored step (base), so that the ranks start to train."""
+        """Record that every node has loaded and verified the base, so that the ranks start to train."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
@@ -107,7 +107,7 @@ class Strays:
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Return whether a slot of a shard placed elsewhere may make room for a new slot.
+        """Return whether this node may drop one slot of a stray because a new slot lacks room.
 
         Args:
             rank: the rank that owns the shard.
@@ -129,7 +129,7 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Return whether no node needs this node's stray of `rank` (see module) any more.
+        """Return whether no node needs this node's stray of `rank` any more.
 
         This node may then drop the stray even if no new slot lacks room.
         """
@@ -139,7 +139,7 @@ class Strays:
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose protection the coordinator announces.
+    """Return the ranks of which the coordinator announces when all planned holders have sealed their shards again.
 
     These are the ranks whose shard is on a node where the plan does not place it, and all other ranks on their nodes.
     """
@@ -155,8 +155,8 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base (the state to restore) is only on the owner's node."""
-    # The first holder of a shard is the owner's node, which has loaded the restored step.
+    """Return the ranks whose base no node but the owner's node holds."""
+    # The first holder of a shard is the owner's node, which has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {
         reference.owner_rank
@@ -170,8 +170,8 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
     """Return the older steps to which the job would return after the loss of some node.
 
-    The lost node would be the only holder of one shard of the restored step (base). The base would then be incomplete,
-    but the older step is complete on the other nodes.
+    The lost node would be the only holder of the base of one shard. The base would then be incomplete, but the older
+    step is complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:
@@ -190,7 +190,7 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
 
 
 def _sole(plan: GenerationPlan, node_id: NodeId) -> frozenset[tuple[Rank, Content]]:
-    """Return the contents that this node must keep and that no node before it in the plan keeps."""
+    """Return the contents that this node must keep, because no earlier node in the plan's order keeps them."""
     kept_before: set[tuple[Rank, Content]] = set()
     for node in plan.nodes:
         kept = {(each.owner_rank, Content(each.origin_generation, each.step)) for each in node.keep}

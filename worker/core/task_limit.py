@@ -1,7 +1,7 @@
-"""Decides from a rank's last lines whether the kernel refused it another process or thread. No I/O.
+"""Recognizes from a rank's last lines that the kernel refused it another process or thread. No I/O.
 
-A job has a user of its own on each node. The kernel counts the processes and threads of this user, and refuses new ones
-above `MAX_TASKS`. A script that forks without end therefore stops itself, and neither the agent nor the node.
+Each job has its own user on a node. The kernel counts the processes and threads of this user, and refuses new ones
+above `MAX_TASKS`. A script that forks without end therefore fails by itself, and cannot stop the agent or the node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Selects which chunks of a shard to transfer, and the number of streams.
+"""Selects which chunks of a shard to transfer, and over how many streams.
 
-Invariant: a receiver never requests a chunk that another slot of the same shard already contains.
+Streams are TCP connections that transfer chunks of one shard in parallel. Invariant: a receiver never requests a chunk
+that another slot of the same shard already contains.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ TRIES = 3
 The fastest transfer counts, because training may have slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
-"""Number of bytes per stream when a node fetches a shard.
+"""Number of bytes of a shard for which a fetch opens one stream.
 
-One flow on AWS transfers them in 0.1 s. To open another stream takes a hundredth of this time.
+One flow on AWS transfers these bytes in 0.1 s. Opening another stream takes a hundredth of this time.
 """
 
 
@@ -83,7 +84,7 @@ def fetch_streams(payload_bytes: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StreamCount:
-    """Finds the best number of streams for a session by measurement.
+    """Finds the number of streams with the highest rate for a session, by measurement.
 
     A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 Gbit/s within).
     The capacity of a host's cards and cores is not known in advance. The number of streams doubles as long as this

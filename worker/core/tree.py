@@ -7,9 +7,10 @@ This module does no I/O.
                 ├─ 2 ─── 33 … 48
                 └─ … 16
 
-A node's report contains the term of the coordinator process that it answers, and a sequence number. For each node, only
-the newest report of the newest term is stored, whatever its path through the tree. An outdated report therefore never
-replaces a newer report, and no report is counted twice.
+A node's report contains two numbers: the term of the coordinator to which it answers, and a sequence number. An agent
+stores for each node only the report with the highest term and, within the term, the highest sequence number. The path
+of a report through the tree does not matter. An outdated report therefore never replaces a newer report, and no report
+is counted twice.
 
 Invariant: the coordinator receives the same facts over the tree as over direct connections to all nodes, only later.
 """
@@ -88,20 +89,17 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest report of each node to the present process of the coordinator, which its term identifies."""
+    """The newest report of each node below an agent, for the present term of the coordinator."""
 
     term: int = NO_TERM
-    """Number of the coordinator's present process: the highest that this node has received.
-
-    A report with a lower term was for an earlier process and is ignored.
-    """
+    """The highest term that this node has received. Reports with a lower term are ignored."""
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> Reports:
         """Start a new term after the coordinator's agent has started or restarted.
 
-        Earlier reports are discarded: every node must report again to the new process. A call with an older term
-        changes nothing.
+        Earlier reports are discarded: every node must report again to the restarted coordinator. A call with an older
+        term changes nothing.
         """
         return Reports(term) if term > self.term else self
 
@@ -120,14 +118,15 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, sent: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are newer than the same node's report in `sent`, an earlier state of this object."""
+        """Return the reports that are newer than in `sent`, which is an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
         """Return whether the unsent reports must be sent to the coordinator immediately.
 
-        Reports of finished steps and single votes can wait for a joint message, because the coordinator acts only after
-        all votes. Three changes are urgent: the last vote of a subtree, an abandoned step, and a rare change (`_rare`).
+        Finished steps and single votes can wait for a message with several reports, because the coordinator acts only
+        after all votes. Three changes are urgent: the last vote of the subtree below this node, an abandoned step, and
+        a change of a field that changes rarely (`_rare`).
 
         Args:
             sent: the reports that were already sent to the coordinator.
@@ -143,7 +142,7 @@ class Reports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: Reports) -> bool:
-        """Return whether the unsent reports only name finished steps and repeat announcements.
+        """Return whether the unsent reports contain nothing but finished steps and received announcements.
 
         While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
         facts. The report of a rank that has received no proposed step does not wait.

@@ -37,7 +37,7 @@ OWN = -1
 
 
 class Item(NamedTuple):
-    """One offered tensor, or one frozen object: an object in S3 with tensors that training does not change."""
+    """One offered item: a tensor, or a frozen object (an S3 object with tensors that training does not change)."""
 
     digest: bytes
     """Digest of name, type, shape and content."""
@@ -64,7 +64,7 @@ def divide(
     hold are divided into objects of about the same size, largest tensors first. No tensor is divided.
 
     Args:
-        offers: the items of each rank, in the order of the rank's payload.
+        offers: the items of each rank, in the order of the data in the rank's slot.
         least_bytes: as `LEAST_BYTES`.
         max_writers: as `MAX_WRITERS`.
 
@@ -102,7 +102,7 @@ def divide(
 
 
 class _Table:
-    """The offered items with numbers, so that `divide` computes the hash of each offered item only once."""
+    """All offered items, numbered. `divide` works on the numbers, so that it hashes each item only once."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()

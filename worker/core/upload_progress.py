@@ -16,7 +16,7 @@ A part of 32 MiB that takes longer is sent at less than 0.6 MB/s.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadProgress:
-    """One upload that is in progress."""
+    """Progress of one running upload of a shard."""
 
     rank: Rank
     step: Step
@@ -52,7 +52,7 @@ class UploadProgress:
     def stored(self, part_bytes: int, now: float) -> UploadProgress:
         """Return the progress after S3 has stored a part.
 
-        A part may be stored twice, by a holder and by the owner, so the sum is limited to the object's size.
+        Both a helping holder and the owner may store the same part, so the sum is limited to the object's size.
         """
         return replace(self, stored_bytes=min(self.stored_bytes + part_bytes, self.object_bytes), moved_at=now)
 
