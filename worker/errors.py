@@ -1,4 +1,4 @@
-"""Errors of the agent.
+"""Errors that the agent's modules raise. "Retryable" means that the same call may succeed later.
 
     WorkerError
     ├── NoRoom                   memory for slots is exhausted (with the sizes)
@@ -23,7 +23,7 @@
         ├── StoreRefused         the request itself is wrong
         ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback; nothing was sent
         ├── ObjectChanged        the object was replaced after its listing: retryable with a new listing
-        └── CorruptCheckpoint    the object contradicts the plan
+        └── CorruptCheckpoint    the object is damaged, or is not the object that the plan names
 
 Callers decide by the type of an error whether to retry.
 """
@@ -46,7 +46,7 @@ class AttestationFailed(WorkerError):
 class NoRoom(WorkerError):
     """The node has too little memory for a slot that a shard needs.
 
-    `is_passing` is True if other files occupy the memory and may be removed.
+    `is_passing` is True if other files now occupy the memory, so that a later attempt may succeed.
     """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
@@ -72,9 +72,9 @@ class PeerRefused(PeerError):
 
 
 class OtherGeneration(PeerRefused):
-    """The session belongs to this node's run, but to a generation that the node has ended or not loaded yet.
+    """The session belongs to this node's run, but to a generation that has ended here or is not loaded yet.
 
-    Such sessions are normal around every restart.
+    Such sessions are normal around every restart of the ranks.
     """
 
 
@@ -87,7 +87,7 @@ class SourceRefused(WorkerError):
 
 
 class LoadFailed(WorkerError):
-    """This node cannot load the generation."""
+    """This node cannot load the generation. `code` is the type of the fault that the agent reports."""
 
     def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class LoadFailed(WorkerError):
     def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
-        When the job starts for the first time, its request is probably wrong, so the error is permanent unless
+        At the first start of a job, the job's request is probably wrong. The error is then permanent unless
         `is_passing`. A job that has trained before may find the input on another node, so the error is not permanent.
 
         Args:
@@ -129,11 +129,11 @@ class RequirementsRefused(WorkerError):
 
 
 class SupervisorError(WorkerError):
-    """Base class for failures of the node's shim and of its ranks' processes."""
+    """Base class of errors about rank processes and about the shim, their parent process."""
 
 
 class ShimUnavailable(SupervisorError):
-    """The node's shim cannot be started or reached."""
+    """The node's shim (the parent process of all ranks) cannot be started or reached."""
 
     retryable = True
 

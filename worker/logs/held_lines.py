@@ -1,10 +1,11 @@
-"""Stores copies of other nodes' newest log lines, for the owners whose shards this node holds.
+"""Stores the newest log lines of other nodes whose shards this node holds, in case such a node is lost.
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
-An owner sends its lines before the end of each shard (`worker.replication.sender`). The holder of a committed step
-therefore has all lines up to this step. When the generation ends, this node uploads all copies, because the owner may
-be lost. Readers skip copies of lines that the owner has uploaded itself.
+An owner is a node whose shard this node holds. It sends its ranks' log lines before the end of each shard
+(`worker.replication.sender`). The holder of a committed step therefore has all lines up to this step. When the
+generation ends, this node uploads all copies of lines. Readers of the log skip a copy if the owner has uploaded the
+same lines itself.
 
 Invariant: the stored lines of one owner have consecutive numbers. The newest lines within the size limit are never
 dropped.
@@ -51,7 +52,7 @@ class _Held:
 class HeldLines:
     """The stored lines of all owners in one generation.
 
-    The node's `Member` owns it. The agent uploads the lines when the generation has ended on this node.
+    The generation's `Member` object owns it. The agent calls `ship` when the generation has ended on this node.
 
     Args:
         state: the agent's state directory. Lines that an earlier agent of this node stored there are loaded.
@@ -73,9 +74,10 @@ class HeldLines:
             held.tail = _read(held.path)
 
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
-        """Store lines of an owner; lines that are already stored are skipped.
+        """Store log lines of an owner; lines that are already stored are skipped.
 
-        The receiver calls this method before it handles the end of the shard, which follows the lines.
+        The replica receiver calls this method before it handles the end of the shard, because the owner sends the lines
+        first.
 
         Args:
             peer: the owner, as authenticated by its session.

@@ -1,13 +1,14 @@
-"""Journal of a node's log lines: the ranks' output with timestamps, in files that are later uploaded.
+"""Journal of a node's log lines: the ranks' output with timestamps, in files (chunks) that are later uploaded.
 
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-An agent that starts while ranks run continues at the end of the journal. The newest chunk records the position up to
-which each stream was read. Every line therefore has one fixed number, and no line is read twice.
+A *stream* is the file with a rank's stdout or stderr. An agent that starts while ranks run continues at the end of the
+journal. The newest chunk records the position up to which each stream was read. Every line therefore has one fixed
+number, and no line is read twice.
 
-The unread part and at least the last `TAIL_BYTES` of each stream stay on disk. The journal contains the chunks that are
-not uploaded, up to `journal_bytes` of `JournalLimits`, and the chunk that still grows.
+The journal frees the disk space of the parts of a stream that it has read, except for the last `TAIL_BYTES`. It keeps
+the chunks that are not uploaded, up to `journal_bytes` of `JournalLimits`, and the newest chunk, which still grows.
 
 Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
 journal does not change, and the lines are read again later.
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 CHUNK_MILLISECONDS: Final = 300_000
 """Age in milliseconds at which a chunk is complete, even with fewer bytes than `JournalLimits.chunk_bytes`.
 
-A chunk that still grows is uploaded again every second.
+An incomplete chunk is uploaded again every second while it grows.
 """
 TAIL_BYTES: Final = 64 * 1024
 """Bytes at the end of a long stream that stay on disk, because users see them if the rank fails."""
@@ -73,13 +74,13 @@ LIMITS: Final = JournalLimits()
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A chunk whose present content is not in the object store."""
+    """A chunk that the object store does not have, or has only with fewer lines."""
 
     name: ChunkName
     path: Path
     size: int
     is_complete: bool
-    """True if no further line will be added to the chunk."""
+    """True if the journal will add no further line to the chunk."""
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Continue the journal that an earlier agent process of this node has written."""
+        """Read the chunks that an earlier agent process has written, and continue after their last line."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")
@@ -234,7 +235,10 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Return the new lines of each stream, and free the disk space of the parts that were read."""
+        """Append the new lines of all streams to the journal, and return them.
+
+        Then free the disk space of the parts of the streams that were read.
+        """
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
             if lines:
@@ -264,9 +268,9 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Read a stream from its beginning again, and return a line that reports the lost part.
+        """Return to the beginning of a stream's file, and return a line that reports the lost output.
 
-        Called after a process has truncated the stream's file, for example with `> /dev/stderr`.
+        Called after a process has truncated the file, for example with `> /dev/stderr`.
         """
         self._positions[key], self._given_back[key] = 0, 0
         return self._line(
@@ -323,7 +327,7 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free the disk space of the part of a stream that was read.
+        """Free the disk space of the part of a stream that was read, except for the last `TAIL_BYTES`.
 
         The rank continues to write at the end of the file.
         """

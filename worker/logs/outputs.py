@@ -30,9 +30,9 @@ from worker.ranks.files import RankFiles, logs_of, outputs_of
 log = logging.getLogger(__name__)
 
 STILL_SECONDS = 30.0
-"""Seconds without a finished upload after which an upload of an empty file counts as stalled.
+"""Seconds without any finished upload after which the pending uploads count as stalled.
 
-For a larger file, `still_seconds` adds its transfer time over a slow connection.
+For each pending file, `still_seconds` adds the time that its transfer needs over a slow connection.
 """
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
@@ -43,7 +43,7 @@ MAX_SENTENCES = 20
 
 
 class FileStore(Protocol):
-    """The part of an object store that this module uses."""
+    """The method of an object store that this module uses."""
 
     def put_file(self, reference: ObjectReference, path: Path, size: int | None = None) -> object:
         """Store the first bytes of a file.
@@ -124,7 +124,9 @@ class RankOutputs:
         return (*missing[:MAX_SENTENCES], *more)
 
     def is_moving(self, since: float) -> bool:
-        """Return whether pending uploads make progress, so that the caller should wait for them.
+        """Return whether pending uploads still make progress.
+
+        The caller waits for the uploads while the result is True.
 
         Args:
             since: monotonic time at which the caller began to wait.
@@ -150,7 +152,11 @@ class RankOutputs:
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload the file through its checked descriptor, because its name may meanwhile refer to another file."""
+        """Upload one file. Return a sentence if the upload failed, otherwise an empty list.
+
+        The upload reads from a file descriptor that was checked, because the file's name may meanwhile refer to another
+        file.
+        """
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:

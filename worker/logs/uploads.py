@@ -1,4 +1,4 @@
-"""Uploads ranks' log lines to the object store, and sends them to users who follow the log.
+"""Uploads ranks' log lines to the object store, and sends new lines to users who follow the log.
 
     <log key>gen=<g>/node=<n>/…    lines with timestamps, every second; read by GetLogEvents and FollowLogs
 
@@ -43,9 +43,9 @@ class ShipperOptions:
 
     journal: JournalLimits = LIMITS
     tail_bytes: int = TAIL_BYTES
-    """Bytes of the newest lines that peers receive, per rank of the node."""
+    """Maximum bytes of the newest lines that other nodes receive, per rank of this node."""
     recent_characters: int = 256 * 1024
-    """Number of characters of the newest lines that are stored for new followers.
+    """Number of characters of the newest lines that the shipper keeps for new followers.
 
     Followers read older lines from the object store, which contains each line after about a second.
     """
@@ -68,7 +68,7 @@ class LogShipper:
         plan: the plan of the generation.
         here: this node's entry in the plan.
         now: returns Unix time in seconds.
-        live: receives new lines with the number of the first line; must not block.
+        live: called with new lines and the number of the first line, to send them to followers; must not block.
         on_trouble: called on the loop each time the disk refuses lines; None for no callback.
         options: sizes of the journal and of buffers, and the pause after a failed upload.
     """
@@ -126,8 +126,8 @@ class LogShipper:
     async def printed(self, number: int) -> Tail:
         """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
 
-        Every sender calls this method before the end of each shard. A holder therefore has all lines up to a step
-        before it acknowledges the step.
+        Every `ReplicaSender` calls this method before it sends the end of a shard, and sends the lines to the holder. A
+        holder therefore has all lines up to a step before it acknowledges the step.
 
         Args:
             number: number of the first line that the caller needs.
@@ -135,8 +135,7 @@ class LogShipper:
         Returns:
             Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
         """
-        # `finish` completes the read even after a cancellation, because users who follow the log must receive these
-        # lines.
+        # The read continues even if this call is cancelled, because users who follow the log must receive these lines.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 
@@ -159,7 +158,7 @@ class LogShipper:
         )
 
     async def _drain(self) -> None:
-        """Read and upload in turn, because the journal may be too small for all remaining output."""
+        """Read and upload in turn, because the journal may have no room for all remaining output."""
         # the number of repetitions is limited, because a process that escaped from its rank may print forever
         for _ in range(self._options.journal.behind_bytes // self._options.journal.read_bytes):
             if not await self._read():
@@ -182,7 +181,8 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                # Usually nothing is new. A thread for every check would take CPU time from training.
+                # Check first, without a thread: usually there is no new output, and a thread would take CPU time from
+                # training.
                 if self._journal is None or self._journal.has_news():
                     await self._read()
             except OSError as error:

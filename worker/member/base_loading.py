@@ -2,6 +2,8 @@
 
     own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
 
+A peer is another node that holds the shard. With parity, the shard can be rebuilt from the shares of other nodes.
+
 Invariant: a rank never receives a base that does not match the plan's digest.
 """
 
@@ -42,13 +44,13 @@ from worker.tasks import together
 
 log = logging.getLogger(__name__)
 REGAIN_SECONDS = 1.0
-"""Seconds between two attempts to fetch the state of a rank (its base) that this node has lost."""
+"""Seconds between two attempts to fetch the base of a shard that this node has lost."""
 
 
 class BaseLoading:
-    """Loads the state from which one generation starts (its base) on this node.
+    """Loads the base of one generation into slots of this node.
 
-    The node's `Member` owns the object.
+    The generation's `Member` object owns it.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class BaseLoading:
             shards: shards of this node's ranks.
             store: this node's slots.
             objects: the object store (S3).
-            sessions: opens connections to the nodes that hold a base.
+            sessions: opens connections to the nodes that hold shards of the base.
             contents: names the contents of slots that must not be overwritten.
             slot_count: maximum number of slots per shard on this node.
             arrived: receives the progress of each rank's load: the slot, its header, and the number of verified bytes.
@@ -92,13 +94,13 @@ class BaseLoading:
         """Event that is set once this node has loaded its own shards and can help other nodes with loads from S3."""
 
     async def load(self) -> None:
-        """Fetch and verify the state that the local ranks restore (their base), for all ranks concurrently.
+        """Fetch and verify the base for all local ranks concurrently.
 
-        A shard that contradicts the plan ends the load immediately, because all ranks then need an older step. If a
+        If a shard contradicts the plan, the load ends immediately, because all ranks then need an older step. If a
         source is only unreachable, the other ranks finish their loads, because the next attempt can use their shards.
 
         Raises:
-            LoadFailed: a base cannot be loaded. The error contains a code and a message for the user.
+            LoadFailed: a shard cannot be loaded. The error contains a code and a message for the user.
         """
         failed: dict[Rank, LoadFailed] = {}
 
@@ -119,14 +121,14 @@ class BaseLoading:
 
     @property
     def restored_from(self) -> tuple[SourceKind, ...]:
-        """Kind of source from which each local rank's state was restored: its own node, a peer, parity, or S3.
+        """Kind of source from which each local rank's base was loaded: this node, a peer, parity, or S3.
 
-        The sources have the order of the ranks. A rank that restored no state is omitted.
+        The order is the order of the ranks. A rank without a base is omitted.
         """
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the state that one rank restores (its base) into a slot of this node, and verify it.
+        """Load the base of one rank into a slot of this node, and verify it.
 
         The load tries the plan's sources in order: this node, another node's copy, shares of parity, S3. If `sources`
         is given, it replaces this list.
@@ -172,8 +174,9 @@ class BaseLoading:
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
         """Load a shard of the previous layout from its home: the node that gets it for all nodes (`home_of`).
 
-        The home rebuilds the shard by parity, or reads it from S3. Return False if that fails, or if this node is the
-        home or some node has the shard in memory.
+        The home rebuilds the shard by parity, or reads it from S3. Return False if the home does not deliver the shard.
+        Also return False if this node is the home, or if some node has the shard in memory: the caller then uses the
+        other sources.
         """
         home = home_of(self._plan, rank)
         if home == self._here.node_id or any(source.kind in ("local", "peer") for source in sources):
@@ -245,7 +248,7 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard (the state to restore) if this node lost its copy while the agent restarted.
+        """Fetch the base of a shard again if this node has lost its copy while the agent restarted.
 
         The sources are the nodes with copies, and the plan's sources without this node: peers, parity and S3. The
         shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node or
@@ -254,8 +257,8 @@ class BaseLoading:
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # The plan may not name the holders as sources, but this node may have sent them the restored step before it
-            # lost its own copy.
+            # The plan may not name the holders as sources, but this node may have sent them the base before it lost its
+            # own copy.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.copy_nodes[1:]
             if peer not in asked

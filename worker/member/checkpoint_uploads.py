@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointUploads:
-    """Uploads shards of one generation from this node. The node's `Member` owns the object."""
+    """Uploads shards of one generation from this node to S3. The generation's `Member` object owns it."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: names the newest committed step. Only this step or the restored step may be uploaded.
-            faults: receives a fault per failed upload; a later success of the shard removes the fault.
+            contents: names the newest committed step. Only this step or the base may be uploaded.
+            faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
             dial: opens a session of kind upload to another member.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
             grant_if_due: called when the slot of a cancelled upload is free.
@@ -87,7 +87,7 @@ class CheckpointUploads:
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
-        # A single rank shares nothing, so it computes no digests of its tensors.
+        # A job with a single rank shares no tensors between ranks, so it computes no digests of its tensors.
         max_offered = MAX_OFFERED if plan.world_size > 1 else 0
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
@@ -124,7 +124,7 @@ class CheckpointUploads:
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
-        """Remove the unfinished uploads that ended agents left in S3. New uploads wait for the end of this call.
+        """Remove the unfinished uploads that ended agent processes left in S3. New uploads wait until this call ends.
 
         If S3 refuses, a lifecycle rule of the bucket removes unfinished uploads later (docs/operating.md#server).
         """
@@ -241,7 +241,7 @@ class CheckpointUploads:
         return None
 
     async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
-        """Upload a sealed slot, and record the progress, from which `stalls` and `running` derive their results."""
+        """Upload a sealed slot, and record the progress that `stalls` and `running` report."""
         loop, rank = asyncio.get_running_loop(), shard.rank
         key = rank, slot.header.step
 

@@ -3,8 +3,9 @@
     rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
          ◀─ FetchedShard ──
 
-A shard that no node holds has one home among the nodes (`home_of`). The home rebuilds it by parity or reads it from S3,
-and the other nodes fetch it from the home.
+The previous layout divided the state among the earlier ranks; its shards are the *earlier shards*. Each rank of the new
+generation reads the parts that it needs from them. If no node holds an earlier shard in memory, one node is its *home*
+(`home_of`). The home rebuilds it by parity or reads it from S3, and the other nodes fetch it from the home.
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class EarlierShards:
-    """Loads and serves the shards of the previous layout.
+    """Loads the shards of the previous layout, and sends their slots to the ranks that request them.
 
-    A generation that starts with another number of ranks needs them. The node's `Member` owns the object.
+    Only a generation with a relayout (another number of ranks) needs them. The generation's `Member` object owns it.
     """
 
     def __init__(
@@ -95,17 +96,17 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load a shard, unless it was loaded before. The caller holds the shard's lock."""
+        """Load an earlier shard unless it is loaded already. The caller holds the shard's lock."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load an earlier shard that another node requests, if this node loads the shard for all nodes.
+        """Load an earlier shard that another node requests from this node as its home.
 
-        If this node cannot load the shard, or if all ranks of this node have loaded already, the method loads nothing.
-        The other node then rebuilds the shard or reads S3 itself.
+        If this node is not the home, cannot load the shard, or all of its ranks have loaded already, the method loads
+        nothing. The other node then rebuilds the shard or reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

@@ -9,7 +9,7 @@ from everstep.protocol.ids import Rank
 
 
 class ReportedFaults:
-    """The present faults, by type and object. `RankLines` owns this store; all parts of the generation use it."""
+    """The present faults, by code and subject. `RankLines` owns this store; all parts of the generation use it."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """Create the object without faults. `on_change` is called after each change."""

@@ -48,7 +48,7 @@ RELEASED = "the export has ended"
 
 @dataclass(slots=True)
 class _Hold:
-    """The slots that this node pins for one export."""
+    """The slots that this node pins for one export, and the objects that readers receive."""
 
     hold_id: str
     step: Step
@@ -58,7 +58,7 @@ class _Hold:
 
 
 class HeldSnapshots:
-    """The snapshots that this node keeps for an export. The node's `Member` owns the object."""
+    """The snapshots that this node keeps for an export. The generation's `Member` object owns it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HeldSnapshots:
         Args:
             shards: shards of this node's ranks; filled when the generation opens.
             store: this node's slots.
-            contents: names the newest step whose commit this node has received.
+            contents: names the newest committed step that the coordinator has announced to this node.
             grant_if_due: called for each shard whose slot is free again.
             on_change: called when a hold begins or ends, which the agent reports to the coordinator.
         """
@@ -168,7 +168,10 @@ class HeldSnapshots:
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
-        """Return the reason why a hold must not begin now, or "". The reason can appear while the hold begins."""
+        """Return the reason why a hold cannot begin or continue now, or an empty string.
+
+        The caller checks twice, because a reason can appear while the hold begins.
+        """
         heard = self._heard
         if self._is_closed:
             return "the generation has ended on this node"
@@ -181,7 +184,7 @@ class HeldSnapshots:
         return ""
 
     def _end_of(self, hold_id: str) -> str:
-        """Return the reason why this node does not hold a snapshot for an export."""
+        """Return the reason why the hold with this id has ended."""
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
@@ -241,9 +244,9 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the hold of a snapshot (a reader keeps its slots unchanged) if the next snapshot needs these slots.
+        """End the hold if the final step, or a checkpoint after AWS's notice, needs its slots.
 
-        The caller then grants the slots to the next snapshot.
+        The caller then grants the free slots to the ranks.
         """
         self._heard = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):

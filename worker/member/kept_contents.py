@@ -1,7 +1,7 @@
 """Names the contents of shards that this node must not overwrite during a generation.
 
-Before the generation's first commit, these are the contents that the plan names. After the first commit, it is only the
-committed content of each shard.
+A content is the state of one shard at one step. Before the generation's first commit, the plan names these contents.
+After the first commit, only the committed content of each shard remains protected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from worker.core.slots import Content, kept
 
 
 class KeptContents:
-    """The contents that no slot of this node may overwrite. The `Member` updates `committed`."""
+    """The contents that no slot of this node may overwrite. The generation's `Member` object updates `committed`."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Create the object before the first commit.
@@ -33,17 +33,17 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content that a rank is restored from.
+        """Return the content from which a rank is restored.
 
-        Return None if the generation restores no state, if the number of ranks has changed (a relayout), or for a rank
-        of the previous layout. For a share of parity, the result is the base of the rank that holds the share.
+        Return None if the generation starts without a base, after a relayout (a change of the number of ranks), or for
+        a rank of the previous layout. For a share of parity, the result is the base of the rank that holds the share.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the content that a rank of the previous layout has left.
+        """Return the content of a rank of the previous layout from which the generation starts.
 
         Return None unless the number of ranks has changed (a relayout).
         """

@@ -14,7 +14,10 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class Measurements:
-    """Measures the iterations of one generation on this node. `RankLines` owns the object."""
+    """Measures the iterations of one generation on this node. `RankLines` owns the object.
+
+    An iteration is the training work from one finished optimizer step to the next.
+    """
 
     def __init__(
         self,

@@ -6,10 +6,11 @@
 Its main parts are `BaseLoading`, `EarlierShards`, `RankLines`, `Shares`, `CheckpointUploads`, `UploadDivision`,
 `HeldSnapshots`, `PeerSessions` and `MemberStatus`, each in its own module.
 
-Invariant: the `Member` owns everything that a generation starts on this node: sessions, senders, uploads and rank
-connections. All of these have ended when `close` returns. Only slots outlive the member.
+Invariant: the `Member` object owns everything that a generation starts on this node: sessions, senders, uploads and
+rank connections. All of these have ended when `close` returns. Only slots outlive the object.
 
-The module has more than 500 lines. `Member` creates and ends every part of a generation in one order.
+The module has more than 500 lines. It stays one module, because one class creates and ends all parts of a generation,
+in a fixed order.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The parts of a node that a member uses. They exist before the member and continue after it."""
+    """The parts of a node that a `Member` object uses. They exist before the object and outlive it."""
 
     node_id: NodeId
     address: str
@@ -103,8 +104,8 @@ class Node:
 class Member:
     """Loads shards, serves ranks and takes part in the rounds, for one generation on one node.
 
-    The agent owns the member. It first calls `open` and `base.load`, or `adopt` if a restarted agent finds running
-    ranks.
+    The agent owns the object. It first calls `open` and `base.load`. A restarted agent that finds running ranks calls
+    `adopt` instead.
     """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
@@ -261,7 +262,8 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation of an earlier agent process, with its slots and its ranks' shared pages."""
         for rank in self._node.store.shards:
-            # The transfers into these slots ended with the earlier agent process, which received them.
+            # No transfer writes into these slots any more: the earlier agent process received the transfers and has
+            # ended.
             if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)
@@ -368,9 +370,9 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Fetch the lost base of a shard (the state to restore), then start the shard's senders.
+        """Fetch the base of a shard that this node has lost, then start the shard's senders.
 
-        A holder lists its steps when a session begins, and the owner counts only the listed steps that it also holds. A
+        When a session begins, the holder lists its sealed steps. The owner counts only those that it also holds. A
         session that began before the fetch would therefore not count the base, even if the holder has it.
         """
         await self.base.regain(shard)
@@ -395,7 +397,7 @@ class Member:
                 await self.division.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the distance between proposed steps to the coordinator if the coordinator runs on this node.
+        """Pass the budget's distance between proposed steps to the coordinator, if the coordinator runs on this node.
 
         All ranks iterate together, so the measurements of the coordinator's node suffice.
         """
@@ -414,8 +416,8 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         """Apply an announcement of the coordinator to this node.
 
-        Uploads start first, because each upload pins (protects) the slot that it reads. Afterwards, ranks may receive
-        any slot that is not pinned.
+        Uploads begin first, because each upload pins the slot that it reads. Afterwards, ranks may receive any slot
+        that is not pinned.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
@@ -467,8 +469,7 @@ class Member:
         """Run a part of the generation in the background until `detach`.
 
         If the part raises an unexpected exception, report the fault and start the part again. Without the restart,
-        commits would stop without a visible cause. An error caused by a full disk is reported as a fault of that disk
-        instead.
+        commits would stop without a visible cause. If a full disk caused the error, report the disk's fault instead.
         """
 
         async def run() -> None:

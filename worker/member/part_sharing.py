@@ -1,4 +1,7 @@
-"""Base class of shared uploads and shared loads: assigns parts to nodes, and measures the owner's times.
+"""Base class of shared uploads and shared loads: several nodes transfer the parts of one S3 object.
+
+The node that owns the shard is the owner of the transfer, and the other nodes are helpers. The class assigns parts to
+them and measures how long the owner needs for a part.
 
 Invariant: threads of the transfer and the event loop change the state only under one lock. After `end`, no helper's
 task runs.
@@ -44,7 +47,7 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Decide which node sends or reads a part. Return True if the owner must do it."""
+        """Decide whether the owner or a helper transfers a part. Return True if the owner must do it."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -64,7 +67,7 @@ class PartSharing:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time of an own part, finished or not. The caller holds the lock."""
+        """Return the longest time that the owner needed for a part, or has needed so far. The caller holds the lock."""
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
 
     async def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens this node's connections to the other nodes of one generation."""
+"""Opens this node's connections to the other nodes of one generation: sessions for messages, streams for chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Serves the ranks' connections in one generation: handles each message of a rank and each announcement.
+"""Serves the connections of this node's ranks in one generation.
+
+The module handles each message of a rank and each announcement of the coordinator.
 
     rank ─▶ RankServer ─▶ RankLines.message ─┬─▶ RankSlots      SlotsRequest, Capturing, Captured, Abandoned
                                              └─▶ OwnedShard     Boundary (measured by Traffic and Measurements)
@@ -63,7 +65,10 @@ FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
 
 
 class RankLines:
-    """Connects the ranks of one generation with their agent. Implements `RankEvents`; the node's `Member` owns it."""
+    """Connects the ranks of one generation with their agent. Implements `RankEvents`.
+
+    The generation's `Member` object owns it.
+    """
 
     def __init__(
         self,
@@ -144,9 +149,9 @@ class RankLines:
         capture must not overwrite a slot that the load needs.
         """
         self._is_loaded = False
-        # A rank that can copy its state early returns from `init` early. It then waits for the other ranks in a
-        # collective operation with a time limit. Loads from memory take seconds, but loads from S3 take minutes and
-        # could exceed the limit.
+        # Decide whether ranks may copy their shards while these arrive. A rank that copies early also returns from
+        # `init` early, and then waits for the other ranks in a collective operation with a time limit. Loads from
+        # memory take seconds, but loads from S3 take minutes and could exceed the limit.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -198,7 +203,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how much of the state that a rank restores has arrived (`OwnedShard.arrive`), and inform the rank."""
+        """Record how much of a rank's base has arrived (`OwnedShard.arrive`), and notify the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
@@ -278,7 +283,7 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load a shard of the previous layout and send the answer to the rank.
+        """Load a shard of the previous layout and send the rank the path of its slot.
 
         If the load fails, the rank receives no answer, and a fault ends the generation.
         """

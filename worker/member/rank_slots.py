@@ -2,8 +2,11 @@
 
     SlotsRequest ─▶ slots here ─▶ slots of the holders ─┐
     Announcement ───────────────────────────────────────┴▶ grant ─▶ the rank's page
-    Capturing ─▶ digests of the final part ─▶ holders receive this part
+    Capturing ─▶ digests of the finished part ─▶ holders receive this part
     Captured  ─▶ all digests ─▶ slot sealed ─▶ `OwnedShard.seal`
+
+A rank sends SlotsRequest with the size of its state, Capturing while it copies the state into its slot, and Captured at
+the end.
 
 Invariant: a rank receives a slot only for the proposed step, and only after all holders in view have created their
 slots. The agent ignores a rank's message about a slot that the rank may not write.
@@ -162,8 +165,8 @@ class RankSlots:
             figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job with a committed or restored step continues without new snapshots. Any other job would run
-            # unprotected, so this is a fault.
+            # A job that has a committed step or a base continues without new snapshots. Any other job would run
+            # unprotected, so the agent reports a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
@@ -260,7 +263,7 @@ class RankSlots:
                 self._send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Release the slots that a rank was writing when the agent restarted, if the rank has stopped copying."""
+        """Release the slots that an earlier agent process left in writing, if the rank has stopped copying."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -273,7 +276,7 @@ class RankSlots:
     # The methods below handle captures and seal slots.
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the part of a running capture that the rank has finished, and offer this part to the holders."""
+        """Digest the finished part of a running capture, and offer this part to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)
@@ -309,13 +312,13 @@ class RankSlots:
             self._on_snapshot(captured.seconds)
 
     def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
-        """Release the slot of a step that the rank has abandoned, and vote ABANDON for the step."""
+        """Release the slot of a step that the rank does not capture, and vote ABANDON for the step."""
         self._store.settle_copiers(shard.rank)
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # A late step makes the coordinator propose earlier. If the rank could not capture the step for another reason
-        # (a refusal), an earlier proposal would not have helped.
+        # After a late step, the coordinator proposes steps earlier. That would not help if the agent had no slot for
+        # the rank (a refusal).
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
@@ -372,10 +375,10 @@ class RankSlots:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Return whether the rank's digests show that the rank wrote into an earlier file of this slot.
+    """Return whether the rank has written its capture into an earlier file of this slot.
 
-    If the slot's file was created again, the rank may still have mapped the earlier file. The check compares the digest
-    of the last chunk, which contains the payload's index.
+    If the agent has created the slot's file again, the rank may still have mapped the earlier file. The check compares
+    the digest of the last chunk, which contains the payload's index.
     """
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:

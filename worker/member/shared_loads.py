@@ -4,7 +4,8 @@
                                   LoadShard, ShardWanted ──▶ helper's agent (LoadHelper),
                                   ◀── chunks over streams    reads parts from the end ◀── S3
 
-`worker.core.shared_parts` decides which node reads which part. Each byte is read once from S3 unless a helper fails.
+`worker.core.shared_parts` decides which node reads which part. A part is a few consecutive chunks of the shard. Each
+byte is read once from S3 unless a helper fails.
 
 Invariant: the owner's slot receives only chunks that match the digests of the plan's payload. After `HelpedLoad.end`,
 no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
@@ -54,7 +55,7 @@ MAX_HELPED_PARTS = 4
 Each part occupies memory, and a thread of the agent's only thread pool.
 """
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that one owner may have requested and that the helper has not recorded as sent.
+"""Maximum number of parts that one owner may have requested before the helper has recorded them as sent.
 
 The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
 """
@@ -127,7 +128,10 @@ class HelpedLoad(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
-        """Record a chunk that a helper has sent. Called in the thread of the helper's stream."""
+        """Record a chunk that a helper has sent, or exclude the helper if the chunk is wrong.
+
+        Called in the thread of the helper's stream.
+        """
         if not is_good:
             self._loop.call_soon_threadsafe(self._give_up, peer, f"sent other bytes as chunk {chunk} than S3 holds")
             return
@@ -142,7 +146,10 @@ class HelpedLoad(PartSharing):
     # The methods below run on the event loop.
 
     def _give_up(self, peer: NodeId, why: str) -> None:
-        """End the work of one helper. Its parts become missing after its stream has ended."""
+        """Stop asking a helper for parts.
+
+        The owner reads the helper's unfinished parts itself after the helper's stream is closed.
+        """
         if not self._tasks[peer].done() and not self._tasks[peer].cancelling():
             log.warning("load of rank %d: %s %s", self._rank, peer, why)
             self._tasks[peer].cancel()
@@ -172,7 +179,10 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """Stop all threads that can write the helper's bytes, then return the helper's parts to the owner."""
+        """Stop all threads that can write a helper's bytes into the slot.
+
+        Then mark the helper's unfinished parts as missing, so that the owner reads them.
+        """
         incoming.shut()
         await streams.close()
         await incoming.close()
@@ -237,7 +247,7 @@ async def _deliver(streams: Streams, line: socket.socket, receiver: Receiver) ->
 
 
 class LoadHelper:
-    """Reads parts of other nodes' shards from S3. The node's `Member` owns it."""
+    """Reads parts of other nodes' shards from S3 and sends them. The generation's `Member` object owns it."""
 
     def __init__(self, plan: GenerationPlan, objects: ObjectStore, *, is_loaded: asyncio.Event) -> None:
         """Create the helper of one generation.
@@ -264,8 +274,8 @@ class LoadHelper:
     async def serve(self, session: Session, streams: Streams) -> None:
         """Read the parts that an owner requests, and send them, until the connection ends.
 
-        An earlier session for the same shard ends first. The owner no longer uses it, and its parts occupy memory that
-        other sessions need.
+        If an earlier session for the same shard is still open, this call first ends it. The owner no longer uses that
+        session, and its parts occupy memory that other sessions need.
 
         Args:
             session: an authenticated session of kind load, from a member of the same generation.
@@ -293,7 +303,7 @@ class LoadHelper:
                 del self._serving[key]
 
     async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
-        """Serve a session whose request is valid."""
+        """Read and send the requested parts of one session, whose first request was checked."""
         if not self._is_loaded.is_set():
             await first_of(self._is_loaded.wait(), _silent(session))
         await session.send(ReadyToLoad())
@@ -344,7 +354,10 @@ async def _received(session: Session, wanted: LoadShard) -> ShardParts:
 
 
 class _Reading:
-    """The parts that one owner has requested. A part that is read occupies memory until its chunks are sent."""
+    """The parts that one owner has requested from this helper, from the read until all chunks are sent.
+
+    Each part occupies memory during this time.
+    """
 
     def __init__(
         self, objects: ObjectStore, parts: ShardParts, buffers: _Buffers, queue: _PartQueue, room: asyncio.Semaphore
@@ -426,7 +439,7 @@ class _Buffers:
         self._chunk_bytes = chunk_bytes(payload_bytes)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return bytes of one chunk."""
+        """Return the bytes from `start` to `end` of the shard's payload. They are within one chunk."""
         assert end is not None, "chunks are sent one at a time"
         chunk, offset = divmod(start, self._chunk_bytes)
         return self.chunks[chunk][offset : offset + end - start]

@@ -1,12 +1,12 @@
-"""Shares the upload of a shard between the owner's node and the holders of the shard's replicas.
+"""Shares the upload of a shard between the owner's node and the holders of the shard's replicas (helpers).
 
     owner's agent    begins the upload ──UploadPart──▶ holder's agent ──▶ S3
                      completes it      ◀─PartStored──
 
-`worker.core.shared_parts` decides which node sends which part.
+`worker.core.shared_parts` decides which node sends which part of the S3 multipart upload.
 
-Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 match its own slot. A
-holder pins its replica from the first request of a session to the session's end.
+Invariant: the owner completes an upload only with parts whose size, CRC and SHA-256 match its own slot. A holder pins
+its replica from the first request of a session to the session's end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The facts about an upload that each request to a helper contains."""
+    """The fields of an upload that the owner repeats in each request to a helper."""
 
     where: ObjectReference
     object_bytes: int
@@ -216,7 +216,7 @@ class HelpedUpload(PartSharing):
 
 
 class UploadHelper:
-    """Sends parts of other nodes' uploads from the replicas of this node. The node's `Member` owns it."""
+    """Sends parts of other nodes' uploads from the replicas of this node. The generation's `Member` object owns it."""
 
     def __init__(
         self, plan: GenerationPlan, store: SlotStore, objects: ObjectStore, *, held_ranks: Collection[Rank]

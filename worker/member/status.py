@@ -1,4 +1,7 @@
-"""Reads the state of one generation on this node, for reports to the control plane. Changes only phase clocks."""
+"""Reads the state of one generation on this node, for reports to the control plane.
+
+Reading changes nothing except the phase clocks, which measure how long each rank stays in a phase.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class MemberStatus:
-    """Reads the state of a generation from the parts of its `Member`, and updates the ranks' phase clocks."""
+    """Reads the state of a generation from the parts of its `Member` object, and updates the ranks' phase clocks."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class MemberStatus:
         return tuple(statuses)
 
     def target(self) -> Step:
-        """Return the last step of the training as the ranks have announced it; 0 before they announce it."""
+        """Return the number of the training's last step, as the script has announced it; 0 before that."""
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:
@@ -92,7 +95,7 @@ class MemberStatus:
         return longest
 
     def protection(self) -> tuple[ShardProtection, ...]:
-        """Return the protection status of this node's shards."""
+        """Return the protection status of each shard of this node (`OwnedShard.protection`)."""
         return tuple(shard.protection(self._plan.ranks[rank].holders) for rank, shard in self._shards.items())
 
     def silent_peers(self) -> tuple[NodeId, ...]:

@@ -3,7 +3,8 @@
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-Pacing delays chunks of a snapshot until the network is idle. One local rank represents all ranks, because collective
+Pacing delays chunks of a snapshot to the idle spans, in which training does not use the network. An iteration is the
+training work from one finished optimizer step to the next. One local rank represents all ranks, because collective
 operations synchronize their iterations. The coordinator's node decides on the pacing and on the distance between
 proposed steps, from its own measurements. The other nodes receive the decision.
 
@@ -47,7 +48,7 @@ STALE_RATIO = 1.5
 class Traffic:
     """Measures iterations and snapshots on one node, and decides on pacing and on the distance between snapshots.
 
-    The node's `Member` owns the object. All methods run on the agent's event loop.
+    The generation's `Member` object owns it. All methods run on the agent's event loop.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Traffic:
         Args:
             ranks: ranks of this node; the first rank represents all ranks.
             pacer: the pacer that all senders of the node use.
-            replica_count: shard transfers per snapshot, one for each shard of this node and holder on another node.
+            replica_count: number of transfers per step: for each shard of this node, the number of its holders on other
+                nodes.
             max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
             on_distance: called with the new distance between proposed steps when it changes.
             on_pacing: called with the wanted pacing when it changes.
@@ -113,9 +115,9 @@ class Traffic:
         longer intervals. With every step proposed, a snapshot that takes two iterations costs a step. With longer
         intervals it costs no step, so lost steps do not count.
 
-        Once the budget has enlarged the interval in this training, only the second trial applies. Otherwise the
-        decisions would oscillate: pacing would allow every step again, then unpaced sending would exceed the budget
-        again.
+        After the budget has enlarged the interval once, only the second trial applies until the ranks end. Otherwise
+        the decisions would oscillate: pacing would permit a snapshot of every step again, and then unpaced sending
+        would exceed the budget again.
         """
         return self._trials[self._is_every_step]
 
@@ -139,7 +141,7 @@ class Traffic:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
-        """Process a rank's message about a change of its page, such as a finished step.
+        """Process a rank's message that it has finished a step, or that its page has changed in another way.
 
         Args:
             rank: the rank of this node that sent the message.
@@ -204,7 +206,7 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # Nothing was being sent, so the budget or an upload has delayed the next capture.
+            # Nothing was being sent, so the snapshot has not delayed the next capture. The budget or an upload has.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:
@@ -226,10 +228,10 @@ class Traffic:
             )
 
     def _plan(self) -> None:
-        """Create the pacer for the profile once the link's rate has been measured, if pacing has a benefit.
+        """Create the pacer for the measured idle spans, if pacing has a benefit.
 
-        A snapshot that does not fit into the idle spans of one iteration would be late. As long as every step may be
-        proposed, such a snapshot is sent immediately.
+        The link's rate must have been measured. A snapshot that does not fit into the idle spans of one iteration would
+        be late. While every step is proposed, such a snapshot is sent immediately.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:

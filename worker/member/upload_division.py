@@ -3,8 +3,9 @@
     owner's agent ──OfferTensors──▶ coordinator's agent, which waits for the offers of all ranks
                   ◀─TensorsDivided─ and calls `divide` (`worker.core.upload_division`) once per step
 
-The agreement saves bytes and is never required. A rank without an answer uploads all of its tensors, and a rank that
-misses an object of another rank writes this object itself (`worker.storage.checkpoints`).
+The agreement is the *division*: it names one writer for each tensor that several ranks hold. It saves uploads of equal
+bytes and is never required. A rank without an answer uploads all of its tensors, and a rank that misses an object of
+another rank writes this object itself (`worker.storage.checkpoints`).
 
 Invariant: the coordinator's agent divides each step at most once while it runs. All ranks of a step therefore receive
 parts of the same division, even if they ask several times.
@@ -31,7 +32,10 @@ from worker.tasks import Background
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 10.0
-"""Maximum seconds from the first offer of a step to its division. Ranks that offer later share nothing."""
+"""Maximum seconds from the first offer of a step to its division.
+
+A rank that offers later uploads all of its tensors.
+"""
 KEPT_STEPS: Final = 4
 """Number of the newest steps whose divisions the coordinator's agent keeps."""
 
@@ -40,7 +44,7 @@ Items = tuple[Item, ...]
 
 @dataclass(slots=True)
 class _Gathering:
-    """The offers of one step."""
+    """The offers of all ranks for one step, on the coordinator's node."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The offered tensors of each rank.
@@ -57,7 +61,7 @@ class _Gathering:
 
 
 class UploadDivision:
-    """Divides equal tensors among the ranks of one generation. The node's `Member` owns it."""
+    """Divides equal tensors among the ranks of one generation. The generation's `Member` object owns it."""
 
     def __init__(
         self,
