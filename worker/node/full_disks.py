@@ -1,10 +1,10 @@
-"""Detects full disks from failed writes, in addition to the health watch's checks of free space.
+"""Detects full disks from failed writes, because checks of free space miss some causes.
 
-    node health          checks the free space of the state directory and the tmpfs once per second
+    health watch         checks the free space of the state directory and of the tmpfs once per second
     failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
-Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. Its message does not
-change during this time, because a changed report wakes the control plane.
+Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message of the fault
+does not change during this time, because the control plane processes every changed report at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Place:
 
 
 class FullDisks:
-    """Paths on this node where writes failed for lack of space. Used on the agent's event loop.
+    """Collects the paths on this node where writes failed for lack of space. All calls run on the agent's event loop.
 
     Args:
         state: the agent's state directory, used for errors that name no file.
@@ -112,7 +112,7 @@ class FullDisks:
 
 
 def full_disk_of(error: BaseException) -> OSError | None:
-    """Return the disk-full or quota error among `error` and its causes, or None."""
+    """Return the error for a full disk or an exceeded quota among `error` and its causes, or None."""
     return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in _FULL), None)
 
 

@@ -73,7 +73,7 @@ class InstanceIdentity:
 
 
 class InstanceMetadata:
-    """Polls the metadata service. The agent owns the object and reports `notices`.
+    """Polls the metadata service for AWS's notices. The agent owns the object and reports `notices`.
 
     Args:
         endpoint: `http://host[:port]`.
@@ -147,7 +147,10 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request each path and return the notices. Runs in a thread, one call at a time."""
+        """Request the path of each kind of notice, and return the notices by path.
+
+        Runs in a thread, one call at a time.
+        """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:
             for path, read in _READERS.items():

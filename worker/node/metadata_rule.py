@@ -43,10 +43,10 @@ for address in sys.argv[1:]:
         if error.errno not in (errno.EACCES, errno.EAFNOSUPPORT):
             print(address, error.strerror, end="; ")
 """
-"""Python program that prints each metadata address that its user can reach.
+"""Python program that runs as the ranks' user, and prints each metadata address that this user can reach.
 
-Only a refusal counts as unreachable, because a missing route may appear later. On a machine without IPv6, the IPv6
-address counts as unreachable.
+An address counts as unreachable only if the kernel refuses the connection. A missing route is not enough, because the
+route may appear later. On a machine without IPv6, the IPv6 address counts as unreachable.
 """
 
 
@@ -56,7 +56,7 @@ def is_covered(endpoint: str | None) -> bool:
 
 
 def keep_away(user: RankUser) -> str:
-    """Add the rule if it is missing, and verify its effect. Blocks for about 0.1 s.
+    """Add the routing rule if it is missing, and verify its effect. Blocks for about 0.1 s.
 
     Args:
         user: the ranks' users.
@@ -101,7 +101,7 @@ def keep_away(user: RankUser) -> str:
 async def keep_on(
     user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
 ) -> None:
-    """Restore the rule periodically, until cancelled.
+    """Add the routing rule again whenever it is missing, until cancelled.
 
     The agent runs this as a background task.
 

@@ -1,8 +1,8 @@
-"""Finds all of this node's network cards in the agent's network. The streams that send shards use them together.
+"""Finds all network cards of this node in the agent's network.
 
-An address alone does not select a card. The kernel routes by destination, so the first of several cards in one network
-sends all packets. EC2 drops packets whose source address belongs to another card. Connections are therefore also bound
-to cards.
+The streams that send shards use all of these cards in parallel. To use a card, it is not enough to use its address. The
+kernel routes by destination, so the first of several cards in one network sends all packets. EC2 drops packets whose
+source address belongs to another card. The agent therefore also binds each connection to its card.
 
 Invariant: an agent on a loopback address uses no other card, so that a local cluster never connects over real cards.
 """

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGENT_NICENESS = -10
-"""Niceness of the agent's event loop, because ranks and other nodes wait for its short tasks.
+"""Niceness of the agent's event loop, which is preferred to ranks.
 
-Ranks, and threads of the agent that move bytes, run at niceness 0 (`work_as_ranks_do`).
+Ranks and other nodes wait for the short tasks of the loop. Ranks, and threads of the agent that move bytes, run at
+niceness 0 (`work_as_ranks_do`).
 """
 RANK_OOM_SCORE = 500
 """Adjustment of ranks' OOM scores: the kernel ends a rank before any service of the node. Source: proc(5)."""
@@ -53,7 +54,7 @@ def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> 
 
 
 def lead_own_session() -> None:
-    """Start a new session, so that a session's raised priority affects only this process.
+    """Make this process the leader of a new session, so that `before_other_sessions` affects only this process.
 
     A process that already leads a session or a process group keeps its present session.
     """

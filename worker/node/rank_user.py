@@ -1,4 +1,4 @@
-"""Manages the users of ranks if the agent is root: their access to the agent's folders, and the change of user.
+"""Manages the Linux users that ranks run as if the agent is root: their access to folders, and the change of user.
 
 By default, each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn. The
 position in the range is the job's *turn*. All users share one group. No process of a job can read the environment,
@@ -76,25 +76,25 @@ for uid in range(first, first + count):
         os.kill(-1, signal.SIGKILL)
     os.seteuid(0)
 """
-"""Program that kills all processes of the given users, with the effective uid of each user in turn.
+"""Python program that kills all processes of the given users.
 
-With this effective uid the program can signal only the user's processes. Its real and saved uids differ, so the user's
-processes cannot signal the program. Source: kill(2).
+For each user, the program (as root) sets its effective uid to the user's uid, so that it can signal only the user's
+processes. Its real and saved uids stay different, so the user's processes cannot signal the program. Source: kill(2).
 """
 TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Event that is never set: a wait for it is a pause in a thread.
+"""Event that is never set: a thread waits on it to pause.
 
-Such pauses are needed after a kill, because the kernel reports the end of a process only to its parent.
+The pauses are needed after a kill, because the kernel reports the end of a process only to its parent.
 """
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user without privileges, or a range of users that are assigned to jobs in turn."""
+    """A user without privileges, or a range of users of which each job receives one."""
 
     uid: int
     gid: int
@@ -102,7 +102,7 @@ class RankUser:
     """Ids of supplementary groups, for example of a group with access to devices."""
     name: str = NAME
     uid_count: int = 1
-    """Number of uids from `uid` on that are assigned to jobs in turn; with 1, all jobs share this user."""
+    """Number of consecutive uids from `uid` on, of which each job receives one; with 1, all jobs share this user."""
     max_tasks: int = MAX_TASKS
     """Maximum number of processes and threads of one uid."""
 
@@ -111,7 +111,7 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the single user with the uid number `turn` of this range, counted from 0."""
+        """Return the user of the job number `turn`, counted from 0. After the last uid, the range starts again."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
@@ -161,7 +161,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 
     Args:
         run: run whose ranks will be started; each new run uses the next uid.
-        state: state directory of the agent, which holds the table of turns.
+        state: state directory of the agent, whose file `rank_users` stores the assignments.
         user: users of this node's ranks.
 
     Returns:
@@ -273,15 +273,15 @@ def allow_looks() -> None:
     """Allow processes of the same user to inspect this process through /proc, as CUDA and py-spy do.
 
     The kernel forbids such inspection after a change of user, because the process may still contain secrets of the
-    earlier user. The caller must first remove these secrets from memory.
+    earlier user. The caller must have removed these secrets from memory.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Create a folder that `user` can pass through, but neither list nor write. Idempotent.
+    """Create a folder through which `user` can reach the files below it, but which it can neither list nor write.
 
-    Without a user, only this process's user has access.
+    Idempotent. Without a user, only this process's user has access.
 
     Args:
         folder: the folder; missing parents are created.
@@ -337,7 +337,9 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove these users' shared memory and their files in world-writable folders, before the next job.
+    """Remove these users' shared memory and their files in world-writable folders.
+
+    The agent calls this after the end of a job, so that the next job on this node finds nothing of it.
 
     Args:
         user: the users; ignored if root or this process's own user.
@@ -354,7 +356,7 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
-    """Test whether `user` can run this Python and use the given paths.
+    """Test whether `user` can run this Python interpreter and reach the given paths.
 
     Args:
         user: user as which a test process runs.

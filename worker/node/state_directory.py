@@ -30,15 +30,15 @@ BELONGINGS: Final = (
     *("promise*", "session_token*", "peer_identity*", "peer_port*", "credentials_port*"),
     *("ranks/*", "logs/*", "outputs/*", "homes/*", "sources/*", "inputs/runs/*"),
 )
-"""Files that belong to one node.
+"""Files and folders of the state directory that belong to one node.
 
-Cached inputs and installed packages are not among them: their names depend only on their content, so any node can use
+Cached inputs and installed packages are not in the list: their names depend only on their content, so any node can use
 them.
 """
 
 
 def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
-    """Claim a state directory for this node.
+    """Check that the state directory belongs to this node, and delete the state of another node.
 
     The agent calls this function once, before it reads any state. Idempotent.
 
@@ -94,7 +94,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make a folder's entries durable.
+    """Flush the entries of a folder to disk, so that they survive a power loss.
 
     Args:
         folder: a folder in which a file was created, renamed or removed.

@@ -3,10 +3,11 @@
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
-The response format and the two variables follow the container credential provider of all AWS SDKs. The server answers
-with the present credentials while they are valid, because SDKs wait only two seconds. SDKs request new credentials in
-the last 15 minutes of the lifetime. The port is stored on disk, and the token is derived from the generation's key.
-Ranks can therefore reach this node's next agent process with the same port and token.
+Environment variables of a rank (`variables`) direct its AWS SDK to this server. Their names and the response format are
+those of the container credential provider, which all AWS SDKs contain. The server answers with the present credentials
+while they are valid, because SDKs wait only two seconds. SDKs request new credentials in the last 15 minutes of the
+lifetime. The port is stored on disk, and the token is derived from the generation's key. Ranks can therefore reach this
+node's next agent process with the same port and token.
 
 Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
 AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -85,7 +86,7 @@ class RoleCredentials:
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve the ranks of a generation that an earlier agent started. The first request assumes the role."""
+        """Serve the ranks that an earlier agent process started. The agent assumes the role at their first request."""
         await self.withdraw()
         self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
         if self._server is None:
@@ -102,7 +103,7 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Stop serving credentials to the ranks of the generation, which must have ended."""
+        """Stop serving credentials. The caller has ended the ranks of the generation."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)

@@ -1,5 +1,7 @@
 """Provides a job's input channels on this node: fetches objects from S3, verifies them, and caches them for later jobs.
 
+An input channel is a named set of S3 objects that ranks read as files in one folder.
+
     <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>
                                            one read-only file per object, for runs of one role; ranks cannot enter
     <state>/inputs/runs/<run>/<channel>/…  the channel for the ranks: hard links to these files
@@ -50,13 +52,16 @@ RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
-"""Fraction of the file system that inputs must leave free, if the agent has no limit in bytes."""
+"""Fraction of the file system that inputs must leave free if no limit in bytes is set."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class FetchStopped(Exception):
-    """Raised in a thread that must stop fetching: its caller was cancelled, or another fetch of the run has failed."""
+    """Raised in a thread that must stop fetching.
+
+    Its caller was cancelled, or another thread of the same fetch has failed.
+    """
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +81,7 @@ class _Wanted:
     reader: str
     """The role with which the object was listed and must be read.
 
-    A role that may list an object may lack the permission to read it.
+    Each job reads with its own role, because another role may lack the permission to read the object.
     """
 
     @property
@@ -237,7 +242,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
-            raise error  # the first error is the original failure, and not a cancellation that it caused
+            raise error  # Raise the failure that stopped the other threads, and not a `FetchStopped` that it caused.
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:

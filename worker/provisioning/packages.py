@@ -6,10 +6,10 @@
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
     <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
-pip installs into the layer and also uses the node's packages. It skips a package that the node has in the required
-version. Otherwise, pip installs the required version in the layer, which ranks search first. The node's own packages
-stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs are
-refused, because they need more than a path.
+pip installs into the layer only what the node lacks. It skips a package that the node has in the required version.
+Otherwise, it installs the required version in the layer, which ranks search before the node's packages. The node's own
+packages stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs
+are refused, because they need more than a path.
 
 The key is a digest of everything that determines a layer, including the project. Jobs of two projects therefore never
 share a layer. A layer receives its final name when it is complete and on disk.
@@ -66,10 +66,7 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""Maximum number of layers (folders of installed packages) on a node.
-
-Beyond this number, the least recently used layers are deleted.
-"""
+"""Maximum number of layers on a node. Beyond this number, the least recently used layers are deleted."""
 LAYERS_PART = 0.25
 """Fraction of the file system that all package layers together may use, unless a limit in bytes is set."""
 LAST_LINES_BYTES = 1200
@@ -82,22 +79,23 @@ _PASSED_ON = frozenset(
 )
 """Variables of the agent's environment that pip receives, besides `LC_…` and proxy variables.
 
-pip receives its own settings (`PIP_…`) in a file.
+The agent writes the node's settings of pip (`PIP_…` variables) into a file for pip.
 """
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
-"""Matches requirements that may name other files of the source.
+"""Matches requirements that may name other files of the source archive.
 
-After a false match, such as a URL, only jobs with this version of the source use the installed packages.
+The installed packages are then used only by jobs with the same source archive. A false match, such as a URL, is
+harmless.
 """
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A job's request for an installation."""
+    """A job's request to install the packages of its requirements file."""
 
     project: str
     """The job's project. Only jobs of the same project share installed packages."""
@@ -316,7 +314,7 @@ def read_requirements(order: Order) -> bytes:
 
 
 def _key(order: Order, allows_builds: bool = False) -> str:
-    """Return the name of a package layer: a digest of all that determines its content."""
+    """Return the name of a package layer: a digest of everything that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     facts = {

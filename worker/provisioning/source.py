@@ -34,9 +34,10 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Lock that a thread holds from its last check for cancellation until the tree is in place.
+"""Lock that a thread holds while it moves an unpacked tree to its final path.
 
-The tree of a later attempt therefore always replaces the tree of an earlier attempt.
+The thread checks for cancellation under the lock. The tree of a later attempt therefore always replaces the tree of an
+earlier attempt.
 """
 
 
@@ -68,10 +69,10 @@ class SourceArchives:
             return tuple(sorted(self._held))
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all archives except the given archives. Running fetches of other archives fail.
+        """Delete all archives except those in `digests`. Running fetches of other archives fail.
 
         Args:
-            digests: SHA-256 digests of the archives that may stay.
+            digests: SHA-256 digests of the archives that stay on this node.
         """
         with self._lock:
             self._wanted = frozenset(digests)

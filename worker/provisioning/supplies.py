@@ -80,7 +80,7 @@ class Supplies:
             LoadFailed: an input cannot be provided. The error contains a code and a sentence for the user.
             OSError: the disk is full.
         """
-        keys = await self._assume(plan, key)  # Assume the role first, because this step fails fastest.
+        keys = await self._assume(plan, key)  # Assume the role first: no other preparation fails as quickly.
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
         channels = await self._channels(plan)
@@ -204,16 +204,17 @@ class Supplies:
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:
-    """Return whether the ranks start only after all nodes have loaded, instead of during the load. Pure.
+    """Return whether the ranks may start only after all nodes have loaded, instead of during the load. Pure.
 
     A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would wait for this
-    node's ranks in the rendezvous, and time out.
+    node's ranks in the rendezvous of torch.distributed, and time out.
 
     Args:
         plan: the plan of the generation.
 
     Returns:
-        True if the job has inputs to fetch and some node may lack them, because its ranks' state is not local.
+        True if the job has inputs to fetch, and some rank's state is not on its own node, which may then lack the
+        inputs.
     """
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)

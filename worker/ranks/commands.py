@@ -1,4 +1,6 @@
-"""Runs users' commands beside a rank of this node, without a shell and with limits on time and output.
+"""Runs users' commands next to a rank of this node, without a shell and with limits on time and output.
+
+A command runs on the rank's node, in the rank's cgroup and as the rank's user.
 
     agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
                 │ runs in the rank's cgroup and dies with the agent
@@ -43,7 +45,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs users' commands beside this node's ranks.
+    """Runs users' commands next to this node's ranks.
 
     The agent owns the object and closes it at the end of every generation.
     """
@@ -102,7 +104,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all running commands, and answer each request with a refusal."""
         await end(*self._running.values())
-        for command_id in list(self._running):  # The remaining tasks were cancelled before they began to run.
+        for command_id in list(self._running):  # A task that was cancelled before it ran has sent no answer.
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
@@ -123,7 +125,7 @@ class RankCommands:
 
 
 def words_for(argv: Sequence[str], pid: int) -> list[str]:
-    """Return the command line for a rank: `{pid}` becomes the rank's pid.
+    """Return the user's command with each `{pid}` replaced by the rank's pid.
 
     py-spy without a `--pid` option receives the rank's pid.
     """
@@ -212,9 +214,9 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end, and append the allowed bytes to `into`.
+    """Read a stream to its end, and append its first bytes to `into`, up to the limit of the output.
 
-    If the stream is longer, one more byte is appended to show this.
+    If the stream is longer, one byte more than the limit is appended, so that the caller can detect this.
     """
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]

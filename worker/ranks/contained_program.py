@@ -93,7 +93,7 @@ def read_user(word: str) -> rank_user.RankUser:
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; exit if the parent has already ended."""
+    """Ask the kernel to kill this process when its parent ends. Exit if `parent` has already ended."""
     processes.die_with_parent()
     if os.getppid() != parent:
         os._exit(_CANNOT_RUN)

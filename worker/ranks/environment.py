@@ -4,8 +4,8 @@ Variables that torchrun defines have the same names, so that scripts need no cha
 EVERSTEP_. `LOCAL_SIZE` is never set. With this variable, DeepSpeed's all-reduce on CPU would use shared memory and
 bypass the network (measured).
 
-Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. The
-only reserved variable that a job may set makes it a determinism check.
+Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. There is
+one exception: a job may set the reserved variable that turns it into a determinism check.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """Environment variables and a package folder that this node adds to every rank of a generation."""
+    """Environment variables and packages that this node provides to every rank of a generation."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     """Variables that replace the job's own variables. Some values are secrets."""
@@ -146,10 +146,10 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 
 
 def keyed_extensions(cache: str, key: str) -> str:
-    """Return the folder for compiled extensions of one Python environment. Pure and idempotent.
+    """Return the folder for compiled torch extensions of one Python environment. Pure and idempotent.
 
-    torch recompiles an extension if another environment has compiled it in the same folder. Two environments with a
-    common folder would recompile the extension at every change between them.
+    If two environments shared a folder, torch would recompile an extension whenever the other environment has compiled
+    it last.
 
     Args:
         cache: the extension folder that all environments share, or a result of this function.

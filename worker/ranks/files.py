@@ -1,4 +1,6 @@
-"""Defines the paths of a rank's streams, outputs and home on its node, and reads the last lines of a stream.
+"""Defines the paths of a rank's files on its node, and reads the last lines of a file.
+
+The files are the streams (stdout and stderr), the output folder and the home folder.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
@@ -48,7 +50,10 @@ class RankFiles:
         return logs_of(self.state_dir, self.run) / f"gen={self.generation}"
 
     def make(self, user: RankUser | None = None) -> None:
-        """Create the folders. Only the agent's user can read the streams; `user`, if given, owns the output folder."""
+        """Create the folders of the rank's files.
+
+        Only the agent's user can read the streams. If `user` is given, it owns the output folder.
+        """
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
             make_way(folder, user)

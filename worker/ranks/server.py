@@ -27,7 +27,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""Maximum bytes queued for a rank that does not read. Beyond this size, the server drops messages to the rank."""
+"""Maximum bytes queued for a rank that does not read. Beyond this size, the agent drops its messages to the rank."""
 
 
 class RankEvents(Protocol):

@@ -36,7 +36,7 @@ A sample takes 40 ms (measured), and longer if the rank's memory is in swap.
 SHOWN_SECONDS = 5.0
 """Seconds after the last request for which the agent's reports contain a sample.
 
-The control plane repeats its request until the sample arrives.
+The control plane repeats its request until a report with the sample arrives.
 """
 _AT_ONCE = 4
 _ATTEMPTS = 3
@@ -169,7 +169,7 @@ class StackWatch:
             on_change: called when a sample is complete.
             monotonic: returns seconds of a monotonic clock.
             gpu_percent: returns the load of a rank's GPU in percent, or None.
-            unborn: returns the generation's ranks that have no process yet.
+            unborn: returns the ranks of the generation on this node that have no process yet.
         """
         self._living = living
         self._on_change = on_change
@@ -184,7 +184,7 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take a sample for the request with this number, unless it exists or another sample is in progress.
+        """Take a sample for the request `number`, unless this was done before or another sample is in progress.
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """

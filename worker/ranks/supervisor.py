@@ -1,13 +1,15 @@
-"""The agent's interface to its ranks through the shim: starts and stops ranks, and reports and proves their ends.
+"""The agent's interface to its ranks through the shim, the parent process of all ranks on the node.
 
-A new agent process adopts the ranks that an earlier process started. Exits are stored on disk, so repeated calls of
-`next_exit` return the same exit, even after a restart of the agent. A rank that could not be started counts as exited.
-When the shim dies, its ranks are killed by (pid, start ticks), recorded as killed, and a new shim is started.
+The supervisor starts and stops ranks, reports their exits, and proves that their processes have ended. A new agent
+process adopts the ranks that an earlier process started. Exits are stored on disk, so repeated calls of `next_exit`
+return the same exit, even after a restart of the agent. A rank that could not be started counts as exited. If the shim
+dies, the supervisor kills the shim's ranks (found by pid and start ticks), records their ends, and starts a new shim.
 
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists.
 
-The module has more than 500 lines. All of its parts read and change the same records of ranks.
+The module has more than 500 lines. It stays one module, because all of its parts read and change the same records of
+ranks.
 """
 
 from __future__ import annotations
@@ -91,9 +93,9 @@ _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
 """Seconds to wait for a new shim. A shim usually listens after 0.1 s (measured)."""
 GONE_SECONDS = 15.0
-"""Seconds after which killed processes that still exist count as a failure, unless the control plane sets the time."""
+"""Seconds after which killed processes that still exist count as a failure. The control plane can set another time."""
 _RECHECK_SECONDS = 0.05
-"""Seconds between two checks of killed processes. The kernel sends no event when such a process ends."""
+"""Seconds between two checks whether killed processes still exist. The kernel sends no event when they end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
 """Number of memory samples of the node that the agent stores, one per second.
@@ -397,7 +399,7 @@ class Supervisor:
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
         """Record that a rank could not be started. The failure counts as the rank's exit.
 
-        The call has no effect if the rank's start was requested before.
+        The call has no effect if the agent has already asked the shim to start the rank.
 
         Args:
             plan: the plan of the generation.
@@ -437,14 +439,16 @@ class Supervisor:
     # The methods below stop ranks and prove their end.
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill the ranks of this run up to this generation, with all descendants. Return immediately.
+        """Kill all ranks of this run in generations up to `generation`, with their descendants. Return immediately.
 
         The shim refuses later starts of these generations.
         """
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
-        """Kill one rank's process to simulate a fault (a drill). The call has no effect if the rank has ended.
+        """Kill one rank's process to simulate a fault (a drill that a user requests).
+
+        The call has no effect if the rank has ended.
 
         Args:
             run: the rank's run.
@@ -466,9 +470,9 @@ class Supervisor:
                     os.close(handle)
 
     async def stop_all(self) -> None:
-        """Kill every rank on this node; return when all have ended, or after `gone_seconds`.
+        """Kill every rank on this node. Return when all have ended, or after `gone_seconds`.
 
-        `prove_gone` then checks the result.
+        The caller then calls `prove_gone`, which raises an error if processes remain.
         """
         self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
         with contextlib.suppress(TimeoutError):
@@ -592,8 +596,8 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # End a shim that did not answer. Otherwise it could later replace the socket of the next shim. It
-                    # must also be reaped.
+                    # End a shim that did not answer, and reap it. It could otherwise later replace the socket of the
+                    # next shim.
                 ):
                     await self._end_shim()
         if reader is None:
@@ -786,7 +790,7 @@ class Supervisor:
             await asyncio.to_thread(_wait_for_child, pid)
 
     async def _bury(self) -> None:
-        """Kill the ranks that a dead shim left behind, and record their ends."""
+        """Kill the ranks that a dead shim left behind, and write the records of their ends."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             known = self._records.get(_key(record))
@@ -835,9 +839,9 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Sample the kernel's kill counters and the memory use of the node and its ranks, once per second.
+        """Sample the memory use of the node and its ranks, and the kernel's counters of kills for lack of memory.
 
-        After the end of a rank, its memory use can no longer be read.
+        The method takes one sample per second, because a rank's memory use cannot be read after its end.
         """
         paths = self._memory_paths
         while True:

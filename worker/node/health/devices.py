@@ -39,7 +39,7 @@ Slots intentionally fill most of the tmpfs, and the pages that ranks share with 
 
 
 def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND) -> tuple[LinkFacts, ...]:
-    """Return this node's network cards and the ports of EFA and InfiniBand adapters.
+    """Return the state of this node's network cards and of the ports of its EFA and InfiniBand adapters.
 
     Bridges, tunnels and loopback are omitted, because other software activates and deactivates them.
 
@@ -58,7 +58,7 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
 def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
     """Return facts about the file system that holds `path`.
 
-    This call writes nothing: a write to a hung volume would block.
+    This call only reads, because a write to a hung volume would block.
 
     Args:
         path: a folder.
@@ -137,7 +137,7 @@ def _port(adapter: Path, port: Path) -> LinkFacts | None:
 
 
 def _count(folder: Path, names: Sequence[str]) -> int | None:
-    """Return the sum of the counters that exist; None if none exists."""
+    """Return the sum of the counter files `names` that exist in `folder`; None if none exists."""
     found = []
     for name in names:
         with contextlib.suppress(OSError, ValueError):

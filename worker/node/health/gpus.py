@@ -3,9 +3,9 @@
     EVERSTEP_NVML_STUB=FILE
     {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-The stub file is read again at every reading. A missing file means that the node has no GPUs. While the file is
-unreadable, the reader returns the GPUs of its last content. Outside local mode a stub is refused, because a real node
-must not report simulated GPUs.
+A stub file describes simulated GPUs for tests. It is read again at every reading. A missing file means that the node
+has no GPUs. While the file is unreadable, the reader returns the GPUs of its last content. Outside local mode a stub is
+refused, because a real node must not report simulated GPUs.
 
 Invariant: without the library or the driver, the node has no GPUs, and the reason is logged once. A fact that a GPU
 does not provide is omitted.
@@ -216,7 +216,7 @@ class NvmlGpus:
             return unknown
 
     def _register(self) -> Any:
-        """Subscribe to Xid events of the driver; return None if it does not support them."""
+        """Subscribe to Xid errors of the driver; return None if the driver offers no events."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()

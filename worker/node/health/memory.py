@@ -140,7 +140,7 @@ def kill_counts(
 
 
 def group_kill_count(group: Path) -> int | None:
-    """Read the number of out-of-memory kills in the cgroup with the folder `group`.
+    """Read the number of out-of-memory kills in the cgroup whose folder is `group`.
 
     Return None if the cgroup does not account memory.
     """

@@ -1,6 +1,6 @@
-"""The health watch of a node: reads all devices once per second in a separate thread, and reports faults.
+"""The health watch of a node: a thread that reads all devices once per second and reports their faults.
 
-A driver or disk that does not answer blocks only this thread. The watch then reports the silence as a fault.
+If a driver or disk does not answer, only this thread blocks. The watch then reports the device as silent.
 
 Invariant: the agent's event loop never waits for a reading. The watch calls the agent only when the faults change.
 """
@@ -27,12 +27,12 @@ PERIOD_SECONDS = 1.0
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
 _SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
-"""Fault code by kind of device, for a device that does not answer the thread's request."""
+"""Fault code for a device that does not answer a read request, by kind of device."""
 _T = TypeVar("_T")
 
 
 class HealthWatch:
-    """The health watch of one agent.
+    """Reads the devices of one node periodically, and reports their faults to the agent.
 
     The agent calls `start` before all other methods, and `close` after them.
     """
@@ -83,7 +83,8 @@ class HealthWatch:
     def close(self) -> None:
         """End the thread.
 
-        If the thread waits for a driver that hangs, it stays alive, but does not delay the exit of the process.
+        If a driver hangs, its thread cannot end. The thread then stays alive, but does not delay the exit of the
+        process.
         """
         self._ends.set()
         if self._thread is not None:

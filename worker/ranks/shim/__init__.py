@@ -1,6 +1,7 @@
 """The shim: one small process per node, which is the parent of all ranks.
 
-The shim outlives the agent, so that it observes every exit of a rank, even during a restart of the agent.
+The shim continues while the agent restarts, so that it observes every exit of a rank. A rank that starts in a new
+interpreter is *cold*. A *warm* rank is forked from the template, a process that has already imported torch.
 
     agent ── unix socket ──▶ shim (standard library and msgspec; single-threaded)
                               ├── template (has imported torch and others; never runs user code)

@@ -1,6 +1,6 @@
-"""Entry point `python -P -m worker.ranks.shim --socket PATH --state-dir DIR`.
+"""Entry point of the shim: `python -P -m worker.ranks.shim --socket PATH --state-dir DIR`.
 
-The shim itself starts its template with the same module and `--template-fd`.
+The shim starts its template process with the same module and the option `--template-fd`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A process can leave its parent, its session and its process group. It stays in its cgroup unless a process moves it
-explicitly. cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the
-freezer of cgroup v1. No controller is enabled, so these cgroups impose no limits and do not change the accounting of
-memory.
+A process can leave its process group, its session and (by a double fork) its parent. It stays in its cgroup unless some
+process moves it explicitly. cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd
+unit), otherwise the freezer of cgroup v1. No controller is enabled, so these cgroups impose no limits and do not change
+the accounting of memory.
 
 Invariant: this module kills processes only in cgroups that it has created, and removes no other cgroups. Its own
 process is in none of them.
@@ -27,9 +27,9 @@ _JOIN_ATTEMPTS = 3
 
 
 class RankCgroups:
-    """The cgroups of one node's ranks.
+    """The cgroups of one node's ranks, one per generation.
 
-    The shim creates the cgroups. The agent finds a cgroup by its path in the rank's record.
+    The shim creates them. The agent finds a cgroup by the path in the rank's record.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Starts a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`. A warm rank becomes this program without an exec. The script sees no difference in
-`__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit.
+A cold rank execs `python -u script`. A warm rank is a fork of the template process and runs the script without an exec.
+In both cases, the script sees the same `__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and
+open files at exit.
 
 Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
 """
@@ -39,7 +40,7 @@ _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
     """Return a variable that would have no effect if the rank were forked from the template (a warm start). Pure.
 
-    The template's libraries read such variables when they were imported. A rank with another value needs a new
+    The template's libraries have already read such variables at their import. A rank with another value needs a new
     interpreter.
 
     Args:
@@ -74,8 +75,8 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
         user: the user to change to; None keeps the present user.
         stdout: an open file that becomes descriptor 1.
         stderr: an open file that becomes descriptor 2.
-        gate: the pipe at which the process waits. One byte lets the process run the script; end of file ends the
-            process.
+        gate: the pipe from which the process reads before it continues. If it reads one byte, it runs the script; at
+            end of file, it exits.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -1,4 +1,6 @@
-"""Sends and receives frames over a stream socket without blocking.
+"""Sends and receives messages between shim and agent over a stream socket without blocking.
+
+Each message is a frame: a length and the encoded message.
 
 Invariant: `receive` returns whole frames in order. `send` either delivers all messages in order or reports that the
 connection is lost.

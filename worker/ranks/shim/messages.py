@@ -24,7 +24,7 @@ from worker.node.rank_user import RankUser
 
 
 class Preload(StrEnum):
-    """State of the template.
+    """State of the template, the process from which warm ranks are forked.
 
     - PENDING: the template still imports.
     - READY: the template can fork ranks (warm starts).
@@ -70,7 +70,7 @@ class StartRank(Message, frozen=True):
 class StopRanks(Message, frozen=True):
     """Request to kill a run's ranks of all generations up to `generation`, with their descendants.
 
-    For a named run, the shim refuses later starts of these generations.
+    If `run` is given, the shim also refuses later starts of these generations.
     """
 
     run: RunId | None
@@ -93,7 +93,7 @@ class Shutdown(Message, frozen=True):
 
 
 class RankEnd(Message, frozen=True):
-    """The end of a rank's process: its exit code, its time, and whether the agent had requested the end."""
+    """The end of a rank's process: its exit code, its time, and whether the agent had requested it."""
 
     code: int
     """Exit code, or minus the number of the signal."""
@@ -154,9 +154,9 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Number of existing processes below the shim that belong to no living rank.
+    """Number of processes below the shim that do not belong to a living rank.
 
-    These are descendants of ended ranks, and ranks that are about to start.
+    They are descendants of ended ranks, and ranks that are about to start.
     """
     preload: Preload
     preload_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Performs the imports of the template, which forked ranks need not repeat.
+"""Performs the imports of the template process, from which warm ranks are forked. The ranks need not repeat them.
 
 The list contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch itself.
 With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all modules of the list it
@@ -154,11 +154,12 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold the folder's builder lock while the context is open, so that only one template builds at a time.
+    """Hold a lock on the folder of compiled extensions while the context is open.
 
-    torch guards a build with a file, which remains if the builder is killed. All later builders would then wait
-    forever. Templates use Everstep's own lock, which the kernel releases when its process ends. Other torch processes
-    do not use this lock, so the wait also removes their stale files.
+    Only one template process at a time holds the lock. torch itself marks a running build with a file named `lock`,
+    which remains if the building process is killed. All later builders would then wait forever. Templates therefore use
+    a lock that the kernel releases when its process ends. Other torch processes do not use this lock, so a thread also
+    removes their stale files meanwhile.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -171,7 +172,8 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
         finally:
             is_over.set()
             watch.join()
-            # join() returns when the thread's Python code has ended. The kernel ends the thread a moment later.
+            # The kernel ends the thread a moment after join() returns. Wait for this, because a fork needs a single
+            # thread.
             while os.path.exists(f"/proc/self/task/{watch.native_id}"):
                 os.sched_yield()
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""Maximum number of passes that `kill_tree` makes over a growing process tree to stop it, before it kills the tree.
+"""Maximum number of passes in which `kill_tree` stops the processes of a tree, before it kills them.
 
-The caller of `kill_tree` checks whether processes remain.
+Each pass finds the processes that were forked during the previous pass. The caller checks whether processes remain.
 """
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -60,7 +60,7 @@ def is_alive(pid: int, start_ticks: int) -> bool:
 
 
 def is_there(pid: int, start_ticks: int) -> bool:
-    """Return whether the process with this pid and these start ticks exists; also True for a zombie."""
+    """Return whether the process with this pid and these start ticks exists. A zombie exists, too."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks
 

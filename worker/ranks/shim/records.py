@@ -2,9 +2,9 @@
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
-The shim writes a record before it reports anything about the rank. The supervisor writes the records of ranks whose
-shim is dead. A rank is not started if the disk refuses its record. The shim reports the end of a rank even if the disk
-refuses the write, and then retries the write.
+The shim writes a record before it reports anything about the rank. If the shim dies, the agent's supervisor records the
+ends of its ranks. A rank is not started if the disk refuses its record. The shim reports the end of a rank even if the
+disk refuses the write, and then retries the write.
 
 Invariant: a record's file is either complete or absent. Readers skip only files that no shim has written.
 """
@@ -29,7 +29,7 @@ _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """The files of a node's shim, one per rank, with the rank's process and its end."""
+    """The record files of one node's ranks."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"

@@ -1,13 +1,17 @@
 """The shim's event loop: starts ranks, reaps them and reports to every client.
 
-The loop has one thread and never blocks for longer than one pass through /proc, so a rank's exit is recorded and
-reported within milliseconds. Facts that must survive the shim (running ranks, exits) are on disk before the shim
-reports them. The only exception is an end of a rank whose write the disk refuses.
+Clients are agent processes that connect to the shim's socket. The loop has one thread and never blocks for longer than
+one pass through /proc, so a rank's exit is recorded and reported within milliseconds. Facts that must survive the shim
+(running ranks, exits) are on disk before the shim reports them. The only exception is an end of a rank whose write the
+disk refuses.
 
-Invariant: a rank passes its gate and runs only after its record is written. A record without an end describes a process
+A new rank process first waits at its *gate*, a pipe from the shim.
+
+Invariant: the shim opens the gate only after the rank's record is written. A record without an end describes a process
 that is not reaped yet, or whose end is not on disk yet.
 
-The module has more than 500 lines. Starting, reaping and reporting run in one loop over the same records.
+The module has more than 500 lines. It stays one module, because starts, exits and reports change the same records in
+one event loop.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ class ShimOptions:
     If empty, no template runs, and every rank starts in a new interpreter.
     """
     ready: int | None = None
-    """Pipe that the shim closes as soon as its socket listens."""
+    """File descriptor of a pipe that the shim closes as soon as its socket listens; None without a pipe."""
     cgroup: str = ""
     """Name of this node's cgroup; if empty, ranks have no cgroup of their own."""
 
@@ -103,7 +107,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class Shim:
-    """State and event loop (`run`) of one shim."""
+    """One shim: `run` is its event loop, and the fields are its state."""
 
     options: ShimOptions
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -315,9 +319,9 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether an earlier message requested this start.
+        """Return whether an agent has already requested this start.
 
-        If so, this client receives the answer, because the agent process that sent the earlier request may have ended.
+        If so, this client receives the answer instead of the earlier one, whose agent process may have ended.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -375,7 +379,8 @@ class Shim:
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            # This rank was stopped while the template was forking it, and the template ended before it answered.
+            # A stop request arrived while the template was forking this rank, and then the template ended before it
+            # answered.
             if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
@@ -402,11 +407,11 @@ class Shim:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Write the record of a rank process that waits for it, then let the process run the script."""
+        """Write the record of a new rank process, then open its gate, so that it runs the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # closing this pipe ends the process that waits at it
+            os.close(gate)  # at the end of the pipe, the process exits
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -433,7 +438,7 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            # The shim reports the exit of this rank as of any other rank.
+            # The shim reports the exit of this rank when it reaps the process.
             _log.info("rank %s ended at its gate", start.rank)
         os.close(gate)
         self._say(client, RankStarted(record=record))
@@ -604,7 +609,7 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark a cgroup if no living rank is in it. `_sweep` then kills the rest of its processes and removes it."""
+        """Mark a cgroup for removal if it has no living rank. `_sweep` then kills its processes and removes it."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
@@ -653,9 +658,10 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open a rank's output file.
+    """Open a rank's output file for the shim.
 
-    The rank's user can open the file again for writing (as /dev/stdout), but not for reading.
+    A script may open its own output again as /dev/stdout. The rank's user can therefore open the file for writing, but
+    not for reading.
     """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:

@@ -131,11 +131,11 @@ def _serve(line: socket.socket) -> StartRank | None:
 
 
 def _load_operator() -> None:
-    """Load DeepSpeed's operator if ranks have compiled it. Otherwise, each rank must load the operator itself."""
+    """Load DeepSpeed's operator if a rank has compiled it, so that the following forks contain it."""
     try:
         load_operator()
     except PreloadFailed:
-        raise  # After a failed load, this process must not fork. It ends, and the shim starts another template.
+        raise  # End this process, which must not fork after a failed load. The shim starts another.
     except Exception as error:
         sys.stderr.write(f"DeepSpeed's operator is not loaded ahead: {type(error).__name__}: {error}\n")
 
