@@ -1,4 +1,4 @@
-"""Structured concurrency: starts and ends tasks together, and signals changes to waiting tasks.
+"""Starts and ends asyncio tasks in groups, and signals changes to waiting tasks.
 
 Invariant: a function of this module returns only after every task that it started has ended.
 """
@@ -11,7 +11,11 @@ from typing import Any
 
 
 class Signal:
-    """Wakes all tasks that wait for a change. A task does not miss a change between two waits."""
+    """Wakes all tasks that wait for a change.
+
+    Each change increments `version`. A task passes the version that it has seen to `wait`, so it misses no change
+    between two waits.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -1,5 +1,7 @@
 """Receives parts of other ranks' shards and adds them to this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
+A *member* is a rank of the stripe. Its part of a share is its *contribution*. The holder is the node with the share.
+
     member                                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
                                        ◀───  ShardWanted(the chunks that the share lacks)
@@ -31,7 +33,7 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives parts of other ranks' shards and adds them to this node's parity shares. Owned by `ReplicaReceiver`."""
+    """Receives contributions of other ranks and adds them to this node's parity shares. Owned by `ReplicaReceiver`."""
 
     def __init__(self, shares: Shares) -> None:
         """Create the object for one generation.
@@ -77,7 +79,7 @@ class Contributions:
         self._refused.discard(rank)
 
     def progress(self, rank: Rank) -> None:
-        """Record that `rank` progresses, or that it reports a delay on its own node. Thread-safe."""
+        """Record that the member `rank` has sent data, or that it delays its contribution itself. Thread-safe."""
         self._progress[rank] = self._progress.get(rank, 0) + 1
 
     async def take(
@@ -98,8 +100,8 @@ class Contributions:
             receiver: receiver of these streams.
             begin: the member's announcement of its shard, not checked yet.
             next_message: returns the member's next message about this shard.
-            on_emptied: receives the members that must contribute again. Their sessions must end, so that they do not
-                count this node's earlier acknowledgements.
+            on_emptied: receives the members that must contribute again, because the share was emptied. The callback
+                ends their sessions, so that they no longer count this node's earlier acknowledgements.
 
         Returns:
             The digest of the member's shard.
@@ -180,10 +182,10 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages while the share is progressing (`Share.is_progressing`).
+        """Send progress messages to the member while the share can still become complete (`Share.is_progressing`).
 
-        Slow members do not all make progress within one interval. Progress therefore counts since the last sent
-        message.
+        The other members must have made progress since the last sent message. They need not make progress in every
+        interval.
         """
         before = dict(self._progress)
         while not accumulation.is_over:

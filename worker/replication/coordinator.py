@@ -5,8 +5,8 @@
 Reports and announcements travel over a tree of agents, whose root is the `RoundMember` on the coordinator's own node
 (`worker.replication.round_member`).
 
-Invariant: only the newest report of each node counts, and only if it contains this coordinator's term. The term
-identifies the present process of the coordinator's agent, so the coordinator ignores reports to an earlier process.
+Invariant: only the newest report of each node counts, and only if it contains this coordinator's term. The term grows
+with each restart of the coordinator's agent, so the coordinator ignores reports to an earlier process.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the term of a new coordinator: a number that identifies the coordinator's process.
+    """Return the term of a new coordinator, which is higher after every restart of this node's agent.
 
-    It is higher after every restart of this node's agent.
-
-    The number is the monotonic time in nanoseconds. The monotonic clock continues while the node runs, so a restart of
+    The term is the monotonic time in nanoseconds. The monotonic clock continues while the node runs, so a restart of
     the agent does not reset it.
     """
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
 class RoundServer:
-    """Passes reports to the pure `Coordinator`, and publishes the coordinator's state as announcements.
+    """Applies reports to the pure `Coordinator`, and sends its state to the members as announcements.
 
-    The `Member` on the coordinator's node owns the server.
+    The `Member` object on the coordinator's node owns the server.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class RoundServer:
             pacing=self._pacing,
             ends_exports=core.ends_exports,
             held=core.held,
-            # After a restart, the server announces no steps until every member has reported.
+            # A restarted server announces no steps until every member has reported.
             is_silent=core.is_recovering,
         )
 
@@ -149,11 +147,11 @@ class RoundServer:
             self._apply(self._with_due_checkpoint().report(*rounds))
 
     def keep_distance(self, distance: int) -> None:
-        """Set the minimum distance in steps between proposed steps."""
+        """Set the minimum number of steps between two proposed steps."""
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Announce the pacing mode, which decides whether the nodes' replicas wait for idle network time."""
+        """Announce the pacing mode: whether all nodes send snapshots in idle network time or immediately."""
         self._pacing = pacing
         self.changed.notify()
 
@@ -178,9 +176,10 @@ class RoundServer:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Return the coordinator. If a checkpoint is due by time, a request for the next commit is added.
+        """Return the coordinator. If a checkpoint is due by time, it requests the upload of the next commit.
 
-        Only a commit can become a checkpoint, and commits result from reports. The server therefore needs no timer.
+        The server calls this at each report. Only a commit can become a checkpoint, and commits result from reports, so
+        the server needs no timer.
         """
         core = self.core
         if core.wanted > core.persist or not self.schedule.is_due(self._clock()):

@@ -1,5 +1,7 @@
 """Fetches a shard from the memory of another node, while this node loads a generation.
 
+The other node is called the holder here, whether or not the plan names it as a holder of the shard.
+
 Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """
 
@@ -37,7 +39,7 @@ Told = Callable[[], Awaitable[ShardDigests | EndShard]]
 """Returns the holder's next message about an announced shard."""
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Number of checks, within `silence_seconds`, whether an unfinished chunk has made progress."""
+"""Number of times within `silence_seconds` at which a receiving thread reports the received part of a chunk."""
 
 
 async def fetch_shard(
@@ -118,8 +120,8 @@ async def fetch(
     Args:
         dialler: as in `fetch_shard`.
         wanted: names the shard or share by owner, content and digest.
-        receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument waits
-            for the next message that follows the announcement.
+        receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument is a
+            function that returns the holder's next message about the shard.
         answer_seconds: as in `fetch_shard`.
         silence_seconds: as in `fetch_shard`.
         stream_limit: maximum number of streams.

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Content of the file."""
+    """Content of the file that stores the identity of an agent."""
 
     private_key: bytes
     """Ed25519: 32 bytes; the file therefore has mode 0600."""

@@ -1,9 +1,10 @@
 """Decides when a chunk of a shard may leave this node: immediately, or in the network's idle spans.
 
-All senders of a node share one pacer, because they share the node's network link.
+An idle span is a part of each iteration in which training does not use the network. All senders of a node share one
+pacer, because they share the node's network link.
 
-Invariant: pacing delays chunks, but never drops them. If training stops or reports no finished steps, chunks are
-sent without delay.
+Invariant: pacing delays chunks, but never drops them. If training stops or reports no finished steps, chunks are sent
+without delay.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ If no step has ended for this long, training is not running, and chunks do not w
 """
 
 SHORT_SECONDS = 0.002
-"""Longest pause for which a stream's thread sleeps itself. The event loop schedules longer pauses.
+"""Longest pause that a stream's thread sleeps by itself. The event loop schedules longer pauses.
 
-A busy event loop would end such a short pause too late.
+A busy event loop could end such a short pause too late.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
@@ -51,16 +52,16 @@ class Pacer(Protocol):
         """Bytes per chunk. The sender reads this value before each chunk, because the value may change."""
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until a chunk may be sent. Chunks are admitted in the order of the calls.
+        """Wait until a chunk may be sent. The pacer admits chunks in the order of the calls.
 
         Args:
             bytes_count: size of the chunk.
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve a time for a chunk without the event loop, if the chunk has at most a short wait.
+        """Reserve the sending time of a chunk, if the chunk has to wait at most `SHORT_SECONDS`.
 
-        Called in any thread. Most chunks directly follow another chunk and need no `admit`.
+        Called in any thread, without the event loop. Most chunks may directly follow another chunk and need no `admit`.
 
         Args:
             bytes_count: size of the chunk.
@@ -84,7 +85,7 @@ class Transfer(Protocol):
 
 
 class SharedLink:
-    """Measures how several transfers use one network link (`worker.core.link_use`). Thread-safe.
+    """Measures for how long several transfers use one network link (`worker.core.link_use`). Thread-safe.
 
     Args:
         clock: monotonic seconds, the same clock as the transfers use.
@@ -113,7 +114,7 @@ class SharedLink:
 
     @property
     def sharer_count(self) -> int:
-        """Number of transfers that have data to send now, at least 1."""
+        """Number of transfers that have data to send now, but at least 1."""
         with self._lock:
             return max(1, self._use.sender_count)
 
@@ -174,8 +175,8 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # A sender may wake up late. It may then still send its chunk outside the window, up to the end of a typical
-        # span.
+        # A sender may wake up after the window (the middle part of a span) has ended. It may then still send its chunk,
+        # up to the end of a typical span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -246,10 +247,10 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that all senders of a node use. The node's `Member` owns it.
+    """The pacer that all senders of a node use. The generation's `Member` object owns it.
 
-    The object passes each call to its present pacer. The member sets another pacer after it has measured the job's idle
-    spans.
+    The object passes each call to its present pacer. It begins with an `Unpaced` pacer. `Traffic` replaces it by a
+    `SpanPacer` after the job's idle spans have been measured.
 
     Args:
         clock: monotonic seconds.
@@ -349,7 +350,7 @@ class NodePacer:
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve a time at the present pacer (see `Pacer`)."""
+        """Reserve the sending time of a chunk at the present pacer (see `Pacer`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Rebuilds a lost shard from the shards and parity shares of the other ranks in its group (stripe).
+"""Rebuilds a lost shard from the shards and parity shares of the other ranks in its stripe (the survivors).
 
     each survivor: its share, and the chunks of its shard in the other survivors' shares ──▶ XOR, chunk by chunk
     ──▶ a slot of this node ──▶ sealed only if it matches the lost owner's digest
@@ -162,7 +162,7 @@ async def _receive(
 
 
 class Rebuilding:
-    """Combines the chunks of survivors in the slot of a shard that is rebuilt. Threads of streams call `take`."""
+    """Combines the survivors' chunks in the slot of the rebuilt shard. Threads of streams call `take`."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.
@@ -190,7 +190,10 @@ class Rebuilding:
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk with the lost shard. Thread-safe; the caller passes each chunk once."""
+        """Combine a verified chunk of a survivor with the bytes of the lost shard.
+
+        Thread-safe; the caller passes each chunk once.
+        """
         lost = self._missing.chunk_of(rank, chunk, is_share=owner != rank)
         begin, end = self._missing.range_of(lost)
         with self._lock, self._file.payload(begin, end) as target, data[: end - begin] as part:

@@ -1,5 +1,7 @@
 """Serves the sessions in which other agents send shards to this node or fetch shards from it.
 
+A session carries messages. Its streams, further connections, carry the chunks of shards.
+
 Invariant: one replica session exists per generation and owner. A new session first ends the previous session, so two
 sessions never write the same shard.
 """
@@ -52,20 +54,20 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session, as the receiver stores it to find the session of a new stream."""
+    """An open session with its streams. The receiver keeps it, so that a new stream can find its session."""
 
     peer: NodeId
     rank: Rank
     """The rank whose shard the session copies; -1 for a fetch."""
     receiver: Receiver | None
-    """Receives the chunks; None if this side of the session sends chunks."""
+    """Writes arriving chunks into their slot; None if this side of the session sends chunks."""
     streams: Streams = field(default_factory=Streams)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Record the error of a stream or transfer. The session then ends with this error."""
+        """Record the error of a stream or transfer, which ends the session."""
         self.error = self.error or error
         self.trouble.set()
 
@@ -79,7 +81,7 @@ class _Open:
 class ReplicaReceiver:
     """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it, with their streams.
 
-    The node's `Member` owns the object.
+    The generation's `Member` object owns it.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
-        except Exception as error:  # Without the end of the session, its transfer would wait for the lost chunk.
+        except Exception as error:  # The session must end, too: its transfer waits for the chunk.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:
@@ -157,8 +159,9 @@ class ReplicaReceiver:
     # The methods below receive replicas.
 
     async def replica(self, session: Session) -> None:
-        """Receive shards of one owner until the connection ends. The receiver first ends an earlier session of the same
-        owner.
+        """Receive shards of one owner until the connection ends.
+
+        If an earlier session of the same owner is open, the receiver first ends it.
 
         Args:
             session: an authenticated session for replicas of its `owner_rank`.
@@ -201,7 +204,10 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run the work of a session with its streams. On return, all threads of the session have ended."""
+        """Run `work` for a session whose streams may transfer chunks meanwhile.
+
+        On return, all threads of the session have ended.
+        """
         owner = _Open(session.peer, session.opened.owner_rank, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -262,7 +268,10 @@ class ReplicaReceiver:
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one task of a session after the session's previous task has ended. An error ends the session."""
+        """Run one task of a session after the session's previous task (`behind`) has ended.
+
+        An error of the task ends the session.
+        """
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
@@ -297,8 +306,8 @@ class ReplicaReceiver:
                     slot_count=self._slot_count,
                 )
         except NoRoom as error:
-            # Continue without the slots: this node rejects the owner's first shard and reports the same reason to the
-            # owner.
+            # Answer without the slots. When the owner sends its first shard, this node refuses it and reports the same
+            # reason.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
@@ -333,7 +342,7 @@ class ReplicaReceiver:
     # The methods below send shards to nodes that fetch them.
 
     async def fetch(self, session: Session) -> None:
-        """Send shards that a replacement node requests, until the connection ends.
+        """Send shards that another node of the generation requests, until the connection ends.
 
         Args:
             session: an authenticated session for fetching, from a member of the same generation.
@@ -389,7 +398,7 @@ class ReplicaReceiver:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
     async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
-        """Run work that delays an answer, and send progress messages meanwhile."""
+        """Run `work`, and send progress messages to the requesting node until it has ended."""
         task = asyncio.create_task(work)
         try:
             while not task.done():

@@ -3,8 +3,9 @@
     parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
                 ── Announcement ──▶ applied on this node, then ──▶
 
-Every node runs a `RoundMember`. Both sides of a connection send a message at least every third of `holder_deadline`,
-and detect silence of the other side. A silent node is therefore detected even if no other node has data for it.
+Every node runs a `RoundMember`. The parent and the children of a node in the tree are its *neighbours*. Both sides of a
+connection send a message at least every third of `holder_deadline`, and detect silence of the other side. A silent node
+is therefore detected even if no other node has data for it.
 
 Invariant: the content of a report does not depend on its receiver. Every report is the newest complete state of a node,
 numbered by that node.
@@ -35,9 +36,9 @@ See docs/design.md#the-tree-of-agents.
 PROGRESS_SECONDS = 0.25
 """Seconds for which a report waits if it only names finished steps.
 
-The coordinator needs such a report only with the next vote, whose message also names the finished steps. The vote is
-usually sent before this time has passed. The wait is also limited to `PROGRESS_RATIO` of the deadline, so that the
-connection never seems silent.
+The coordinator needs the finished steps only together with the next vote, and the message with the vote names them,
+too. The vote is usually sent before this time has passed. The wait is also limited to `PROGRESS_RATIO` of the deadline,
+so that the connection never seems silent.
 """
 PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
@@ -48,7 +49,7 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 class RoundMember:
     """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
 
-    The node's `Member` owns the object.
+    The generation's `Member` object owns it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class RoundMember:
             state: returns the newest state of each rank of this node.
             hear: applies an announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
-            on_silence: called when a neighbour falls silent or sends messages again.
+            on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
         """
         self.changed = Signal()
         """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
@@ -117,7 +118,7 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours that have sent a message to this process, but none for longer than the deadline."""
+        """Neighbours that have sent messages to this agent process before, but none within the deadline."""
         return self._silent
 
     async def run(
@@ -138,7 +139,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # A restarted task has no connection yet.
+        # A restarted task counts the time without a connection from now on.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
@@ -155,7 +156,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("no connection to %s for the rounds: %s", above, error)
-            if self.silent_since is None:  # The connection had been established before it broke.
+            if self.silent_since is None:  # None means that the connection had worked before it broke.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
@@ -173,7 +174,7 @@ class RoundMember:
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Detect neighbours that fall silent, and silent neighbours that send messages again."""
+        """Detect neighbours that fall silent, and neighbours whose silence ends."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
@@ -185,7 +186,7 @@ class RoundMember:
     def _heard_from(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
 
-    # The methods below pass announcements from the node above to the nodes below.
+    # The methods below pass announcements from the parent to the children.
 
     async def _listen(self, session: Session) -> None:
         while True:
@@ -201,7 +202,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # The message is outdated: another node sent a newer announcement, or the coordinator has restarted.
+            return  # The message is outdated: a newer announcement arrived before, or the coordinator has restarted.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
@@ -215,16 +216,17 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the newest announcement to a child: at first, after every change, and periodically as a sign of life.
+        """Send the newest announcement to a child: at the start, after every change, and otherwise periodically.
 
-        At first, the announcement may still be empty.
+        The period is a third of the deadline. The first message may be an empty announcement, if this node has received
+        none yet.
         """
         while True:
             seen = self._heard.version
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
 
-    # The methods below pass reports from the nodes below to the node above.
+    # The methods below pass reports from the children to the parent.
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)
@@ -243,7 +245,7 @@ class RoundMember:
             self.changed.notify()
 
     def newest_reports(self) -> Reports:
-        """Return the newest report of each node below, and of this node."""
+        """Return the newest report of this node and of each node below it in the tree."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
@@ -260,7 +262,11 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send new reports to the node above. Reports without urgency may wait; empty messages are signs of life."""
+        """Send new reports to the parent. Reports that are not urgent wait for others.
+
+        If there is nothing to report for a third of the deadline, an empty message shows the parent that this node is
+        alive.
+        """
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()
         new_since: float | None = None

@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class Ways:
-    """The pairs of network cards for streams to other nodes.
+    """Selects the pairs of network cards for streams to other nodes.
 
-    The node's `PeerSessions` owns the object.
+    The generation's `PeerSessions` object owns it.
 
     Args:
         cards: this node's cards, the card with the node's address first.

@@ -1,7 +1,7 @@
 """Sends one owned shard to one of its holders, for the lifetime of the generation.
 
-The sender sends the steps that the pure `Shard` selects for this holder. When the holder has sealed a step, its answer
-counts as an acknowledgement.
+The pure `Shard` (`worker.core.rounds`) selects the next step for this holder, and the sender transfers it. When the
+holder has sealed the step, the sender records this as an acknowledgement.
 
 Invariant: the sender measures the holder's silence only while the holder lacks data (`worker.core.silence`). An idle
 connection therefore never counts as silent.
@@ -58,9 +58,10 @@ The value is AWS's limit for one flow outside a placement group, 5 Gbit/s.
 SLOW_RATIO = 0.1
 """Fraction of the best measured rate below which a link counts as slow."""
 SUSPECT_RATIO = 1 / 6
-"""Fraction of the holder deadline. A transfer that is slow for this long makes the sender suspect the link.
+"""Fraction of the holder deadline. If a transfer is slow for this long, the sender limits its rate (`SlowLink`).
 
-Only the time in which the transfer sends counts. After the full deadline, the agent reports the link as slow.
+Only the time in which the transfer sends counts. If the transfer is slow for the full deadline, the agent reports the
+link as slow.
 """
 TELLING_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
@@ -79,7 +80,7 @@ Printed = Callable[[int], Awaitable[Tail]]
 
 
 class ReplicaSender:
-    """Sends one shard to one holder. The node's `Member` owns the sender and runs `run` as a task."""
+    """Sends one shard to one holder. The generation's `Member` object owns the sender and runs `run` as a task."""
 
     def __init__(
         self,
@@ -206,7 +207,10 @@ class ReplicaSender:
                     raise MalformedMessage(f"the holder sent an unexpected {type(message).__name__} message")
 
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
-        """Send the steps that the holder lacks, one after another, until the connection breaks."""
+        """Send the steps that the holder lacks, one after another, until the connection breaks.
+
+        The sender also asks the holder to create slots when the rank has requested slots of a new size or layout.
+        """
         shard = self._shard
         reserved: tuple[int, bytes] | None = None
         while True:
@@ -215,8 +219,8 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # No await separates the choice of the slot from its first use. During an await, the slot could be granted
-            # for another step.
+            # Choose the slot and begin to use it without an await in between: during an await, the slot could be
+            # granted for another step.
             step = shard.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
@@ -323,11 +327,9 @@ class ReplicaSender:
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Return whether this node's own slot is damaged.
+        """Verify this node's own slot, after the holder has received a replica with wrong digests.
 
-        Called after the holder received a replica that does not match.
-
-        A damaged slot is emptied.
+        Return whether the own slot is damaged. A damaged slot is then emptied.
         """
         self._is_verifying = True
         try:
@@ -336,7 +338,7 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return when the rank has given up the capture of the step before it was complete.
+        """Return when the rank has given up the capture of `step`.
 
         The transfer must then end, because the rest of the step will never be captured.
         """
@@ -344,18 +346,18 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
-        """Wait until the holder no longer needs this shard for its parity share.
+        """Return when the holder's parity share no longer needs this shard at `step`.
 
-        From then on, the step is neither committed nor proposed, and no member contributes to its share.
+        The step is then neither committed nor proposed, and no member contributes to its share any more.
         """
         while self._shard.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
-        """Send progress messages to the holder of a parity share while this node sends or delays its contribution.
+        """Send progress messages to the holder of a parity share while this node sends its contribution or delays it.
 
-        The other members wait for this contribution, and the holder reports its progress to them. The holder itself
-        notices only whole chunks, which take longer than the holder deadline on a slow link.
+        The other members wait for this contribution, and the holder passes the progress on to them. The holder itself
+        notices only whole chunks. On a slow link, a chunk can take longer than the holder deadline.
         """
         taken_bytes = 0
         while True:
@@ -371,9 +373,9 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
-        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. Its sending time is divided among the
-        transfers that share the node's link. The best rate was measured without this division, because the transfers
-        may have used different network paths.
+        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. Transfers that share the node's link also
+        share the sending time. The best rate was measured without this sharing, because the transfers may have used
+        different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
@@ -386,16 +388,16 @@ class ReplicaSender:
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
-        """Open or close streams to reach the best measured number of streams.
+        """Open or close streams, until their number is the best one by measurement.
 
-        If a stream cannot be opened, fewer streams remain. The first stream uses the same network cards as the
-        connection that carries the session's messages. Other streams may use other cards.
+        If a stream cannot be opened, the sender continues with fewer streams. The first stream uses the same network
+        cards as the session's own connection. Other streams may use other cards.
         """
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without any stream, the session cannot transfer data. If the holder does not answer, the holder counts as
-            # silent.
+            # The first stream is necessary. While it is opened, the holder's silence counts, because without it no data
+            # can be sent.
             beside = int(count > 0)
             self._paused(beside)
             try:
@@ -423,7 +425,7 @@ class ReplicaSender:
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            # If streams could not be opened, the transfer does not measure the intended number of streams.
+            # If streams could not be opened, the rate says nothing about the intended number of streams.
             if self.stream_count.count <= self._most_streams:
                 self.stream_count = self.stream_count.measured(size / seconds)
 
@@ -450,7 +452,7 @@ class ReplicaSender:
         self._paused_count += count
 
     def check_link(self, queue: ChunkQueue) -> None:
-        """Check the rate of the running transfer, and limit it on a slow link to leave capacity for training."""
+        """Measure the rate of the running transfer, and limit it on a slow link to leave capacity for training."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self.link, self._filled
         if filled is None and queue.busy_seconds >= self.silence.period_seconds:

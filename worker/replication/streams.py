@@ -4,12 +4,12 @@
     stream 1  ── chunks ────▶ a thread, blocked in the kernel
     stream 2  ── chunks ────▶ another thread
 
-A stream's thread sends, receives and digests without the interpreter lock.
+A session is a connection for messages. A stream's thread sends, receives and digests without the interpreter lock.
 
 Invariant: after `close`, `cut` or a cancelled `run` has returned, no thread reads or writes the caller's memory.
 
-The module has more than 500 lines. Sending and receiving threads follow one rule: a thread ends before the
-memory that it uses is released.
+The module has more than 500 lines. It stays one module, because sending and receiving threads share one rule: a thread
+ends before the memory that it uses is released.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Many kernels limit unprivileged processes to 208 KiB and silently reduce larger 
 CANCELLED_SECONDS = 0.05
 """Seconds after a cancellation in which threads may finish sending their present chunks.
 
-Then their connections are cut.
+Then the streams are closed.
 """
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
@@ -88,8 +88,8 @@ class Payload(Protocol):
 class Streams:
     """The streams of one side of a session.
 
-    This side owns the object and closes it. Every method is called on the event loop. The work passed to `begin` runs
-    in a thread.
+    This side owns the object and closes it. Every method is called on the event loop. The `work` passed to `begin` or
+    `run` is executed in a thread.
     """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
@@ -223,7 +223,7 @@ class Streams:
             self.drop(line)
 
     def drop_worn(self) -> None:
-        """Close the streams whose TLS key has encrypted too many bytes. These streams must run no work."""
+        """Close the streams whose TLS key has encrypted as many bytes as is safe. These streams must run no work."""
         for line in [each for each in self.lines if isinstance(each, TlsSocket) and each.is_worn]:
             self.drop(line)
 
@@ -270,9 +270,9 @@ def _cut(line: socket.socket) -> None:
 
 
 class ChunkQueue:
-    """The chunks that the receiver of a transfer wants, shared by the threads of all streams. Thread-safe.
+    """The chunks that the receiver has requested in one transfer, shared by the threads of all streams. Thread-safe.
 
-    A free thread takes the next chunk.
+    Each thread that has sent a chunk calls `next` for another one.
 
     Args:
         clock: monotonic seconds.
@@ -309,14 +309,14 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time without data does not count, and neither does time in which the pacer delays all streams. Such time would
-        not show the link's rate.
+        Time without data does not count, and neither does time in which the pacer delays all streams. Neither shows the
+        rate of the link.
         """
         return self._spent()[0]
 
     @property
     def part_seconds(self) -> float:
-        """Value of `busy_seconds`, with each second divided by the number of transfers that shared the link in it."""
+        """Like `busy_seconds`, but a second in which n transfers shared the link counts as 1/n seconds."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -330,7 +330,10 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start the time measurement when the transfer has data that it may send, and stop it otherwise."""
+        """Start or stop the time measurement, after a change of the chunks or of the delayed streams.
+
+        Time counts while the transfer has data that it may send.
+        """
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
@@ -379,7 +382,7 @@ class ChunkQueue:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Mark one stream as held back by the pacer while the context is open."""
+        """Mark one stream as delayed by the pacer while the context is open."""
         self._hold(1)
         try:
             yield
@@ -392,9 +395,9 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """Record how many bytes the kernel accepted; 0 if it accepted none for `PROGRESS_SECONDS`.
+        """Record that the kernel has accepted `size` more bytes of the transfer.
 
-        Return whether a progress report is due.
+        `size` is 0 if the kernel accepted no byte for `PROGRESS_SECONDS`. Return whether a progress report is due.
         """
         with self._changed:
             self._link.count()
@@ -532,7 +535,8 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
 class IncomingShard:
     """Tracks one incoming transfer: which chunks are missing, and which chunks threads are writing.
 
-    A thread claims a chunk before it writes the chunk. The object's owner waits for the chunks and closes the object.
+    A thread claims a chunk before it writes the chunk into the slot, and releases the claim afterwards. The creator of
+    the object waits for the chunks and closes the object.
     """
 
     def __init__(
@@ -575,7 +579,7 @@ class IncomingShard:
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add the digests of the next announced chunks, and the chunks among them that this node lacks.
+        """Add newly announced chunks: their digests, and the indices of those that this node lacks.
 
         Called on the event loop.
         """
@@ -609,7 +613,7 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return the damaged chunks and clear their list. The caller requests these chunks again.
+        """Return the damaged chunks and forget them. The caller requests these chunks again.
 
         Called on the event loop.
         """
@@ -646,12 +650,14 @@ class IncomingShard:
             return memory
 
     def come(self, size: int) -> None:
-        """Add to the number of received bytes of claimed chunks. Thread-safe."""
+        """Count received bytes of claimed chunks, so that `settled` notices progress. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 
     def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
-        """Verify a claimed chunk while its bytes are in the cache, and release its claim. Thread-safe.
+        """Verify a claimed chunk, and release its claim. Thread-safe.
+
+        The thread that has received the chunk calls this immediately, while the bytes are in the processor's cache.
 
         Args:
             index: index of the chunk, as passed to `claim`.
@@ -679,7 +685,10 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Store a verified chunk, and return whether it is stored. In this class, the chunk is already in its slot."""
+        """Store a verified chunk, and return whether it is stored.
+
+        This class has nothing to do, because the chunk arrived in its slot. `IncomingParts` overrides the method.
+        """
         return True
 
     def _release(self, data: memoryview) -> None:
@@ -774,7 +783,7 @@ class IncomingParts(IncomingShard):
 
 
 class Receiver:
-    """The destination of the chunks that a session's streams receive. At most one transfer runs at a time."""
+    """Receives the chunks of a session's streams, for one transfer at a time."""
 
     def __init__(self) -> None:
         self.current: IncomingShard | None = None
@@ -797,7 +806,7 @@ class Receiver:
                 raise MalformedMessage(f"a chunk of invalid size: {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
-            if incoming is None or place is None:  # The chunk is a duplicate, or its transfer has ended.
+            if incoming is None or place is None:  # a duplicate chunk, or the transfer has ended
                 _drain(line, size)
                 continue
             is_whole = False

@@ -1,12 +1,14 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` shows the handshake).
 
-A session transfers messages on the agent's event loop. A stream begins as a session. After the handshake, `detach`
-returns its socket for use in a thread (`streams`). If the generation requires TLS, the TLS handshake comes first.
+A session is an authenticated connection for messages, served on the agent's event loop. A stream (a connection for
+chunks) begins as a session. After the handshake, `detach` returns its socket for use in a thread (`streams`). If the
+generation requires TLS, the TLS handshake comes first.
 
 Invariant: a peer can send only the handshake until it has proved that it holds the generation's key. The length of
 every frame is checked before its body is read.
 
-The module has more than 500 lines. Both ends of the handshake and the session share limits and framing.
+The module has more than 500 lines. It stays one module, because both ends of the handshake and the session share limits
+and framing.
 """
 
 from __future__ import annotations
@@ -52,10 +54,11 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Maximum connections of a listener. Further connections are closed unread."""
 MAX_UNPROVEN = 256
-"""Maximum number of sessions in the handshake.
+"""Maximum number of sessions whose handshake is not complete.
 
-Beyond this number, the listener closes the oldest session of the address that has the most sessions in the handshake. A
-flood from one address therefore evicts only its own sessions.
+Beyond this number, the listener closes one of these sessions. It chooses the address with the most incomplete
+handshakes, and closes the oldest session of this address. A flood from one address therefore evicts only its own
+sessions.
 """
 MAX_HANDSHAKE_BYTES = 4096
 """Maximum message size before both sides are authenticated."""
@@ -67,7 +70,7 @@ Most messages are smaller than this size, so one read often returns several mess
 would double the number of system calls.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds for which a message is still sent after its sender was cancelled. Then the connection is cut."""
+"""Seconds for which the session still sends a message whose sender was cancelled. Then it closes the connection."""
 
 
 class TcpSession:
@@ -135,7 +138,7 @@ class TcpSession:
             raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def begins_tls(self) -> bool:
-        """Return whether the peer's first byte begins a TLS handshake. The byte stays in the kernel.
+        """Return whether the peer's first byte begins a TLS handshake. The byte can still be read afterwards.
 
         Raises PeerLost if the connection is lost.
         """
@@ -148,7 +151,7 @@ class TcpSession:
                 raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def _readable(self) -> None:
-        """Wait until the kernel has bytes of the peer."""
+        """Wait until the kernel has received bytes from the peer."""
         arrival = self._arrival = self._loop.create_future()
         self._loop.add_reader(self.line, _complete, arrival)
         self._is_watched = True
@@ -258,10 +261,10 @@ class TcpSession:
         return digest(self.opened.nonce + number.to_bytes(8, "big") + data)
 
     def read_ahead(self) -> None:
-        """Read as many bytes as are available, from the next read on, and exchange digests with the other side.
+        """Begin to read several messages per system call, and to exchange digests with the other side.
 
-        Both sides now send a digest before each message. It covers the session, the message's number and the message.
-        TCP's own checksum has only 16 bits, and would miss some flipped bits in a step or a vote.
+        From now on, both sides send a digest before each message. It covers the session, the message's number and the
+        message. TCP's own checksum has only 16 bits, and would miss some flipped bits in a step or a vote.
 
         Called after the handshake, unless the session becomes a stream.
         """
@@ -473,7 +476,7 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Return a placeholder for the `Open` message of a peer that has connected and sent nothing yet."""
+    """Return a placeholder for the first message of a peer that has connected and sent nothing yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
@@ -488,10 +491,7 @@ class ListenerLimits:
     session_count: int = MAX_SESSIONS
     """Maximum number of sessions. Further connections are closed unread."""
     unproven_count: int = MAX_UNPROVEN
-    """Maximum number of sessions in their handshake.
-
-    For a further connection, the listener closes the oldest such session of the address with most of these sessions.
-    """
+    """Maximum number of sessions whose handshake is not complete (see `MAX_UNPROVEN`)."""
 
 
 LISTENER_LIMITS: Final = ListenerLimits()
@@ -607,7 +607,7 @@ class PeerListener:
                 line, origin = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            # The process has no free file descriptors. Waiting connections stay in the kernel's backlog.
+            # The process has no free file descriptor. The connections stay in the kernel's backlog until the next call.
             except OSError as error:
                 log.error("no session is accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
                 self._loop().remove_reader(listener)

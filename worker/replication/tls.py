@@ -19,7 +19,10 @@ from typing import Any, Final
 from worker.errors import PeerRefused
 
 FIRST_BYTE: Final = b"\x16"
-"""First byte of a TLS connection (RFC 8446, section 5.1). A frame of at most 4 KiB begins with a zero byte."""
+"""First byte of a TLS connection (RFC 8446, section 5.1).
+
+A connection without TLS begins with a zero byte: the length of its first frame, at most 4 KiB.
+"""
 SEND_BYTES: Final = 64 * 1024
 """Maximum bytes that one call of `send` encrypts.
 
@@ -38,13 +41,13 @@ class TlsSocket(ssl.SSLSocket):
     """
 
     is_waiting = False
-    """True if methods wait for the peer."""
+    """True if methods wait for the peer, as set by `setblocking`."""
     sent_bytes = 0
     """Bytes that this side has encrypted."""
 
     @property
     def is_worn(self) -> bool:
-        """True if the key has encrypted so many bytes that the connection needs a successor."""
+        """True if the key has encrypted `KEY_BYTES`. The caller then opens another connection."""
         return self.sent_bytes >= KEY_BYTES
 
     def setblocking(self, flag: bool, /) -> None:

@@ -18,7 +18,8 @@ the end of the shard. For a slot that a rank is still writing, the sender announ
 Invariant: a slot is sealed only after the owner's slot is sealed, and only if every chunk matched the digest that the
 owner announced.
 
-The module has more than 500 lines. `receive_shard` and `receive_parts` check the same messages.
+The module has more than 500 lines. It stays one module, because `receive_shard` and `receive_parts` check the same
+messages.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ MAX_REPEATS = 3
 CLOSE_SECONDS = 1.0
 """Seconds after the end of a transfer in which partly received chunks may still become complete.
 
-Then the streams are cut.
+Then the streams are closed.
 """
 
 
@@ -130,11 +131,12 @@ async def send_shard(
     Args:
         session: session to a node that runs `receive_shard`.
         streams: streams of the session.
-        answers: returns the receiver's next answer to this transfer.
+        answers: waits for the receiver's next answer to this transfer, and returns it.
         file: mapped file of the slot.
         digests: digests of the slot's chunks; they grow until the slot is sealed.
         begin: announcement of the shard, the first message to the receiver.
-        queue: a new queue; afterwards it contains the number of sent bytes and the sending time.
+        queue: a new queue, which distributes the chunks to the streams. Afterwards it contains the number of sent bytes
+            and the sending time.
         pacer: see `send_chunks`.
         progress: called with 0 after each answer of the receiver, and as in `send_chunks` when the kernel accepts
             bytes.
@@ -378,7 +380,7 @@ async def _take(
     *,
     is_followed: bool,
 ) -> None:
-    """Request the missing chunks of each announced range, until the sender announces the end of the shard."""
+    """Request the missing chunks of each range that the sender announces, until it announces the end of the shard."""
     while True:
         message = await _next(told, silence_seconds)
         known = len(incoming.chunk_digests) // DIGEST_BYTES
@@ -411,7 +413,10 @@ async def _next(
 
 
 def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
-    """Check a message with digests, and return its number of digests. `known` digests were received before."""
+    """Check a message with digests, and return its number of digests.
+
+    `known` is the number of digests that were received before.
+    """
     count = chunk_count(begin.payload_bytes)
     named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
     if message.first != known or rest or not 0 < named <= count - known:
@@ -430,7 +435,7 @@ def _check_end(begin: BeginShard, message: EndShard, digests: bytes) -> None:
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
-    """Wait for the requested chunks, and request damaged chunks again."""
+    """Wait for the requested chunks. Request damaged chunks again, at most `MAX_REPEATS` times."""
     for repeat in range(1 + MAX_REPEATS):
         await incoming.settled(silence_seconds)
         if not incoming.missing:
@@ -442,7 +447,10 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """Accept no more chunks, wait for partly received chunks, and record the verified chunks for the next attempt."""
+    """End a transfer: accept no more chunks, and wait for partly received chunks.
+
+    The slot keeps the list of verified chunks, so that the next attempt does not request them again.
+    """
     try:
         if not incoming.shut():
             await finish(_under_way(incoming, streams))

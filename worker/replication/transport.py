@@ -1,4 +1,4 @@
-"""Network interfaces for replication: authenticated sessions for messages, and their streams for shards.
+"""Network interfaces for replication: authenticated sessions for messages, and their streams for the chunks of shards.
 
 Invariant: a `Session` exists only after the other side has proved, for this session, that it holds the generation's
 key.

@@ -2,14 +2,15 @@
 
     rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
 
-Each method handles one event. Only this class holds the pure `Shard` (`worker.core.rounds`); callers read the
-properties. The page is memory that the agent shares with the rank.
+Each method handles one event: it passes the event to the pure `Shard` (`worker.core.rounds`) and publishes the new
+state. Other modules read the state from the properties. The page is a file on tmpfs that the agent shares with the
+rank.
 
 Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
 that waits on `changed` sees the state that woke the task.
 
-The module has more than 500 lines. One class handles all events: each must leave shard, slots and page
-consistent.
+The module has more than 500 lines. It stays one module, because one class must keep shard, slots and page consistent
+for every event.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from worker.tasks import Signal
 TROUBLE_COUNT = 3
 """Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
 
-Single abandoned steps are normal. For example, the layout of a rank's tensors changes, or an audit of the rank finds
-that a snapshot differs from its tensors.
+Single abandoned steps are normal. For example, the layout of a rank's tensors has changed, or Everstep's audit (a
+comparison of a snapshot with the rank's tensors) has found a difference.
 """
 
 
 class OwnedShard:
-    """Keeps the state, slots and shared page of one rank's shard consistent. `Member` owns the object."""
+    """Keeps the state, slots and shared page of one rank's shard consistent.
+
+    The generation's `Member` object owns one object per local rank.
+    """
 
     def __init__(
         self,
@@ -67,9 +71,8 @@ class OwnedShard:
             store: this node's slots.
             page: the memory page that the rank and its agent share.
             now: returns Unix time, for timestamps that users see.
-            on_change: called after every change that the agent must report.
-            on_progress: called when the rank finishes a step. The agent reports this to the coordinator and not to the
-                control plane.
+            on_change: called after every change that the agent must report to the coordinator or the control plane.
+            on_progress: called when the rank finishes a step. The agent reports this only to the coordinator.
         """
         self.rank = rank
         self.generation = generation
@@ -135,7 +138,9 @@ class OwnedShard:
 
     @property
     def trouble(self) -> str:
-        """Reason of the last abandoned step after `TROUBLE_COUNT` or more abandoned steps in a row; otherwise empty."""
+        """Reason of the last abandoned step, if the rank abandoned at least `TROUBLE_COUNT` steps in a row; otherwise
+        empty.
+        """
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     # The properties and methods below read the shard's state in the rounds.
@@ -152,10 +157,7 @@ class OwnedShard:
 
     @property
     def foundation(self) -> Step:
-        """The newest committed step.
-
-        Before the first commit, it is the step from which the generation started (the base); `NONE` without a base.
-        """
+        """The newest committed step; before the first commit, the base. `NONE` without a base."""
         return self._core.foundation
 
     @property
@@ -170,7 +172,7 @@ class OwnedShard:
 
     @property
     def sealed(self) -> frozenset[Step]:
-        """Steps whose state is sealed in this node's slots: the restored step (base), and steps of this generation."""
+        """Steps whose state is sealed in this node's slots: the base, and steps of this generation."""
         return self._core.sealed
 
     @property
@@ -185,7 +187,7 @@ class OwnedShard:
 
     @property
     def view(self) -> frozenset[NodeId]:
-        """The peers that count for this shard at present ("in view").
+        """The peers in view: the holders on other nodes for which a vote waits.
 
         The shard votes ACKED on a step only after each of these peers has acknowledged that it holds the step.
         """
@@ -193,12 +195,13 @@ class OwnedShard:
 
     @property
     def returning(self) -> frozenset[NodeId]:
-        """Peers outside the view that answer again and receive the steps that they lack (`Shard.returning`)."""
+        """Peers outside the view that answer again, and now receive the steps that they lack (`Shard.returning`)."""
         return self._core.returning
 
     @property
     def held(self) -> frozenset[tuple[NodeId, Step]]:
-        """Pairs (peer, step): the peer has acknowledged the step and has not revoked the acknowledgement."""
+        """Pairs (peer, step): the peer has acknowledged that it holds the step. Revoked acknowledgements are omitted.
+        """
         return self._core.held
 
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:
@@ -214,9 +217,9 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node lacks its copy of the base, the step from which the generation starts.
+        """True while this node has no copy of the base of its own shard.
 
-        Without the base, the agent cannot vote for a commit. After the first commit the base is no longer needed, and
+        Without the base, the shard cannot vote for a commit. After the first commit the base is no longer needed, and
         the value is False.
         """
         base = self._core.base
@@ -230,7 +233,7 @@ class OwnedShard:
 
     @property
     def late_holders(self) -> tuple[NodeId, ...]:
-        """Holders that count at present (in view) and have not created their slots yet."""
+        """Holders in view that have not created their slots for this shard yet."""
         return tuple(sorted(self.unready & self._core.view))
 
     @property
@@ -280,8 +283,7 @@ class OwnedShard:
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.
 
-        The step from which the generation starts (the base) was captured in an earlier generation, all others in this
-        one.
+        The base was captured in an earlier generation, all other steps in this one.
         """
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
@@ -322,16 +324,16 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Show on the shared page that a fetch of the state to restore (the base) begins, perhaps again.
+        """Mark the load of the base on the shared page as begun, perhaps again after a failed load.
 
         The caller calls this method before it writes any byte of the base. A rank that has copied parts of an earlier
-        fetch must copy them again.
+        load must copy them again.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
 
     def arrive(self, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how much of the base (the state to restore) has arrived: the index, and the payload's first bytes.
+        """Record on the shared page how much of the base has arrived, so that the rank can copy this part.
 
         Args:
             file: the slot file that receives the base.
@@ -370,7 +372,7 @@ class OwnedShard:
             self.changed.notify()
 
     async def holders_ready(self) -> bool:
-        """Wait until all holders that count at present (in view) have created their slots, and return True.
+        """Wait until all holders in view have created their slots, and return True.
 
         Return False if the rank requests slots of another size or layout during the wait.
         """
@@ -380,7 +382,7 @@ class OwnedShard:
         return reserved is self.reserved
 
     def pass_boundary(self, boundary: Step, at_seconds: float) -> None:
-        """Record that the rank has finished a step, or has changed another field of its shared-memory page.
+        """Record that the rank has finished a step, or that another field of its page has changed.
 
         The next report to the coordinator contains the content of this page.
 
@@ -396,8 +398,8 @@ class OwnedShard:
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
 
-        The agent calls this method whenever it reads the page. Only the first call after the step changes the time, so
-        that later adjustments of the clock do not change it.
+        The agent calls this method whenever it reads the page. Only the first call after the step sets the time,
+        because the clock may be adjusted later.
 
         Args:
             half: the part of the shared page that the rank writes. Messages are not used, because they can be lost
@@ -428,7 +430,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Forget the steps that are no longer in any slot of this node."""
+        """Remove the steps that no slot of this node contains any more from the shard's state."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 
@@ -471,7 +473,10 @@ class OwnedShard:
             self._apply(self._core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Record the newest of `steps` as verified by `holder` (None: this node), and the time if it is new."""
+        """Record the newest of `steps` as verified on `holder`, with the present time if the step is new.
+
+        None as `holder` means this node.
+        """
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
             self.verified[holder] = newest, self._now()
@@ -495,9 +500,9 @@ class OwnedShard:
             self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
-        """Record which slots `peer` reports as sealed.
+        """Record the sealed slots that `peer` has reported when it connected.
 
-        A slot of the peer is recorded only if a sealed slot of this node has the same content and digest.
+        A slot of the peer counts only if a sealed slot of this node has the same content and digest.
         """
         steps = set()
         for origin, step, digest in sealed:
@@ -533,7 +538,7 @@ class OwnedShard:
         )
 
     def _why_out(self, peer: NodeId) -> str:
-        """Return the reason why a holder does not count at present (why it is out of view)."""
+        """Return the reason why a holder is not in view."""
         if peer in self._core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
@@ -565,7 +570,10 @@ class OwnedShard:
     # The methods below publish each change: first on the shared page, then to the senders, then in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Store the new state of the core: write the rank's shared page, wake waiting tasks, then call `on_change`."""
+        """Set the new state of the pure `Shard` and publish it.
+
+        The method writes the rank's page, wakes waiting tasks, and then calls `on_change`.
+        """
         if core == self._core:
             if announcement is not None:
                 self._publish(announcement)
@@ -586,7 +594,7 @@ class OwnedShard:
         self._on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the page that the agent shares with the rank.
+        """Write the agent's half of the rank's page.
 
         Without an announcement, three fields keep their values: the end of training, the agreed stop, and the step for
         whose upload ranks wait (`hold`).

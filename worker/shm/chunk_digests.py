@@ -1,6 +1,6 @@
-"""Tracks a payload that is being written: its final prefix, and the digests of its chunks.
+"""Tracks a payload while a rank or a transfer writes it: the finished part, and the digests of its chunks.
 
-The final prefix is the beginning of the payload, up to the first byte that may still change.
+The payload is written from its beginning. Its finished part is the prefix that the writer will not change any more.
 
 Invariant: the chunks with digests are a prefix of the payload, without gaps. They cover only bytes that are never
 written again.
@@ -37,7 +37,7 @@ class ChunkDigests:
 
     @property
     def due_count(self) -> int:
-        """Number of chunks at the payload's beginning that the writer no longer changes; they can be digested."""
+        """Number of chunks that are completely in the finished part, so that they can be digested."""
         return self.chunk_count if self.is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
 
     @property
@@ -47,7 +47,7 @@ class ChunkDigests:
 
     @property
     def is_decided(self) -> bool:
-        """True if the payload is a valid snapshot, which is sealed or will be sealed."""
+        """True if the payload is complete, so that the slot is sealed or will be sealed."""
         return self.is_complete or self.is_sealed
 
     @property
@@ -56,7 +56,7 @@ class ChunkDigests:
         return self.is_complete and self.known_count == self.chunk_count
 
     def grow(self, final_bytes: int) -> None:
-        """Record how many bytes at the payload's beginning the writer no longer changes.
+        """Record that the first `final_bytes` bytes of the payload are finished.
 
         A value below the present one comes from an outdated message and is ignored.
         """
@@ -64,7 +64,7 @@ class ChunkDigests:
         self.changed.notify()
 
     def complete(self) -> None:
-        """Record that the whole payload is final and ready to be sealed."""
+        """Record that the writer has finished the whole payload, so that it can be sealed."""
         self.is_complete = True
         self.changed.notify()
 

@@ -70,7 +70,9 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return what the agent wrote to its half of a shared page. Called for a new promise, after the rank has exited.
+    """Return the agent's half of a rank's page, as an earlier generation has left it.
+
+    The agent calls this for a new promise, after the rank has exited.
 
     Args:
         path: path of the page.
@@ -85,7 +87,7 @@ def last_agent_half(path: Path) -> AgentHalf | None:
 
 
 def last_half(path: Path) -> RankHalf | None:
-    """Return what a rank wrote to its half of a shared page before it exited.
+    """Return the rank's half of a page, as the rank has left it at its exit.
 
     Args:
         path: path of the page.

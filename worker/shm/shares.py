@@ -1,4 +1,4 @@
-"""Builds this node's parity shares from parts of other ranks' shards, and seals the shares.
+"""Builds this node's parity shares from parts of other ranks' shards (contributions), and seals the shares.
 
     contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class Accumulation:
-    """One parity share while other ranks contribute to it. `Shares` creates it; threads of streams call `take`."""
+    """One parity share that is not sealed yet: its slot, and the contributions that it contains.
+
+    `Shares` creates the object, and the threads of streams call `take`.
+    """
 
     def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: Share) -> None:
         self.stripe = stripe
@@ -52,8 +55,8 @@ class Accumulation:
     def begin(self, contribution: Contribution) -> bool:
         """Record that a member begins to contribute.
 
-        Return False if the member contributed another shard before. The share must then begin again, and this object
-        cannot continue.
+        Return False if the member has contributed another shard before. The caller must then begin with a new object,
+        because a combined chunk cannot be removed.
         """
         with self._lock:
             begun = self.share.begin(contribution)
@@ -76,7 +79,7 @@ class Accumulation:
             data: the bytes of the chunk, which the caller has compared with the chunk's digest.
 
         Returns:
-            True if the share contains the chunk now. False if the accumulation is over.
+            True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
         combining.prepare()  # The agent's loop may wait for the lock, but must not wait for an import.
         row = self.stripe.row_of(chunk)
@@ -112,7 +115,7 @@ class Accumulation:
         self.changed.notify()
 
     async def decided(self) -> bool:
-        """Wait until the share is sealed or over. Return whether it is sealed."""
+        """Wait until the share is sealed or given up. Return whether it is sealed."""
         while not self.is_over:
             await self.changed.wait(self.changed.version)
         return self.is_sealed
@@ -198,7 +201,7 @@ class Shares:
             NoRoom: the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
-        if shard_bytes > MAX_SHARD_BYTES:  # The node later refuses the contribution, and names this limit.
+        if shard_bytes > MAX_SHARD_BYTES:  # The node later refuses such a shard, with this reason.
             return
         async with self._locks[member.holder]:
             await self._store.reserve(
@@ -223,7 +226,7 @@ class Shares:
             content: the content that the member offers.
             contribution: the member's shard, as the share's index will name it.
             shard_bytes: the capacity of the member's slot.
-            committed: the newest committed step that the member has reported.
+            committed: the newest committed step that the member has reported with its offer.
             on_emptied: called when the offer empties a share that other members have contributed to, even if the call
                 then raises an error. The caller makes all members contribute again.
 
@@ -247,7 +250,8 @@ class Shares:
                 return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            # The share names another shard of this member, or belongs to another stripe.
+            # Find a sealed share of this content that contains another shard of this member, or that belongs to another
+            # stripe.
             stale = self._store.sealed(owner, content)
             views = [EMPTY if slot is stale else slot.view for slot in slots]
             chosen = place(views, content, keep) if len(slots) >= self._slot_count else None
@@ -282,7 +286,10 @@ class Shares:
             self._sealing.begin(self._seal(accumulation))
 
     async def _seal(self, accumulation: Accumulation) -> None:
-        """Seal a complete share. No session owns this task, because a lost connection must not cancel it."""
+        """Seal a complete share.
+
+        The task belongs to no session, because the loss of a connection must not cancel it.
+        """
         if accumulation.is_over:  # The slot was granted for another content before this task started.
             return
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
@@ -305,7 +312,7 @@ class Shares:
         await self._sealing.idle()
 
     async def close(self) -> None:
-        """End all accumulations. Unsealed shares stay in their slots, and the next generation empties them."""
+        """End all accumulations. Unsealed shares stay in their slots, which the next generation empties."""
         for accumulation in list(self._accumulations.values()):
             self._give_up(accumulation)
         await self._sealing.close()

@@ -1,4 +1,6 @@
-"""All slots of a node, in one folder on tmpfs: creation, content, readers, and grants to writers.
+"""All slots of a node, in one folder on tmpfs: their creation, their content, their readers, and grants to writers.
+
+A grant permits a rank or a transfer to overwrite a slot.
 
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
@@ -8,8 +10,8 @@
 Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
 digests the old content of a granted slot.
 
-The module has more than 500 lines. Grants, readers and digests of a slot share its state. In separate modules,
-a reader could see a slot that was already granted to a writer.
+The module has more than 500 lines. It stays one module, because grants, readers and digests share the state of a slot.
+In separate modules, a reader could see a slot that was already granted to a writer.
 """
 
 from __future__ import annotations
@@ -195,9 +197,10 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Empty the busy slots of a rank. The caller ensures that no process writes into these slots.
+        """Empty the slots of a rank that count as busy, because no process writes into them any more.
 
-        The rank's copier has stopped, the rank has exited, or the rank is on another node and its stream has ended.
+        The caller knows this for one of three reasons: the rank has stopped copying, the rank has exited, or the rank
+        is on another node and its stream has ended.
         """
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
@@ -350,8 +353,8 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            # Mark the slot as empty first: otherwise a new reader could start while this method waits for the present
-            # readers.
+            # Mark the slot as empty before the wait for its present readers. No new reader can then start during the
+            # wait.
             self._void(slot)
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:
@@ -376,7 +379,7 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                # The slot's old file was removed, but the rank may still write to its memory.
+                # The slot has no file, but the rank may still write into the memory of the removed file.
                 if slot.is_busy and not slot.file.header.capacity_bytes:
                     raise self._full(capacity_bytes)
                 if (
@@ -401,7 +404,7 @@ class SlotStore:
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the slot's file again with a larger capacity. Without free memory, the slot then has no file."""
+        """Create the slot's file again with a larger capacity. If memory is lacking, the slot then has no file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
@@ -441,10 +444,10 @@ class SlotStore:
             self._creating_bytes -= header.capacity_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Remove slots of strays (shards that the plan places elsewhere) until a new slot fits, oldest content first.
+        """Remove slots of strays until a new slot fits, oldest content first.
 
-        Only the slots that `Strays.makes_way` permits are removed. If all of them together are too small, none is
-        removed.
+        A stray is a shard that the plan places on other nodes. Only the slots that `Strays.makes_way` permits are
+        removed. If all of them together are too small, none is removed.
         """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
@@ -463,7 +466,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Remove the shard from `shards` if the plan places it on other nodes and none of its slots has content."""
+        """Forget a stray (a shard that the plan places on other nodes) if none of its slots has content."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -472,7 +475,9 @@ class SlotStore:
         return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
-        """Return the digests of the content that is being written into a slot; empty digests for new content.
+        """Return the digests of the content that a rank or a transfer is writing into a slot.
+
+        For new content, the digests are empty.
 
         Args:
             slot: slot that was granted for this content.
@@ -493,7 +498,7 @@ class SlotStore:
 
         Args:
             slot: the slot of these digests.
-            digests: the result of `follow`, to which the writer's progress is added.
+            digests: the result of `follow`. The caller records the writer's progress in them (`ChunkDigests.grow`).
             expected: the owner's digest, for a restored shard. Other content is not sealed.
 
         Returns:
@@ -504,7 +509,7 @@ class SlotStore:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # The slot was granted again immediately after the last read.
+        if slot.digests is not digests:  # The slot was granted again right after the digest.
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -559,7 +564,7 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of a slot, because the rank does not complete the capture into this slot."""
+        """Stop all readers of the slot that is being written with `content`, because the rank abandons this capture."""
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None
@@ -663,9 +668,9 @@ class SlotStore:
     # The methods below drop strays, and empty slots whose content the plan does not protect.
 
     def place(self, strays: Strays) -> None:
-        """Record which shards the new plan no longer places on this node (strays).
+        """Use new facts about the shards that the plan no longer places on this node (strays).
 
-        The `Member` calls this once per generation, before the load.
+        The generation's `Member` object calls this once, before the load.
         """
         self.strays = strays
 
@@ -685,9 +690,9 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove shards that the plan places elsewhere, if no node needs them (`Strays.is_over`) or reads them here.
+        """Remove the strays that no node needs (`Strays.is_over`) and that no task reads.
 
-        Further calls change nothing. Called at every announcement.
+        Further calls change nothing. The agent calls this at every announcement.
         """
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):

@@ -92,7 +92,7 @@ _BUSY = frozenset(
         "InternalError",
     }
     | {"InternalServiceError", "InternalServerError"}
-    | {"NoSuchUpload"}  # A bucket rule may have ended the upload; a new upload may succeed.
+    | {"NoSuchUpload"}  # A lifecycle rule of the bucket may have ended the upload. A new upload may succeed.
 )
 
 
@@ -123,7 +123,7 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Sentence that the agent appends to an error's text, by AWS's error code."""
+"""Sentence with advice that the agent appends to an error's text, by AWS's error code."""
 
 
 class Aws(Protocol):
@@ -270,7 +270,7 @@ def aws_client(
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annotations
-    """The node's own credentials, looked up at each AWS call until the lookup succeeds.
+    """The node's own credentials. Each AWS call looks them up until a lookup succeeds.
 
     botocore looks credentials up only once per client, but a booting instance may receive its credentials later.
     """

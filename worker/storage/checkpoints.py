@@ -2,6 +2,8 @@
 
     slot ─▶ shared objects that S3 lacks, then one safetensors object, streamed and digested on the way
 
+A shared object contains tensors that several ranks or checkpoints use (`worker.storage.shared_tensors`).
+
 Invariant: an object named by an `UploadedShard` is complete, and its content matches its slot's digest.
 """
 
@@ -42,13 +44,16 @@ MAX_ATTEMPTS = 3
 POLL_SECONDS = 0.5
 """Seconds between two checks for objects that other ranks write."""
 LEAST_PATIENCE_SECONDS = 30.0
-"""Minimum seconds after which a rank stores missing objects that another rank should write."""
+"""Minimum seconds for which a rank waits for shared objects that other ranks should write.
+
+Then it stores the missing objects itself.
+"""
 PIECE_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a slot that a thread digests or sends in one piece."""
 
 
 class ShareOf(Protocol):
-    """Returns the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
+    """Creates the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
 
     def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
         """Return the helpers of one upload.
@@ -56,7 +61,7 @@ class ShareOf(Protocol):
         Args:
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
-            shared: the tensors whose data the object does not contain.
+            shared: the groups of tensors whose data is in shared objects, and not in this object.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
@@ -149,8 +154,9 @@ async def upload_shard(
         chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
         plan: plan of the generation that uploads.
         rank: the rank that owns the shard.
-        shared: chooses the shared objects of the shard. None: the shard's object contains all tensors.
-        agree: divides the offered tensors among the ranks that hold them. None: no other rank is asked.
+        shared: chooses the tensors that are stored in shared objects. With None, the shard's object contains all
+            tensors.
+        agree: divides the tensors that several ranks hold among these ranks. With None, no other rank is asked.
         on_begun: called with an object's name and size before the object is sent, in a thread.
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the object.
@@ -203,7 +209,8 @@ async def upload_shard(
         try:
             return msgspec.structs.replace(await once(), upload_seconds=clock() - begun)
         except StorageError as error:
-            # A helper may have replaced a part after the owner sent it, so that S3 refuses to complete the upload.
+            # A helper may have replaced a part after the owner had sent it. S3 then refuses to complete the upload, and
+            # an attempt without helpers can succeed.
             may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
             if not (error.retryable or may_be_helper) or attempt == MAX_ATTEMPTS:
                 raise
@@ -215,9 +222,10 @@ async def upload_shard(
 
 
 async def _run(work: Callable[[Callable[[], None]], T]) -> T:
-    """Run `work` in a thread. `work` receives a function that raises an error if the waiting task was cancelled.
+    """Run `work` in a thread.
 
-    Raises StoreRefused if a header of an object exceeds the limit of safetensors.
+    `work` receives a function that raises an error if the waiting task was cancelled. Raises StoreRefused if a header
+    of an object exceeds the limit of safetensors.
     """
 
     def body(cancelled: threading.Event) -> tuple[T] | None:
@@ -298,7 +306,7 @@ class _Upload:
         on_waiting: Callable[[str], None],
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """Return when S3 has all objects that other ranks write.
+        """Wait until S3 has all shared objects that other ranks write.
 
         This rank waits for as long as it needed for its own objects, but at least `LEAST_PATIENCE_SECONDS`. Then it
         stores the missing objects itself.
@@ -316,7 +324,7 @@ class _Upload:
             except StorageError as error:
                 if not error.retryable:
                     raise
-                # An error would make the next attempt send the rank's own object again.
+                # Only log the error: after an exception, the next attempt would send the rank's own object again.
                 log.info("S3 does not say whether it has the objects of other ranks: %s", error)
             if not left:
                 return

@@ -2,6 +2,8 @@
 
     objects ─▶ parts, read by several nodes ─▶ granted slot ─▶ sealed only if all chunks match the plan
 
+A part is a few consecutive chunks of a shard, which one node reads with one request per object.
+
 Invariant: a slot is sealed only if the downloaded objects have exactly the requested content.
 """
 
@@ -40,7 +42,9 @@ class LoadShare(Protocol):
     """
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask the helpers for parts. Called once. Before this call, the caller claims only parts that it already has.
+        """Ask the helpers for parts. Called once.
+
+        The caller may have claimed parts before, but only those whose bytes it already has.
 
         Args:
             check: raises an error when the download is cancelled; called while the download waits for helpers.
@@ -302,7 +306,10 @@ class _Filling:
             return  # the waiting task was cancelled, so nothing uses the slot
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check the shared objects, and take the bytes of the first request. Return the number of these bytes."""
+        """Check that the shared objects exist, and read the bytes that the first response already contains.
+
+        Return the number of these bytes.
+        """
         for place, size in self._parts.shared.items():
             check()
             found = self._objects.head(place)

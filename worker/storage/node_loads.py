@@ -1,4 +1,6 @@
-"""Lets the loads of one node read each shared object from S3 once.
+"""Reads each shared object from S3 only once, if several ranks of one node load their shards from S3.
+
+A shared object contains tensors of several shards.
 
     rank 0   reads its own object, and the shared objects that it is the first to need ◀── S3
     rank 1   reads its own object ◀── S3, waits for rank 0, and copies the shared tensors from rank 0's slot
@@ -33,7 +35,7 @@ class NodeLoads:
         """The load that reads or has read each shared object."""
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts) -> NodeLoad:
-        """Begin a load. The load reads itself only the shared objects that no earlier load reads.
+        """Begin a load of a shard. It reads only those shared objects from S3 that no earlier load of this node reads.
 
         Args:
             store: this node's slots, in which the earlier loads seal their shards.
@@ -55,7 +57,7 @@ class NodeLoads:
 
 
 class NodeLoad:
-    """One load of a shard from S3."""
+    """One load of a shard from S3, and the earlier loads whose shared objects it copies."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class NodeLoad:
 
     @property
     def later_parts(self) -> frozenset[int]:
-        """Numbers of the parts that contain bytes of an awaited object."""
+        """Numbers of the parts that contain bytes of an awaited object (a shared object that an earlier load reads)."""
         return frozenset(number for place in self.awaited for number in self.parts.parts_with(place))
 
     def end(self, *, is_loaded: bool) -> None:
@@ -94,7 +96,7 @@ class NodeLoad:
             self.ended.set_result(is_loaded)
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
-        """Wait for the awaited objects, and copy their tensors from the slots of the other loads.
+        """Wait for the earlier loads that read shared objects of this shard, and copy these tensors from their slots.
 
         Args:
             target: slot that receives this load's shard. The caller verifies the copied bytes.

@@ -40,7 +40,7 @@ class StoredObject:
 
 
 class Share(Helpers, Protocol):
-    """The helpers of one shared upload: other nodes that send some of its parts."""
+    """The helpers of one upload: other nodes that send some of its parts."""
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
         """Announce the upload to the helpers, so that they can send parts. Called once, before the first `claim`.
@@ -68,7 +68,7 @@ class ObjectReader(Protocol):
 
     @property
     def ready_bytes(self) -> int:
-        """Number of bytes after the current position that the store already sends, because `open` requested them."""
+        """Number of bytes after the current position that the response to `open` contains, without another request."""
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         """Fill `target` with the next bytes of the object.

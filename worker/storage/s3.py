@@ -46,9 +46,10 @@ Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per reque
 FILE_PART_BYTES = 8 * 1024 * 1024
 """Minimum size of a file's parts in bytes. The store buffers these parts in memory, unlike the parts of a slot."""
 _RANKS = 8
-"""Expected maximum ranks per node, which determines the size of the connection pool.
+"""Expected maximum number of ranks per node, from which the size of the connection pool is computed.
 
-All ranks of a node load or upload at the same time. With more ranks, botocore does not reuse some connections.
+All ranks of a node load or upload at the same time. With more ranks, botocore opens some connections anew for each
+request.
 """
 _READ_BYTES = 1024 * 1024
 """Bytes per read from a local file."""

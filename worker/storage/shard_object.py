@@ -1,4 +1,4 @@
-"""The safetensors object of a sealed slot, as views of the slot's memory.
+"""Builds the safetensors object of a sealed slot from views of the slot's memory.
 
 The owner of a shard and the holders of its replicas build the same object from their slots. Each of these nodes can
 therefore send any part of the upload.

@@ -31,7 +31,7 @@ A part of larger chunks has fewer chunks, but at least one.
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """An object, and the ranges of the payload that its data fills."""
+    """One S3 object of a shard, and the ranges (spans) of the shard's payload that the object contains."""
 
     reference: ObjectReference
     spans: tuple[Span, ...]
@@ -50,9 +50,10 @@ class _Source:
         return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
 
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
-        """Find the object's data for a range of the payload: its position in the object, and its spans.
+        """Return which bytes of the object belong to a range of the payload.
 
-        Data before the position `after` of the object is omitted.
+        The result is the position of these bytes in the object, and the ranges of the payload that they fill. Bytes
+        before the position `after` of the object are omitted.
         """
         found: list[Span] = []
         place = 0
@@ -180,7 +181,7 @@ class ShardParts:
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write the index, and zeros between the tensors."""
+        """Write the bytes of a part that no object contains: the index, and zeros between the tensors."""
         plan = self.plan
         first, last = max(begin, plan.index_offset), min(end, plan.index_offset + len(plan.index))
         if first < last:

@@ -42,7 +42,10 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The digests of one group of frozen tensors, as the last upload computed them."""
+    """The digests of one group of frozen tensors, as the last upload computed them.
+
+    Frozen tensors are tensors that training does not change, as the script has declared.
+    """
 
     step: Step
     digest: bytes
@@ -53,7 +56,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tensors of one shard at one step that other ranks may hold, too."""
+    """The tensors of one shard at one step that other ranks may hold, too. The ranks exchange these offers."""
 
     items: tuple[Item, ...]
     """The frozen groups first, then single tensors in the order of the payload."""
@@ -75,7 +78,9 @@ class Planned:
 
 
 class SharedTensors:
-    """Chooses the shared objects of one shard during one generation, and remembers the digests of frozen tensors.
+    """Chooses the tensors of one shard that are stored in shared objects, during one generation.
+
+    The object remembers the digests of frozen tensors, so that their objects are stored only once.
 
     Several uploads of the shard may use an instance at the same time, for different steps.
     """
@@ -100,7 +105,7 @@ class SharedTensors:
         """The offers of running uploads. Later attempts to upload a step use the first offer, until `forget`."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
-        """Compute the digests of the shard's tensors. Blocks: call it in a thread.
+        """Compute the digests of the shard's tensors, for the agreement with other ranks. Blocks: call it in a thread.
 
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
@@ -108,8 +113,8 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer, which is the same for each attempt to upload a step. It contains only frozen
-            groups if all other tensors together have fewer than `least_bytes`.
+            The offer, which is the same for each attempt to upload a step. It contains only frozen groups if all other
+            tensors together have fewer than `least_bytes`.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
@@ -237,8 +242,8 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
     """Return the first object that S3 does not have completely, and all objects after it. Blocks: call it in a thread.
 
-    Many ranks wait for the same objects. A rank therefore does not ask S3 about the objects after the first missing
-    object. Raises StorageError if a request fails.
+    Many ranks wait for the same objects. To save requests, a rank stops at the first missing object. Raises
+    StorageError if a request fails.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)
