@@ -316,7 +316,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """Like `busy_seconds`, but a second in which n transfers shared the link counts as 1/n seconds."""
+        """Value of `busy_seconds` in which each second with n transfers on the link counts as 1/n seconds."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:

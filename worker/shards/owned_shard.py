@@ -138,9 +138,7 @@ class OwnedShard:
 
     @property
     def trouble(self) -> str:
-        """Reason of the last abandoned step, if the rank abandoned at least `TROUBLE_COUNT` steps in a row; otherwise
-        empty.
-        """
+        """Reason of the last abandoned step, if at least `TROUBLE_COUNT` steps in a row were abandoned; else empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     # The properties and methods below read the shard's state in the rounds.
@@ -200,8 +198,7 @@ class OwnedShard:
 
     @property
     def held(self) -> frozenset[tuple[NodeId, Step]]:
-        """Pairs (peer, step): the peer has acknowledged that it holds the step. Revoked acknowledgements are omitted.
-        """
+        """Pairs (peer, step): the peer has acknowledged that it holds the step, and has not revoked this."""
         return self._core.held
 
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:
