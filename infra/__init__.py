@@ -1,1 +1,1 @@
-"""Contains the local cloud, which emulates AWS for development and tests, and what installs Everstep on AWS."""
+"""Contains the local cloud, which emulates AWS for development and tests, and the Terraform modules for AWS."""

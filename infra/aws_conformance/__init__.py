@@ -1,1 +1,1 @@
-"""`everstep aws-conformance`: asks a real account the questions that AWS's documentation leaves open."""
+"""`everstep aws-conformance`: observes in a real AWS account the behaviour that AWS's documentation leaves open."""

@@ -1,4 +1,4 @@
-"""The command line of the conformance run: `python -P -m infra.aws_conformance`, started by `everstep aws-conformance`.
+"""The command line of a conformance run: `everstep aws-conformance` starts `python -P -m infra.aws_conformance`.
 
 The exit code is 0 after a complete run, 1 if a question has no answer or AWS refuses the setup, and 2 if the user
 declines. boto3 finds the account, the region and the endpoint as usual.
@@ -103,7 +103,7 @@ def conformance(
 
 
 def cost_words(instance_type: str) -> str:
-    """Return what a run launches, how long it takes and what it costs, in two sentences."""
+    """Return two sentences about a run: its instances, its duration and its cost."""
     begins = (
         f"The run launches {MAX_INSTANCES} instances of type {instance_type} for about {HOURS:g} hour, and reaches the "
         "rate limit of Auto Scaling for some seconds."
@@ -123,12 +123,15 @@ def first_zone(ec2: Any) -> str:
 
 
 def pause(seconds: float) -> None:
-    """Wait between two calls of AWS."""
+    """Wait between two calls to AWS."""
     threading.Event().wait(seconds)
 
 
 def _clients(session: boto3.Session, *, attempts: int) -> Client:
-    """Return a function that makes each client once. `attempts` is the limit per call."""
+    """Return a function that creates the boto3 client of a service once and then returns the same client.
+
+    `attempts` is the maximum number of attempts per call.
+    """
     made: dict[str, Any] = {}
     config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, user_agent_extra="everstep")
 

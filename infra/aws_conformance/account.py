@@ -1,4 +1,4 @@
-"""The resources of one conformance run in an AWS account: their creation, and their removal.
+"""Creates and removes the resources of a conformance run in an AWS account: a group, its template, a rule and a queue.
 
 Invariant: every resource carries the tag `TAG` and a name that begins with `PREFIX`. `clean` finds and deletes all such
 resources, also those of a run that crashed. It touches no other resource.
@@ -18,18 +18,18 @@ TAG: Final = "everstep:conformance"
 HOOK: Final = "conformance-terminating"
 HOOK_SECONDS: Final = 300
 SUSPENDED: Final = ["AZRebalance", "AlarmNotification", "InstanceRefresh", "ReplaceUnhealthy", "ScheduledActions"]
-"""The processes that Everstep's contract with a group suspends."""
+"""The Auto Scaling processes that Everstep requires to be suspended in the group of a fleet."""
 EVENT_SOURCES: Final = {"source": ["aws.ec2", "aws.autoscaling"]}
 MAX_INSTANCES: Final = 3
 
 
 class Unanswered(Exception):
-    """AWS did not reach a state in time, so a question has no answer."""
+    """AWS did not reach an awaited state in time, so one of the run's questions has no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Names where a run launches its instances, and with which type and image."""
+    """The settings with which a run launches its instances: zone, subnet, instance type and image."""
 
     zone: str
     instance_type: str
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Account:
-    """The clients of an account, and the resources of one run.
+    """An AWS account with boto3 clients, and the resources of one run in it.
 
     Args:
         client: returns the boto3 client of a service, which retries throttled calls.
@@ -51,7 +51,7 @@ class Account:
         pause: waits for a number of seconds.
         patience_seconds: time limit of one wait.
         poll_seconds: time between two calls while the run waits.
-        refill_seconds: time for which a question lets a token bucket refill.
+        refill_seconds: time to wait for the refill of AWS's token bucket after a question that exhausts it.
         watch_seconds: time for which a question watches a state that may change by itself.
     """
 
@@ -127,7 +127,7 @@ class Account:
         return {member["InstanceId"]: member for group in groups["AutoScalingGroups"] for member in group["Instances"]}
 
     def in_service(self, count: int) -> list[str]:
-        """Wait until `count` members are in service, and return the ids of all members in service."""
+        """Wait until at least `count` members are InService, and return the ids of all members that are InService."""
 
         def found() -> list[str]:
             ids = [id for id, member in self.members().items() if member["LifecycleState"] == "InService"]
@@ -137,7 +137,9 @@ class Account:
         return ids
 
     def state(self, instance_id: str) -> str:
-        """Return the state of an instance, as EC2 describes it; empty if EC2 does not list the id."""
+        """Return the state of an instance as DescribeInstances shows it; empty if the answer does not contain the
+        instance.
+        """
         try:
             answer = self.client("ec2").describe_instances(InstanceIds=[instance_id])
         except ClientError as error:
@@ -176,12 +178,12 @@ class Account:
 
 
 def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patience: int = 600) -> list[str]:
-    """Delete the resources of all runs, and return one sentence per deleted resource.
+    """Delete the resources of all conformance runs in the account, including runs that crashed.
 
     Args:
         client: returns the boto3 client of a service.
         pause: waits for a number of seconds.
-        patience: most polls until a deleted group has disappeared.
+        patience: maximum number of polls until a deleted group has disappeared.
 
     Returns:
         One sentence per deleted resource, in the order of the deletions.

@@ -1,7 +1,8 @@
-"""The questions that only AWS can answer: each a name, a sentence, and a function that observes the answer.
+"""Defines the questions about AWS's behaviour: a name, a sentence, and a function that observes the answer in an
+account.
 
-The questions run in the order of `QUESTIONS`, on one group. A question begins with the members that the previous
-question left. An answer consists of fields of `AwsAnswers`, and of details for people.
+The questions run in the order of `QUESTIONS`, on one group. A question begins with the group's members that the
+previous question has left running. An answer consists of fields of `AwsAnswers`, and of details for people.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from infra.aws_conformance.account import HOOK, MAX_INSTANCES, Account, Unanswer
 ABSENT_IDS: Final = ("i-0123456789abcdef0", "i-0123456789abcdef1")
 """Ids in EC2's format that no instance has."""
 MOST_CALLS: Final = 600
-"""Most calls with which a question looks for a rate limit."""
+"""Maximum number of calls that a question makes to find a rate limit."""
 STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Contains what AWS answered to one question."""
+    """The observed answer to one question."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields of `AwsAnswers`."""
     observed: Mapping[str, Any] = field(default_factory=dict)
-    """Details, for people who read the file."""
+    """Details for readers of the file of answers. The local cloud ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Question:
     name: str
     sentence: str
     ask: Callable[[Account], Answer]
-    """Observes the answer. Raises Unanswered or ClientError if AWS gives none."""
+    """Observes the answer in an account. Raises Unanswered or ClientError if this fails."""
 
 
 def _protection_of_a_pending_member(account: Account) -> Answer:
@@ -120,7 +121,8 @@ def _rate_of_auto_scaling(account: Account) -> Answer:
     burst = _calls_until_throttled(call)
     account.pause(account.refill_seconds)
     refilled = _calls_until_throttled(call)
-    account.pause(account.refill_seconds)  # Leave tokens for the next questions.
+    # Wait until AWS's token bucket has refilled, so that the next questions are not throttled.
+    account.pause(account.refill_seconds)
     rate = {"burst": float(burst), "per_second": max(refilled / account.refill_seconds, 0.1)}
     return Answer({"auto_scaling_rate": rate}, {"Burst": burst, "CallsAfterRefill": refilled})
 

@@ -1,4 +1,4 @@
-"""One run: creates the resources, asks the questions, and removes the resources, whatever happens."""
+"""Executes one conformance run: creates the resources, asks the questions, and always removes the resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.aws_conformance.account import Account, Place, Unanswered, clean
 from infra.aws_conformance.questions import Answer, Question
 from infra.local_cloud.aws_answers import AwsAnswers, Recorded
 
-resolve(AwsAnswers)  # Threads must not be the first to read the class.
+resolve(AwsAnswers)  # Resolve the class in the main thread, because the first use of the class is not thread-safe.
 
 
 def ask(
@@ -32,7 +32,7 @@ def ask(
 
     Args:
         account: the account, without resources of this run.
-        place: where and as what to launch the instances.
+        place: zone, subnet, type and image of the instances to launch.
         questions: the questions to ask, in order.
         region: name of the region, for the record.
         now: time of the run, for the record.
@@ -67,7 +67,7 @@ def ask(
 
 
 def merged(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the fields of all answers. Of two durations for one field, the longer one counts."""
+    """Combine the fields of all answers. If two answers contain the same duration, the longer one counts."""
     fields: dict[str, Any] = {}
     for answer in answers:
         for name, value in answer.fields.items():

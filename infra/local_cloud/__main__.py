@@ -42,7 +42,7 @@ console = Console(stderr=True, highlight=False)
 
 
 class Network(StrEnum):
-    """The network of the instances: shared loopback, or a namespace per instance."""
+    """The network of the instances: this machine's loopback, or a network namespace per instance."""
 
     LOOPBACK = "loopback"
     NAMESPACES = "namespaces"
@@ -51,7 +51,7 @@ class Network(StrEnum):
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="State directory of the local cloud.")]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
-"""Placeholder keys for code that uses only the names of the AWS variables, not their values."""
+"""Placeholder keys, for a call that returns environment variables of which only the names are used."""
 MAX_WIDTH = 240
 """Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
 
@@ -216,11 +216,11 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(0)  # Skip the interpreter's teardown, which would spend seconds on freeing moto's objects.
+    os._exit(0)  # Exit without the interpreter's teardown, which needs seconds to free moto's objects.
 
 
 class _Printed:
-    """Progress of `up` on the terminal: a spinner during each step, and a line after it."""
+    """Shows the progress of `up` on the terminal: a spinner during each step, and a line after the step."""
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:

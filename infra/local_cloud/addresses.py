@@ -1,9 +1,9 @@
 """Assigns loopback addresses to instances, unique across all running local clouds of this machine.
 
 On Linux, all of 127.0.0.0/8 belongs to this machine. A local cloud claims whole /24 blocks by binding an abstract unix
-socket with the block's name. The kernel grants each name once per network namespace and releases the name when the
-process dies. Loopback addresses are separate per network namespace, as the names are. Two local clouds therefore never
-assign the same address in one namespace.
+socket with the block's name. In each network namespace, the kernel grants a name to one process only, and releases the
+name when the process dies. Two local clouds in one namespace therefore never assign the same address. Clouds in
+different namespaces have separate loopback addresses.
 """
 
 from __future__ import annotations

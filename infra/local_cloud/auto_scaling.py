@@ -1,15 +1,17 @@
-"""Emulates EC2 Auto Scaling for moto's groups, with the delays and lifecycle states that moto lacks.
+"""Emulates EC2 Auto Scaling for the groups of moto (a library that fakes AWS), with delays and lifecycle states.
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
-The *engine* is the object `AutoScaling`. A *pass* of the engine visits each group and advances each member by one
-lifecycle state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity as AWS
-documents them. Scaling activities use AWS's wording. All methods run under the server's lock.
+moto stores the groups but does not change them over time. The *engine* is the object `AutoScaling`. In a *pass*, which
+the server of the local AWS starts regularly, the engine visits each group and advances each member by one lifecycle
+state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity as AWS documents them.
+Scaling activities use AWS's wording. The server holds its lock while it calls a method of the engine.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
 
-The module has more than 500 lines. All operations change the same members, in one order.
+The module has more than 500 lines. It is not divided, because all operations change the same members and depend on the
+order of these changes.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ PROCESSES: Final = frozenset(
     }
 )
 PROTECTABLE: Final = frozenset({"InService", "EnteringStandby", "Standby"})
-"""Lifecycle states in which AWS accepts a change of a member's protection from scale-in."""
+"""Lifecycle states of a member in which SetInstanceProtection succeeds."""
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
@@ -61,7 +63,7 @@ A hook also holds a member for at most 100 times its timeout. The lower of the t
 ADMINISTRATIVE: Final = (
     "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
 )
-"""Reason text of a suspension by AWS. AWS documents such suspensions, but not the text."""
+"""Reason of a suspension by AWS itself. AWS documents such suspensions, but not this text, which is invented."""
 ALL_PROTECTED: Final = (
     "Could not scale to desired capacity because all remaining instances are protected from scale-in."
 )
@@ -80,7 +82,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Member:
-    """State of a group member for which moto's class has no field."""
+    """Additional state of a group member, for which moto's class has no field."""
 
     launch: Activity | None = None
     termination: Activity | None = None
@@ -92,31 +94,33 @@ class _Member:
 
 @dataclass(slots=True)
 class _Record:
-    """State of a group for which moto's class has no field."""
+    """Additional state of a group, for which moto's class has no field."""
 
     activities: list[Activity] = field(default_factory=list)
     """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """Desired capacity for which the activity `ALL_PROTECTED` is already recorded.
+    """Desired capacity for which the engine has recorded that all remaining members are protected from scale-in.
 
-    Without this field, every pass would record the same activity again.
+    With this field, the engine records this activity once and not on every pass.
     """
     failing_since: tuple[float, str] | None = None
-    """Time of the first failed launch of the present series, as monotonic seconds and as a timestamp.
+    """Time since which all launches have failed, as monotonic seconds and as a timestamp.
 
-    None while no launch has failed since the last successful launch or resumption.
+    None if no launch has failed since the last successful launch, or since Launch was resumed.
     """
     suspensions: dict[str, str] = field(default_factory=dict)
     """Reason of each suspension, by process. moto stores only the names of suspended processes."""
 
 
 class AutoScaling:
-    """The engine for all groups of all accounts and regions.
+    """The engine: it advances all groups of all accounts and regions, and implements operations of the Auto Scaling
+    API.
 
     Args:
         ec2: the engine for instances.
-        faults: conditions that set the retry delay of a failed launch and the time until AWS suspends launches.
+        faults: adjustable behaviour of AWS: the retry delay of a failed launch, and the time until AWS suspends
+            launches.
         announcements: receives the events of launches, terminations and hooks.
         monotonic: returns the seconds of a monotonic clock.
     """
@@ -133,7 +137,7 @@ class AutoScaling:
     # The methods below implement operations of the Auto Scaling API.
 
     def create(self, group: FakeAutoScalingGroup) -> None:
-        """Check the bounds of a group that moto has just created, and begin to manage the group."""
+        """Check the minimum and maximum size of a group that moto has just created, and begin to manage the group."""
         _require_bounds(group.min_size, group.max_size, group.desired_capacity)
         self._records[group.arn] = _Record()
 
@@ -163,10 +167,10 @@ class AutoScaling:
     def update(
         self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None
     ) -> None:
-        """Check new bounds before moto stores them."""
+        """Check a group's new minimum, maximum and desired sizes before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
-        # Without a desired capacity in the update, AWS moves the present capacity into the new bounds.
+        # If the update contains no desired capacity, AWS raises or lowers the present one to fit the new bounds.
         _require_bounds(
             lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
         )
@@ -284,7 +288,7 @@ class AutoScaling:
     def record_heartbeat(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None
     ) -> None:
-        """RecordLifecycleActionHeartbeat: hold the member for another timeout of the hook."""
+        """RecordLifecycleActionHeartbeat: extend the time for which a hook holds a member by the hook's timeout."""
         wait = self._held(group, hook, instance_id, token)
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
 
@@ -299,7 +303,7 @@ class AutoScaling:
         group._suspended_processes = sorted({*group._suspended_processes, *processes})
 
     def suspend_administratively(self, group: FakeAutoScalingGroup) -> None:
-        """Suspend the process Launch as AWS does after launches have failed for a long time."""
+        """Suspend the process Launch in the name of AWS, which does so after launches have failed for a long time."""
         since = self._record(group).failing_since
         self.suspend(group, ["Launch"], ADMINISTRATIVE.format(since=since[1] if since else _stamp()))
 
@@ -333,7 +337,7 @@ class AutoScaling:
         return self._record(group).suspensions.get(process, "")
 
     def target_lifecycle_state(self, instance_id: str) -> str | None:
-        """Return the instance's target lifecycle state for its metadata; None if the instance is in no group."""
+        """Return the target lifecycle state that an instance's metadata shows; None if the instance is in no group."""
         for group in self.groups():
             for member in group.instance_states:
                 if member.instance.id == instance_id:
@@ -430,7 +434,7 @@ class AutoScaling:
             record.protected_at_desired = None
 
     def _launch(self, group: FakeAutoScalingGroup, count: int) -> None:
-        """Launch instances of the group's types, in the order of its overrides, as far as there is capacity."""
+        """Launch up to `count` instances while capacity is free, of the group's types in the order of its overrides."""
         record, types, launched = self._record(group), instance_types(group), 0
         for instance_type in types:
             possible = self._ec2.free_count(instance_type, count - launched)
@@ -450,7 +454,7 @@ class AutoScaling:
 
     def _run(self, group: FakeAutoScalingGroup, instance_type: str, count: int) -> None:
         """Launch instances of one type as new members."""
-        # Launch here, because moto's own launch would use the template's default version instead of the group's
+        # Call EC2 here, because moto's Auto Scaling would launch the template's default version, not the group's
         # version.
         reservation = group.ec2_backend.run_instances(
             group.image_id,
@@ -490,7 +494,7 @@ class AutoScaling:
             )
 
     def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
-        """Suspend Launch, as AWS does, after launches have failed for the configured time without a success."""
+        """Suspend the process Launch if all launches have failed for the configured time, as AWS does."""
         record.failing_since = record.failing_since or (self._monotonic(), _stamp())
         after = self._faults.conditions.administrative_suspension_seconds
         if after is not None and self._monotonic() - record.failing_since[0] >= after:
@@ -545,7 +549,7 @@ class AutoScaling:
     def _tell(self, group: FakeAutoScalingGroup, instance_id: str, activity: Activity, *, is_launch: bool) -> None:
         is_success = activity.status_code != "Failed"
         detail = {
-            # AWS documents the status InProgress for a successful launch, too.
+            # AWS documents InProgress also as the status of a successful launch.
             "StatusCode": "InProgress" if is_success else "Failed",
             "Description": activity.description,
             "AutoScalingGroupName": group.name,

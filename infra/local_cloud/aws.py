@@ -1,11 +1,12 @@
-"""Serves AWS's APIs on loopback: moto in this process, and the engine that runs instances and groups.
+"""Serves AWS's APIs on loopback, with moto (a library that fakes AWS) and an engine that runs instances and groups.
 
-Every request first passes the signature check of `signatures`. User data runs with the privileges of this process, even
-if the process is root. Therefore only callers with the cluster's key may launch instances or inject faults.
+The server first checks the signature of every request (`signatures`). User data runs with the privileges of this
+process, even if the process is root. Therefore only callers with the cluster's key may launch instances or inject
+faults.
 
-moto has no locks. One lock therefore protects every pass of the engine and every request, except requests of S3 and
-SQS. moto's S3 backend is safe for concurrent use. Requests that receive from SQS block while they wait for messages, so
-they must not hold the lock. One thread runs the engine and owns the instances.
+The engine advances instances and groups in regular passes. moto has no locks. One lock therefore protects every pass
+and every request, except requests to S3 and SQS. moto's S3 backend is safe for concurrent use. A request that receives
+from SQS waits for messages, so it must not hold the lock. One thread runs the engine and owns the instances.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ A request that may have changed the state triggers an immediate pass.
 STOP_POLL_SECONDS = 0.05
 """Interval at which the HTTP server checks whether it should stop."""
 ADMIN_PREFIX = "/_everstep/"
-"""Prefix of administrative paths. It is not a valid bucket name, so it cannot collide with S3."""
+"""Prefix of the paths of the local cloud's own requests. It is not a valid bucket name, so no S3 request has it."""
 ADMIN_PATHS = "config (GET, PUT), faults (GET, POST, DELETE), wrong-calls (GET, DELETE), calls, instances, links (GET)"
 MAX_ADMIN_BODY_BYTES = 64 * 1024
 MAX_API_BODY_BYTES = 16 * 1024 * 1024
@@ -91,7 +92,7 @@ class AwsOptions:
     keys: LocalKeys
     """The only long-lived access key that the local AWS accepts. Instances receive this key."""
     answers: AwsAnswers = field(default_factory=AwsAnswers)
-    """How AWS behaves where its documentation is silent."""
+    """The assumed or measured behaviour of AWS where its documentation is silent."""
     port: int = 0
     seed: int = 0
     network_name: str = ""
@@ -167,7 +168,7 @@ class LocalAws:
         )
 
     def start(self) -> None:
-        """Start to answer requests. The caller must then call `run`."""
+        """Start to answer requests, in threads of their own. The caller must then call `run`."""
         self._serving.start()
 
     def run(self) -> None:
@@ -189,10 +190,10 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Request that `run` returns within one pass. Idempotent.
+        """Make `run` return within the time of one pass. Idempotent.
 
-        A signal handler calls this method. It therefore only sets a variable: the interrupted code may hold a lock that
-        this method would wait for.
+        A signal handler calls this method. The method therefore only sets a variable and takes no lock, because the
+        interrupted code may hold the lock.
         """
         self._is_stopping = True
 
@@ -209,7 +210,7 @@ class LocalAws:
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
-        # Catch every error here at the top of the loop, so that one faulty group does not stop the cloud.
+        # Log every error of a pass and continue, so that one faulty group does not stop the cloud.
         except Exception:
             log.exception("a pass of the engine failed")
 
@@ -272,7 +273,9 @@ class LocalAws:
     def _recorded(
         self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
     ) -> list[bytes]:
-        """Pass a call to moto, unless the gate refuses it, and record it with the status of the answer."""
+        """Pass a call to moto unless the gate refuses it as AWS would, and record the call with the status of the
+        answer.
+        """
         at, body, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(body)
 
@@ -349,7 +352,7 @@ class LocalAws:
         return "200 OK", msgspec.json.encode(answer)
 
     def _facts(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's present metadata by path. Called from the threads of the metadata service."""
+        """Return an instance's present metadata by path. The threads of the metadata service call this method."""
         with self._lock:
             try:
                 _, instance, life = self._ec2.find(instance_id)
@@ -385,7 +388,7 @@ class LocalAws:
 
 
 def _free_port(address: str) -> int:
-    """Return a free port of an address. The port stays free, because only this network uses the address."""
+    """Return a free port of an address. No other program takes the port, because only this network uses the address."""
     with socket.create_server((address, 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
@@ -396,7 +399,7 @@ class BodyTooLarge(Exception):
 
 
 def _body(environ: dict[str, Any], service: str) -> bytes:
-    """Return a request's whole body, and restore the stream for moto."""
+    """Read a request's whole body, and replace the request's stream so that moto can read the body again."""
     stream, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:

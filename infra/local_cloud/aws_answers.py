@@ -1,7 +1,7 @@
-"""The answers to the questions that AWS's documentation leaves open, and the file in which they are stored.
+"""Describes AWS's behaviour where its documentation is silent, as answers to questions that are stored in a file.
 
-The local cloud behaves as these answers say. Each default is the answer that is worse for Everstep.
-`everstep aws-conformance` asks a real account and writes the file. docs/aws.md explains each question.
+The local cloud behaves as the answers describe. Each default is the answer that is worse for Everstep. `everstep
+aws-conformance` observes the answers in a real account and writes the file. docs/aws.md explains each question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The behaviour of AWS where its documentation is silent. Every default is an assumption."""
+    """The answers: AWS's behaviour where its documentation is silent. Every default is an assumption."""
 
     pending_member_shows_protection: bool = False
     """Whether a Pending member of a group with NewInstancesProtectedFromScaleIn is shown as protected."""
@@ -37,11 +37,11 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     topology_layers: Annotated[int, msgspec.Meta(ge=0, le=4)] = 3
     """Number of network nodes that DescribeInstanceTopology returns for an instance."""
     auto_scaling_rate: Rate = AUTO_SCALING
-    """Rate of all calls of Auto Scaling."""
+    """Rate limit of all calls of Auto Scaling together."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of answers."""
+    """The content of the file that a conformance run writes."""
 
     asked_at: str
     """Time of the run in ISO 8601."""
@@ -49,9 +49,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str
     answers: AwsAnswers
     observed: dict[str, dict[str, Any]] = {}
-    """What AWS answered in detail, by the question's name. The local cloud does not read it."""
+    """Observed details of each answer, by the question's name. The local cloud does not read them."""
     unanswered: dict[str, str] = {}
-    """Why a question has no answer, by the question's name. Its fields have their default in `answers`."""
+    """Reason why a question has no answer, by the question's name. Its fields in `answers` have their defaults."""
 
 
 _RECORDED: Final = msgspec.json.Decoder(Recorded)

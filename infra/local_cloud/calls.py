@@ -1,6 +1,7 @@
 """Records all calls of EC2 and Auto Scaling that may change state, as CloudTrail does.
 
-Invariant: the record contains refused calls, too, with the status of the answer. It contains no read-only calls.
+Invariant: the record also contains calls that the local AWS refused, with the status of the answer. It contains no
+read-only calls.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CallRecord:
         self._calls: deque[Call] = deque(maxlen=MAX_CALLS)
 
     def add(self, service: str, body: bytes, status: str, at: float) -> None:
-        """Record a call, unless it only reads.
+        """Record a call, unless its operation is read-only.
 
         Args:
             service: the service that the request is signed for.

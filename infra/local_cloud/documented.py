@@ -1,7 +1,7 @@
-"""Finds what AWS would refuse in the parameters of a call, according to AWS's documentation. Pure.
+"""Finds parameters of a call that AWS would refuse, according to AWS's documentation. The functions are pure.
 
-botocore checks types only, and moto accepts what AWS refuses. The local cloud refuses such calls, and the tests fail on
-them (`tests/conftest.py`).
+botocore checks only types, and moto accepts values that AWS refuses. The local cloud refuses such calls, and the tests
+fail if a program makes them (`tests/conftest.py`).
 
 Source: botocore's service models, which AWS publishes: their shapes and their documentation strings.
 """
@@ -80,7 +80,7 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
     filters = operation.input_shape.members.get("Filters") if operation.input_shape else None
     if filters is None or filters.type_name != "list" or "Name" not in getattr(filters.member, "members", {}):
         return frozenset()
-    # Auto Scaling documents the filters of all operations in one place: the shape that they share.
+    # Auto Scaling documents the filters of all operations in the documentation of their shared type.
     return _names(filters.documentation) or _names(filters.member.members["Name"].documentation)
 
 
@@ -119,7 +119,7 @@ def _over_limits(operation: OperationModel, parameters: Mapping[str, Any]) -> It
     for name, value in parameters.items():
         documentation = html.unescape(members[name].documentation) if name in members else ""
         if isinstance(value, (list, tuple)) and (found := _MOST_ITEMS.search(documentation)):
-            # MaxRecords raises the limit of some operations.
+            # A call of some operations can raise the limit with MaxRecords.
             most = max(int(found[1]), parameters.get("MaxRecords") or 0 if "MaxRecords" in documentation else 0)
             if len(value) > most:
                 yield Violation("InvalidParameterValue", f"{name} has {len(value)} items; the limit is {most}")

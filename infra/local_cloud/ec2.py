@@ -1,13 +1,13 @@
-"""Emulates EC2's behaviour over time, which moto lacks: boots, addresses, status checks, warnings, removal of
-instances.
+"""Emulates EC2's behaviour over time: boots, addresses, status checks, warnings and the removal of instances.
 
-The engine works on moto's instances, under the lock that the server holds for every request.
+moto, a library that fakes AWS, stores the instances but does not change them over time. The *engine* for instances is
+the object `Ec2`. It changes moto's instances while the server of the local AWS holds its lock.
 
 Invariants:
 
 - An instance is `pending` until its boot is over.
 - Its PrivateIpAddress is a loopback address that no other instance has.
-- Every change of an instance's state is announced once.
+- Each change of an instance's state causes one event.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class Plan:
     at_time: datetime
     how: End
     reason: str
-    """Cause of the end: a key of `REASONS`."""
+    """Cause of the planned end: a key of `REASONS`."""
 
 
 @dataclass(slots=True)
 class Life:
-    """State of an instance for which moto's class has no field."""
+    """Additional state of an instance, for which moto's class has no field."""
 
     address: str
     boot: int = 0
@@ -120,7 +120,7 @@ class Life:
     ended_at: float | None = None
     slot_free_at: float = 0.0
     told: str = ""
-    """The last announced state; empty before the first announcement."""
+    """The instance's state in the last event about it; empty before the first event."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
     """Failing status checks, each with the time at which the check began to fail."""
     scheduled: tuple[ScheduledEvent, ...] = ()
@@ -132,11 +132,11 @@ class Life:
 
 
 class Ec2:
-    """The engine for all instances of all accounts and regions.
+    """The engine: it advances all instances of all accounts and regions, and implements operations of the EC2 API.
 
     Args:
-        faults: conditions that set the capacity, boot delays, and how long an ended instance still counts and is
-            described.
+        faults: adjustable behaviour of AWS: capacity, boot delays, and how long an ended instance occupies capacity and
+            is described.
         addresses: pool of private addresses for new instances.
         announcements: receives the events of state changes.
         monotonic: returns the seconds of a monotonic clock.
@@ -198,8 +198,8 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto's termination calls this method immediately. An ended instance still counts against the capacity for
-        `slot_release_seconds`. A launch in the same pass can therefore not use its place.
+        moto calls this method when it terminates the instance. An ended instance occupies capacity for another
+        `slot_release_seconds`, so a launch in the same pass cannot use this capacity.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -243,7 +243,7 @@ class Ec2:
     # The methods below implement faults.
 
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
-        """Return an instance that has not ended.
+        """Find an instance that has not ended.
 
         Returns moto's backend, moto's instance, and the state that moto does not store. Raises FaultRefused if the
         instance does not exist or has ended.
@@ -254,7 +254,7 @@ class Ec2:
         raise FaultRefused(f"the instance {instance_id} does not exist or has ended")
 
     def life(self, instance_id: str) -> Life | None:
-        """Return the additional state of an instance, or None if the instance is unknown."""
+        """Return the state of an instance that moto does not store, or None if the instance is unknown."""
         return self._lives.get(instance_id)
 
     def in_order_of_launch(self) -> list[str]:
@@ -290,7 +290,7 @@ class Ec2:
         return life.plan
 
     def unplan(self) -> list[str]:
-        """Cancel all warnings and planned ends, and return the ids of the affected instances."""
+        """Cancel the planned ends of all instances and their warnings, and return the ids of these instances."""
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [
             instance_id
@@ -313,7 +313,7 @@ class Ec2:
         return failing
 
     def end(self, instance_id: str, how: End, reason: str) -> None:
-        """Terminate, stop or reboot an instance now, without its Auto Scaling group.
+        """Terminate, stop or reboot an instance now. Its Auto Scaling group is not involved.
 
         Args:
             instance_id: id of an instance that has not ended.
@@ -336,7 +336,7 @@ class Ec2:
     # The methods below advance instances over time.
 
     def advance(self) -> None:
-        """Finish due boots and planned ends, announce state changes, and forget instances that ended long ago.
+        """Finish due boots and planned ends, send events of state changes, and remove instances that ended long ago.
 
         The server calls this on every pass.
         """
@@ -362,7 +362,7 @@ class Ec2:
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
         if instance.state == life.told:
             return
-        # Announce the transitional state, too: moto skips it, and a pass may miss the first of two quick changes.
+        # Also send the event of the transitional state, because moto skips it and a pass may miss it.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.told:
@@ -380,7 +380,7 @@ class Ec2:
         ]
 
     def free_count(self, instance_type: str, wanted: int) -> int:
-        """Return how many of the `wanted` instances of a type the free capacity permits.
+        """Return how many of the `wanted` instances of a type can be launched with the free capacity.
 
         An instance that has ended still counts for `slot_release_seconds`.
         """
@@ -404,7 +404,7 @@ class Ec2:
 
     @contextmanager
     def as_described(self) -> Iterator[None]:
-        """Replace all instances by what Describe operations show of them, until the block ends."""
+        """Show all instances as Describe operations show them, with delayed states, while the `with` block runs."""
         with ExitStack() as restore:
             for backend in self._backends():
                 restore.enter_context(self._visibility.as_described(backend))

@@ -1,8 +1,8 @@
-"""Creates environment variables and clients for the local cloud, isolated from the user's AWS settings.
+"""Creates environment variables and AWS clients for the local cloud, isolated from the user's AWS settings.
 
 Invariant: no client of the local cloud ever reaches real AWS. Clients receive endpoint, region and keys explicitly, and
-refuse any other machine before they send a request. Processes receive a new environment in which no AWS file of the
-user is read.
+refuse to send a request to another machine. Processes receive a new environment, in which AWS tools ignore the user's
+AWS configuration files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of the local cloud.
+"""Defines the errors of the local cloud.
 
     LocalCloudError
     ├── PreflightFailed      this machine cannot run a local cloud, or one is already up; nothing was started
@@ -7,7 +7,7 @@
     ├── EndpointRefused      the address is not on this machine
     └── FaultRefused         the fault is impossible here or for this target; nothing was done
 
-All are operating errors: the command line prints only the message.
+The command line prints only the message of such an error, without a traceback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Builds AWS's events and delivers them to EventBridge. The conditions can delay, duplicate or drop events.
+"""Builds AWS's events and delivers them to EventBridge. `faults.Conditions` can delay, duplicate or drop events.
 
-Pure functions build the events. `Announcements` holds each event until its delivery. At the delivery, the event goes to
-the targets of every matching rule on the default bus of its region. All methods run under the server's lock.
+Pure functions build the events. `Announcements` holds each event until its delivery. At the delivery, the targets of
+every matching rule on the default bus of the event's region receive the event. The server of the local AWS holds its
+lock while it calls a method.
 
 Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide
 (EventBridge schema).
@@ -193,10 +194,10 @@ def scaling_outcome(
 
 
 class Announcements:
-    """Events that are not yet delivered.
+    """Holds events until they are due, and then delivers them.
 
     Args:
-        faults: conditions that decide the delay, duplication or loss of each event.
+        faults: decides the delay, duplication or loss of each event.
         monotonic: returns the seconds of a monotonic clock.
         deliver: receives each due event with the body as AWS would send it. None: `to_event_bridge`.
     """
@@ -214,7 +215,7 @@ class Announcements:
         self._numbers = itertools.count()
 
     def put(self, event: Event) -> None:
-        """Schedule the delivery of an event that happens now.
+        """Schedule the delivery of an event whose cause happens now.
 
         Both copies of a duplicated event have the same id and time.
         """
@@ -242,8 +243,8 @@ class Announcements:
 def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
     """Send an event to the SQS targets of all matching rules on the default bus of its region.
 
-    The function does not use PutEvents. AWS refuses `aws.` sources in it, and moto's version omits the account and adds
-    other fields.
+    The function does not use PutEvents. In AWS, PutEvents refuses sources that begin with `aws.`, and moto's PutEvents
+    omits the account and adds other fields.
     """
     queues = sqs_backends[event.account][event.region]
     for rule in list(events_backends[event.account][event.region].describe_event_bus("default").rules.values()):

@@ -1,7 +1,8 @@
 """`everstep local fault …`: one command per kind of fault, and commands to list, clear, script and play faults.
 
-The options of a fault's command are generated from the fields of its struct. Each command prints one line for people on
-stderr. With `--output json`, it also prints the effect of the fault to stdout, so that a program can check the effect.
+The options of a fault's command are generated from the fields of the fault's class in `fault_kinds`. Each command
+prints one line for people on stderr. With `--output json`, it also prints the effect of the fault to stdout, so that a
+program can check the effect.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _sentence(moment: Moment, outcome: Effect | FaultRefused | None) -> str:
 
 
 def pause(seconds: float) -> None:
-    """Wait between two steps of a script. Tests replace this function."""
+    """Wait until the next line of a fault script is due. Tests replace this function."""
     threading.Event().wait(seconds)
 
 
@@ -201,7 +202,7 @@ def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
 
 
 def _unwrapped(declared: Any) -> tuple[Any, str]:
-    """Return the type with which typer parses a field, and the field's help text."""
+    """Return the type with which typer parses a field of a fault, and the help text of the option."""
     help_text = ""
     while get_origin(declared) is Annotated:
         declared, *notes = get_args(declared)

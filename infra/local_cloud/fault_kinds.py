@@ -2,15 +2,16 @@
 
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
-Data only. The options of the command line are generated from the fields. A target selects one instance:
+The module contains data only. The options of the command line are generated from the fields. A target selects one
+instance:
 
 - An instance id.
 - A number n: the n-th running instance in launch order, modulo the number of instances.
 - An empty target: the seed chooses an instance.
 
-The command line and fault scripts also accept roles (`roles`) and replace them by ids before they inject the fault.
-Some faults need a rank or a replica on the instance. If the target is not an id, such a fault uses the next suitable
-instance.
+The command line and fault scripts also accept a role as target, such as `job 0 node 2` (`roles`). They replace the role
+by an instance id before they inject the fault. Some faults need a rank or a replica on the instance. If the target of
+such a fault is not an id, the fault affects the next instance with a rank or replica.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _kebab(name: str) -> str:
 
 
 class _Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="fault", tag=_kebab):
-    """Base class. On the wire, a fault's name is its class name in kebab case."""
+    """Base class of all faults. In JSON, a fault's name is its class name in kebab case."""
 
 
 class _OnInstance(_Fault, frozen=True, kw_only=True):
@@ -259,14 +260,14 @@ FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
 WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-end"})
 """Kinds of faults that announce the end of an instance.
 
-`clear` clears them together, because an instance has only one planned end.
+`clear` cancels all of them together, because an instance has only one planned end.
 """
 LASTING: Final = WARNINGS | {
     "throttle", "rate-limits", "stale-view", "zone-disruption",
     "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
     "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
 }  # fmt: skip
-"""Kinds of faults that last until `clear` ends them."""
+"""Kinds of faults whose effect lasts until `clear` ends it."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

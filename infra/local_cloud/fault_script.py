@@ -1,10 +1,11 @@
-"""Generates, stores and plays fault scripts: lists of faults with their times, generated from a seed, stored as JSON.
+"""Generates, stores and plays fault scripts: lists of faults and their times, which are stored as JSON.
 
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-Invariant: the script alone determines the faults. Equal scripts have the same effect on equal clouds. Each target is a
-number or a role, which is resolved when the fault is injected (`roles`). A script therefore works on any cloud.
+A script is generated from a seed. Invariant: the script alone determines the faults, so that equal scripts have the
+same effect on equal clouds. Each target is a number or a role such as `job 0 node 1`. The player resolves the target to
+an instance when it injects the fault (`roles`), so a script works on any cloud.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ These times are shorter than AWS's, so that they fit into short scripts.
 
 
 AGAIN_SECONDS: Final = 0.3
-"""Delay before a refused fault is retried, if the fault's line in the script allows retries."""
+"""Seconds until the player retries a refused fault, if the fault's line in the script allows retries."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +68,13 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     clears: str = ""
     """Kind of fault that this line clears. Empty: it clears all lasting faults. Unused if `fault` is set."""
     within_seconds: float = 0.0
-    """Time during which a refused fault is retried, for example because its target does not run yet."""
+    """Seconds during which the player retries a refused fault, for example until the fault's target runs."""
     lasts_seconds: float | None = None
-    """Time after which this kind of fault is cleared.
-
-    None if a later line clears it.
-    """
+    """Seconds after which the player clears this kind of fault. None if a later line clears it."""
 
 
 _Made = tuple[AnyFault, bool]
-"""A generated fault, and whether it lasts until it is cleared."""
+"""A generated fault, and whether its effect lasts until the fault is cleared."""
 _Maker = Callable[[random.Random, str], _Made]
 _LOOPBACK: Final[tuple[_Maker, ...]] = (
     lambda _, node: (KillRank(target=node), False),
@@ -181,7 +179,7 @@ def play(
     wait_until: Callable[[float], float],
     report: Callable[[Moment, Effect | FaultRefused | None], None],
 ) -> None:
-    """Inject each fault of a script at its time. Refused faults are reported and skipped.
+    """Play a script: inject each fault at its time. The player reports and skips faults that the local cloud refuses.
 
     Args:
         moments: lines in the order of their times.
@@ -189,9 +187,10 @@ def play(
         inject: injects a fault and returns its effect; raises FaultRefused if that is impossible.
         clear: clears the lasting faults of one kind, or all if the name is empty.
         wait_until: waits until a time in seconds since the start. Returns the present time.
-        report: receives each line with its outcome, once per selected instance. The outcome of a clearing is None.
+        report: receives each line with its outcome, once per selected instance. For a line that clears faults, the
+            outcome is None.
     """
-    order = itertools.count()  # The counter keeps the order of lines with equal times.
+    order = itertools.count()  # The counter keeps lines with equal times in the order of the script.
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
     heapq.heapify(due)
     while due:

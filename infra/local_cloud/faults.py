@@ -1,10 +1,10 @@
-"""Defines the conditions of the local cloud: behaviour of AWS that customers cannot influence, but tests must control.
+"""Defines conditions: behaviour of AWS that AWS's customers cannot influence, but that tests must control.
 
-Conditions are read and changed at run time through `/_everstep/config`. A condition holds until it is changed. In
-contrast, a fault (`fault_kinds`) is a single incident on one target.
+Tests read and change the conditions of a running local cloud through `/_everstep/config`. A condition holds until the
+next change. In contrast, a fault (`fault_kinds`) is a single event with one target.
 
-All randomness in conditions comes from this module. One seed initializes a separate random stream per purpose. More
-draws for one purpose therefore do not change the results of another.
+All randomness in conditions comes from this module. Each purpose has a separate stream of random numbers, and one seed
+initializes all streams. The number of draws for one purpose therefore does not change the results for another purpose.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """A delay with a lognormal distribution, as boots have: most are near the median, a few are much longer."""
+    """A delay with a lognormal distribution, as boots have: most delays are near the median, a few are much longer."""
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
@@ -49,14 +49,14 @@ Delay = Seconds | Uniform | Lognormal
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The emulated behaviour of AWS that applies now. A change replaces the whole object and never modifies it."""
+    """The conditions of a local cloud. A change replaces the whole object and never modifies it."""
 
     boot_delay_seconds: Delay = 0.5
     """Time from `pending` to `running`."""
     capacity: dict[str, Count] = {}
     """Maximum number of instances by instance type. A missing type has no limit."""
     slot_release_seconds: Delay = 0.0
-    """Time for which an ended instance still counts against `capacity`. Minutes on the real AWS."""
+    """Time for which an ended instance still occupies `capacity`. On the real AWS, this takes minutes."""
     launch_retry_seconds: Seconds = 1.0
     """Time until a group retries a failed launch. The real AWS waits for minutes."""
     administrative_suspension_seconds: Seconds | None = None
@@ -73,9 +73,12 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     visibility_seconds: Delay = 0.0
     """Time from a launch or a state change of an instance until EC2's Describe operations show it."""
     describe_omit_share: Share = 0.0
-    """Share of instances that one answer of EC2's Describe operations omits, although they exist."""
+    """Share of existing instances that each answer of EC2's Describe operations omits."""
     disrupted_zones: tuple[str, ...] = ()
-    """Availability Zones with a service disruption: descriptions without ids, or with their instances' ids, fail."""
+    """Availability Zones with a service disruption.
+
+    Descriptions without instance ids fail, and so do descriptions with the id of an instance in such a zone.
+    """
     event_delay_seconds: Delay = 0.0
     """Time from a change to the delivery of its event. Unequal delays change the order of events."""
     event_double_share: Share = 0.0
@@ -88,7 +91,7 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The present conditions and their random streams. Thread-safe.
+    """The present conditions of a local cloud, and the random decisions that they require. Thread-safe.
 
     Args:
         conditions: the initial conditions, in force until the first change.
@@ -105,7 +108,7 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """The emulated behaviour that applies now (delays, capacity, throttling), as one immutable object."""
+        """The conditions that apply now, as one immutable object."""
         with self._lock:
             return self._conditions
 
@@ -124,7 +127,7 @@ class Faults:
         return self._delay("slot", self.conditions.slot_release_seconds)
 
     def is_throttled(self, service: str) -> bool:
-        """Return whether a call of a service is refused. Each call draws a new random number."""
+        """Decide at random whether a call of a service is throttled."""
         share = self.conditions.throttle.get(service, 0.0)  # type: ignore[call-overload]
         return self._happens(f"throttle/{service}", share)
 
@@ -133,7 +136,7 @@ class Faults:
         return self._delay("visibility", self.conditions.visibility_seconds)
 
     def is_omitted(self) -> bool:
-        """Return whether an answer omits an instance. Each instance of each answer draws a new random number."""
+        """Decide at random whether one answer omits one instance."""
         return self._happens("describe/omit", self.conditions.describe_omit_share)
 
     def event_delays(self) -> list[float]:

@@ -1,8 +1,8 @@
 """Decides whether AWS would refuse a call of EC2 or Auto Scaling, before moto receives it.
 
-moto accepts calls that AWS refuses. The gate refuses undocumented parameters, calls above the rate limits, and
-descriptions of instances in a disrupted zone. It records undocumented calls of all processes, so that a test run fails
-on them.
+moto accepts calls that AWS refuses. The gate refuses calls with undocumented parameters, calls above the rate limits,
+and descriptions of instances in a disrupted zone. It records calls with undocumented parameters, so that a test run
+fails because of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from infra.local_cloud.rates import Buckets, Rate, family_of
 from infra.local_cloud.service_errors import THROTTLED
 
 SERVICES: Final = frozenset({"autoscaling", "ec2"})
-"""Services whose calls pass the gate."""
+"""Services whose calls the gate checks."""
 PROTOCOLS: Final = {"autoscaling": "query", "ec2": "ec2"}
 DISRUPTED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus"})
-"""Operations that a disrupted zone affects.
+"""Operations that fail for a disrupted zone.
 
-AWS documents the effect on DescribeInstances only. DescribeInstanceStatus is assumed to share its data.
+AWS documents this for DescribeInstances only. The local cloud assumes it for DescribeInstanceStatus, too.
 """
 UNAVAILABLE: Final = ("503 Service Unavailable", "Unavailable", "The service is unavailable. Please try again shortly.")
 MAX_WRONG_CALLS: Final = 1000
@@ -75,13 +75,13 @@ def read(service: str, body: bytes) -> Request:
 
 
 class Gate:
-    """Refuses calls as AWS does. The server calls it under its lock.
+    """Refuses calls as AWS does. The server holds its lock while it calls the gate.
 
     Args:
-        faults: conditions that set the rate limits and the disrupted zones.
+        faults: contains the present rate limits and disrupted zones.
         zone_of: returns the Availability Zone of an instance, or None if EC2 does not describe the instance.
         monotonic: returns the seconds of a monotonic clock.
-        auto_scaling_rate: rate of all calls of Auto Scaling.
+        auto_scaling_rate: rate limit of all calls of Auto Scaling together.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Gate:
     def _is_within_rate(self, request: Request) -> bool:
         share = self._faults.conditions.api_rate_share
         if share != self._share:
-            self._share, self._buckets = share, Buckets()  # After a change of the limits, all buckets are full.
+            self._share, self._buckets = share, Buckets()  # A change of the limits begins with full buckets.
         family = family_of(request.service, request.action, request.parameters.keys(), self._auto_scaling_rate)
         if share is None or family is None:
             return True
@@ -125,7 +125,7 @@ class Gate:
         return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self._monotonic())
 
     def _is_disrupted(self, instance_ids: tuple[str, ...]) -> bool:
-        """Return whether a zone's disruption makes a description fail.
+        """Return whether a description fails because of a disrupted zone.
 
         A call without ids fails, and so does a call with the id of an instance in the zone. Source: Amazon EC2 API
         Reference, DescribeInstances.

@@ -1,9 +1,9 @@
-"""Starts the guardian process, which ends a cluster if its maker dies (`infra.local_cloud.guardian_process`).
+"""Starts the guardian process, which ends a cluster if the process that started the cluster (the maker) dies.
 
     maker ──pipe──▶ python -P -m infra.local_cloud.guardian_process STATE_DIR RUN
 
-The maker is the process that started the cluster. The maker holds the only write end of the pipe. A byte means that the
-maker has ended the cluster itself. An end of file without a byte means that the maker died.
+The maker holds the only write end of the pipe. A byte means that the maker has ended the cluster itself. An end of file
+without a byte means that the maker died.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker has died.
+"""`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker (starter) has died.
 
 The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces and tmpfs mounts. If another
 command has started a new cluster in the same directory, that cluster has another run id. The guardian then leaves the
@@ -22,7 +22,7 @@ RETRY_DOWN_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Wait for the end of the maker, and end its cluster if the maker died.
+    """Wait until the maker has ended the cluster or died. In the second case, end the cluster.
 
     Return 1 if the cluster could not be ended.
     """
