@@ -1,10 +1,11 @@
-"""Implements all faults: one method per kind of fault, with the fault's name.
+"""Implements all faults, with one method per kind of fault.
 
-Invariant: a fault either takes effect and returns facts that prove it, or is refused and changes nothing. Lasting
-faults are recorded until `clear`. The injector runs in the process of the local AWS, under the lock of its server.
+Invariant: a fault either takes effect, and the injector returns facts that prove the effect, or the injector refuses
+the fault and changes nothing. The injector records lasting faults until `clear` ends them. It runs in the process of
+the local AWS, whose server holds its lock meanwhile.
 
-The module has more than 500 lines. Each fault is one short method, and all faults use the record from which `clear`
-ends them.
+The module has more than 500 lines. It is not divided, because each fault is one short method, and all methods use the
+record of lasting faults.
 """
 
 from __future__ import annotations
@@ -71,16 +72,16 @@ MAINTENANCE_ENDS: Final[Mapping[str, End]] = {
     "instance-reboot": "reboot",
     "system-reboot": "reboot",
 }
-"""Action that the local cloud carries out at the time of a scheduled event, by EC2's code of the event.
+"""Action of the local cloud on an instance at the time of a scheduled event, by EC2's code of the event.
 
 Events with other codes do not affect the instance.
 """
 MAINTENANCE_LASTS: Final = timedelta(hours=2)
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
-"""Time before the end of a Capacity Block at which AWS begins to terminate its instances.
+"""Time from AWS's first termination of instances in a Capacity Block until the end of the block.
 
-AWS's warning contains the end of the block, not this earlier time. Source: Amazon EC2 User Guide (Capacity Blocks for
-ML).
+AWS's warning contains the end of the block and not the earlier time of the terminations. Source: Amazon EC2 User Guide
+(Capacity Blocks for ML).
 """
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
@@ -117,7 +118,7 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """The facts that `clear` needs to end lasting faults."""
+    """The record of lasting faults, from which `clear` ends them."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)
@@ -127,7 +128,7 @@ class _Lasting:
 
 
 class Injector:
-    """Injects faults and clears them.
+    """Injects faults into the local cloud and clears lasting faults.
 
     Args:
         places: the parts of the local cloud that faults act on.
@@ -149,7 +150,7 @@ class Injector:
             The effect of the fault.
 
         Raises:
-            FaultRefused: the fault is impossible here or for this target; nothing was done.
+            FaultRefused: the fault is impossible in this cloud or for this target. The injector has changed nothing.
         """
         effect: Effect = getattr(self, f"_{name_of(fault).replace('-', '_')}")(fault)
         log.info("fault %s: %s %s", effect.fault, effect.did, effect.facts)
@@ -239,7 +240,7 @@ class Injector:
             if target not in ("", instance_id):
                 continue
             if network and fault == "partition" and link.cut_from != set():
-                # Read the counters first, because `cut` without addresses removes them.
+                # Read the counters before the repair, because `cut` without addresses removes them.
                 counters = network.counters(instance_id)
                 network.cut(instance_id, ())
                 said.append(
@@ -533,13 +534,13 @@ class Injector:
     # The methods below are shared helpers.
 
     def _running(self, target: str) -> str:
-        """Return the running instance that a target selects by id, by number or at random."""
+        """Return the running instance that a target selects: by id, by number, or at random if the target is empty."""
         return self._running_from(target)[0]
 
     def _running_from(self, target: str) -> list[str]:
-        """Return the running instances on which to try a fault, in order.
+        """Return the running instances on which the injector tries a fault, in order.
 
-        The first instance is the target's. If the target is not an instance id, all other running instances follow.
+        The target selects the first instance. If the target is not an instance id, all other running instances follow.
         """
         running = [
             instance_id
@@ -556,9 +557,9 @@ class Injector:
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
-        """Call `work` on the selected instance. Return the instance and the result of `work`.
+        """Call `work` with the selected instance, and return the instance and the result of `work`.
 
-        If the target is not an instance id and `work` refuses, try the next running instance.
+        If `work` refuses the instance and the target is not an instance id, try the next running instance.
         """
         refused = None
         for instance_id in self._running_from(target):

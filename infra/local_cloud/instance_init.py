@@ -1,14 +1,14 @@
-"""Process 1 of an instance: runs the user data, and at the end kills all processes of the instance.
+"""The init process of an instance: runs the user data, and at the end kills all processes of the instance.
 
     python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT [NETWORK_NAMESPACE]
 
-- The process is a subreaper, so daemons in other sessions stay its descendants.
+- The process is a subreaper: the kernel makes orphaned descendants its children, so it also finds daemons.
 - The kernel sends it SIGTERM when the local cloud dies.
 - On SIGTERM, it kills all descendants, removes the instance's tmpfs directory and the cgroups of its ranks, and exits.
 - It keeps running after the user data has ended, as a real machine does.
 - With a network namespace, the whole instance runs inside it.
 
-The process uses the standard library only. It has one thread and no signal handlers: it blocks its signals and waits
+The process uses the standard library only. It has one thread and no signal handlers. It blocks its signals and waits
 for them.
 """
 
@@ -37,7 +37,7 @@ def memory_directory(instance_id: str) -> Path:
 def remove_memory(instance_id: str) -> None:
     """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
     directory = memory_directory(instance_id)
-    # umount2 fails if no tmpfs is mounted, which is the usual case.
+    # In the usual case, no tmpfs is mounted, and umount2 fails.
     ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -52,14 +52,14 @@ def remove_cgroups(instance_id: str) -> None:
     ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            # Ignore a missing cgroup, and a killed process that has not exited yet. In the second case, the next end of
-            # the instance removes the cgroup.
+            # rmdir fails if the cgroup does not exist, or if a killed process in it has not exited yet. In the second
+            # case, the next end of the instance removes the cgroup.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
 
 
 def main(arguments: list[str]) -> int:
-    """Run the instance until SIGTERM.
+    """Run the instance until this process receives SIGTERM.
 
     `arguments` are the arguments of the command line. Raises OSError if the kernel refuses to set how this process
     treats orphans and the end of its parent.
@@ -73,12 +73,13 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
-        return 1  # The local cloud died before prctl, so its death sends no signal.
+        return 1  # The local cloud died before the prctl call, so the kernel will send no signal about its death.
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, told_in=None)  # Write no exit file, because the user data did not end before the instance.
+    # Write no file with an exit code, because the user data did not end before the instance.
+    _reap(user_data_pid, told_in=None)
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0

@@ -1,6 +1,6 @@
-"""Emulates instance refreshes of Auto Scaling, which moto lacks: replaces the members of a group one after the other.
+"""Emulates instance refreshes of Auto Scaling: the replacement of all members of a group, one after the other.
 
-AWS can launch a replacement before it ends a member. This emulation ends the member first.
+AWS can launch the replacement before it ends a member. This emulation always ends the member first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from infra.local_cloud.auto_scaling import AutoScaling
 
 
 class RefreshInProgress(AutoscalingClientError):  # type: ignore[misc]
-    """AWS's error for a second refresh of a group."""
+    """AWS's error for the start of a refresh while another refresh of the group is in progress."""
 
     code = "InstanceRefreshInProgress"
 
@@ -35,7 +35,7 @@ class _Refresh:
 
 
 class InstanceRefreshes:
-    """The newest refresh of each group. The caller holds the lock of the engine during each call."""
+    """Stores the newest refresh of each group. The caller holds the server's lock during each call."""
 
     def __init__(self, engine: AutoScaling) -> None:
         self._engine = engine
@@ -77,7 +77,10 @@ class InstanceRefreshes:
         ]
 
     def reconcile(self) -> None:
-        """End the next member of each refresh whose group is complete. The server calls this on every pass."""
+        """End the next member to replace in each group whose members are all InService.
+
+        The server calls this method on every pass of the engine.
+        """
         for group in self._engine.groups():
             refresh = self._refreshes.get(group.arn)
             states = [member.lifecycle_state for member in group.instance_states]

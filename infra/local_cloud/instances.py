@@ -1,7 +1,8 @@
-"""Runs instances as process trees: starts them from user data while EC2 reports `running`, kills them otherwise.
+"""Runs each instance as a process tree, which executes the user data while EC2 reports the instance as `running`.
 
-Invariant: the process trees match the last call of `reconcile`. One thread owns the runner and must live as long as the
-runner. PR_SET_PDEATHSIG refers to threads, so an instance dies with the thread that started it.
+Invariant: the process trees are those of the instances in the last call of `reconcile`. One thread must make all calls
+and live as long as the runner: an instance dies with the thread that started it, because PR_SET_PDEATHSIG refers to
+threads.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ INIT_GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningInstance:
-    """An instance that should run now."""
+    """An instance whose processes should run now."""
 
     instance_id: str
     boot: int
-    """Number of the boot. A different number means that the machine has to be restarted."""
+    """Number of the instance's boot. If the number changes, the runner restarts the instance's processes."""
     address: str
     user_data: bytes
 
 
 class InstanceRunner:
-    """Starts and ends process trees so that they match the instances that should run.
+    """Starts and ends process trees, so that exactly the processes of the wanted instances run.
 
     Args:
         nodes_directory: parent of the directories of the instances. A directory and its logs remain after the end of
@@ -63,9 +64,12 @@ class InstanceRunner:
         self._running: dict[str, tuple[RunningInstance, subprocess.Popen[bytes]]] = {}
 
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
-        """End surplus instances and start missing ones. The owning thread calls this on every pass.
+        """Start the processes of missing instances, and end all instances that are not in `wanted`.
 
-        An instance whose init has died is not restarted, because EC2 does not notice a crashed machine.
+        The thread that owns the runner calls this method on every pass of the engine.
+
+        The runner does not restart an instance whose init process has died, because EC2 does not restart a crashed
+        machine either.
         """
         by_id = {instance.instance_id: instance for instance in wanted}
         for instance_id, (instance, _) in list(self._running.items()):
@@ -148,7 +152,7 @@ class InstanceRunner:
         if self._network:
             self._network.detach(instance_id)
         remove_memory(instance_id)
-        # The file contains the exit code of the user data, and must not survive the instance.
+        # Remove the file with the exit code of the user data, because the code belongs to the ended instance.
         exit_file(self._script(instance_id)).unlink(missing_ok=True)
         log.info("%s is gone with %d processes", instance_id, count)
 

@@ -1,11 +1,11 @@
-"""Serves the instance metadata service, version 2, with one address per instance.
+"""Emulates EC2's instance metadata service, version 2, at one address per instance.
 
     PUT /latest/api/token                          with X-aws-ec2-metadata-token-ttl-seconds: a token
     GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200; 404 without a value; 401 without
                                                    a valid token
 
-Invariant: the service answers as AWS documents. It stores no metadata, but calls `facts` for every request. Source: EC2
-User Guide (IMDSv2).
+Invariant: the service answers as AWS documents. It stores no metadata, but requests it from the callback `facts` for
+every request. Source: EC2 User Guide (IMDSv2).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class MetadataService:
         """Stop serving an instance's metadata. Idempotent."""
         listening = self._endpoints.pop(instance_id, None)
         if listening:
-            listening.shutdown(socket.SHUT_RDWR)  # The shutdown wakes the thread that accepts connections.
+            # shutdown() wakes the thread that waits for connections, which then ends.
+            listening.shutdown(socket.SHUT_RDWR)
             listening.close()
 
     def _accept(self, instance_id: str, listening: socket.socket, tokens: dict[str, float]) -> None:
@@ -91,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]
-    """Tokens of the instance, with their expiry in monotonic seconds."""
+    """Valid tokens of the instance, each with its expiry in monotonic seconds."""
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because agents send requests every few seconds."""
+        """Log no requests, because agents send some every few seconds."""
 
 
 def _child(name: str, path: str) -> str:

@@ -1,8 +1,8 @@
-"""Connects moto 5.2.5 with the engine. Only this module replaces functions of moto.
+"""Connects moto 5.2.5, a library that fakes AWS, with the engine. Only this module replaces functions of moto.
 
 The engine (`auto_scaling` and `ec2`) emulates the behaviour that moto lacks. moto answers all calls that the engine
 does not implement. This module uses private names of moto. The version of moto is therefore pinned, and the contract
-suite checks the resulting service.
+tests check the resulting service.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ NAMED_GROUP_ACTIONS = (
     "put_scaling_policy",
     "put_warm_pool",
 )
-"""Actions of Auto Scaling during which moto fails if the group does not exist.
+"""Actions of Auto Scaling that fail inside moto if the group does not exist.
 
-For these actions, this module checks the group first and answers with AWS's error.
+For these actions, this module first checks whether the group exists, and otherwise answers with AWS's error.
 """
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes) -> None:
-    """Replace moto's behaviour by the engine's until this process ends.
+    """Make moto call the engine for EC2 instances and Auto Scaling groups, until this process ends.
 
     The caller must call this function once, before the first request.
     """
@@ -167,7 +167,7 @@ def _install_launch_templates() -> None:
         template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(template_id)
         data = dict(self._get_param("LaunchTemplateData", {}))
         user_data = self._get_param("LaunchTemplateData.UserData")
-        if user_data:  # moto's launches fail with user data that is not encoded.
+        if user_data:  # Encode the user data, because moto's launches fail without the encoding.
             data["UserData"] = parse_user_data(user_data)
         source = self._get_param("SourceVersion")
         if source:
@@ -232,7 +232,8 @@ def _install_groups(engine: AutoScaling) -> None:
         policy = group.mixed_instances_policy
         updated = update(self, **arguments)
         if not arguments["launch_template"] and not arguments["mixed_instances_policy"]:
-            updated.mixed_instances_policy = policy  # moto drops the policy in an update without a policy.
+            # Keep the policy, because moto drops it in an update without a policy.
+            updated.mixed_instances_policy = policy
         updated.desired_capacity = min(max(updated.desired_capacity, updated.min_size), updated.max_size)
         return updated
 

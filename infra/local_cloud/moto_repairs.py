@@ -1,6 +1,7 @@
-"""Corrects answers of moto that differ from AWS's and that Terraform compares with its files.
+"""Corrects moto's answers to Terraform where they differ from AWS's answers.
 
-Each function below names one difference. Without them, a second plan after an apply would contain changes.
+Each private function corrects one difference. Without the corrections, `terraform plan` would show changes directly
+after `terraform apply`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from moto.sqs.models import Queue
 
 
 def repair() -> None:
-    """Replace the methods of moto until this process ends. The caller must call this function once."""
+    """Replace methods of moto by corrected methods until this process ends. Must be called once."""
     _describe_rules_between_groups()
     _keep_tags_of_templates_apart()
     _write_policies_compactly()
     _name_the_source_of_database_parameters()
     _delete_markers_with_their_bucket()
-    # moto has the policies that AWS manages only on request. It reads them at the first call of IAM.
+    # Make moto load the IAM policies that AWS manages. moto reads this setting at the first call of IAM.
     default_user_config["iam"] = {"load_aws_managed_policies": True}
 
 
 def _describe_rules_between_groups() -> None:
-    """Return the description of a rule whose source is another security group. moto returns it for addresses only."""
+    """Return the description of a security group's rule also if its source is another security group."""
 
     def description(rule: SecurityGroupRule) -> str | None:
         found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
@@ -39,7 +40,7 @@ def _describe_rules_between_groups() -> None:
 
 
 def _keep_tags_of_templates_apart() -> None:
-    """Leave the tags of a launch template itself out of the data of its first version."""
+    """Store the tags of a launch template only in the template, and not in the data of its first version."""
     create = EC2Backend.create_launch_template
 
     def create_launch_template(
@@ -65,7 +66,7 @@ def _write_policies_compactly() -> None:
 
 
 def _name_the_source_of_database_parameters() -> None:
-    """Return the source `user` with each changed parameter of a database. Terraform ignores other sources."""
+    """Return the source `user` for each changed database parameter, because Terraform ignores other sources."""
     update = DBParameterGroup.update_parameters
 
     def update_parameters(self: DBParameterGroup, new_parameters: Iterable[dict[str, Any]]) -> None:
@@ -75,5 +76,5 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    """Let a caller delete the last version of an object that also has a delete marker. Otherwise moto fails."""
+    """Allow the deletion of an object's last version if the object has a delete marker. moto would fail."""
     FakeDeleteMarker.dispose = lambda _: None

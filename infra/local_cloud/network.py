@@ -1,7 +1,7 @@
-"""Creates the network of a local cloud: one namespace per instance, a bridge, and links that faults can cut and slow.
+"""Creates the network of a local cloud: a namespace per instance, a bridge, and links that faults can cut or slow.
 
-    this machine ── bridge ─┬─ port ══ eth0 of an instance's namespace
-    (AWS and control plane  ├─ port ══ eth0 of another
+    this machine ── bridge ─┬─ port ══ eth0 in the namespace of an instance
+    (AWS and control plane  ├─ port ══ eth0 in the namespace of another instance
      each with an address)  └─ …
 
 All addresses stay in 127.0.0.0/8, so that the checks for loopback addresses keep working. The bridge and the namespaces
@@ -9,8 +9,8 @@ route these addresses (`route_localnet`). Inside an instance, 127.0.0.0/16 is th
 can reach the ports of AWS and of the control plane, and the other instances. It has no route to other addresses or
 services of this machine.
 
-Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. Faults
-are real: the kernel drops the packets of a cut link and counts them.
+Invariant: all devices and namespaces have the network's name as prefix, so `remove` finds them after a crash. The
+kernel itself drops the packets of a cut link and counts them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def namespace_path(network: str, instance_id: str) -> Path:
 
 
 def obstacle() -> str | None:
-    """Return in one sentence why this machine cannot run the network. Return None if it can."""
+    """Return a sentence with the reason why this machine cannot run the network; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):
@@ -74,7 +74,7 @@ def obstacle() -> str | None:
 def remove(name: str) -> int:
     """Remove all devices and namespaces of a network, and return the number of namespaces.
 
-    Idempotent. Also removes the leftovers of a crash.
+    The function also removes the devices and namespaces that a crashed local cloud has left. Idempotent.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return 0  # Without root or `ip`, this user cannot have created a network.
@@ -89,7 +89,7 @@ def remove(name: str) -> int:
 
 
 def enter(namespace: Path) -> None:
-    """Move the calling thread into a namespace for the rest of its life.
+    """Move the calling thread into a network namespace. The thread stays in it until the thread ends.
 
     Raises OSError if the namespace does not exist or the caller may not enter it.
     """
@@ -113,17 +113,17 @@ def _locked(method: Callable[..., T]) -> Callable[..., T]:
 
 @dataclass(slots=True)
 class Link:
-    """An instance's link to the bridge."""
+    """The link between an instance's namespace and the bridge."""
 
     port: str
     address: str
     cut_from: set[str] | None = field(default_factory=set)
-    """Addresses to and from which the link drops all packets. None: all addresses."""
+    """Addresses from which a fault cuts the instance off, in both directions. None: all addresses."""
     bits_per_second: int | None = None
 
 
 class Network:
-    """The bridge with its links. Its owner calls `remove` at the end. Thread-safe.
+    """The bridge of a local cloud with the links of all instances. The owner calls `remove` at the end. Thread-safe.
 
     Args:
         name: the result of `network_name`.
@@ -187,7 +187,8 @@ class Network:
         port, namespace = f"{self.name}p{self._made}", self.namespace(instance_id)
         block = address.rsplit(".", 1)[0]
         if block not in self._blocks:
-            # The table `local` already routes 127.0.0.0/8; this longer prefix takes precedence there.
+            # In the routing table `local`, this route takes precedence over the route of 127.0.0.0/8, because its
+            # prefix is longer.
             _ip("", [f"route replace unicast {block}.0/24 dev {self.name} src {self._services[0]} table local"])
             self._blocks.add(block)
         try:
@@ -218,7 +219,7 @@ class Network:
             )
             _no_ipv6(port)
         except BaseException:
-            # Remove the link after a failed attempt, because it would block the next attempt.
+            # Remove the partly created link, because it would make the next attempt fail.
             _remove_line(port, namespace)
             raise
         self._links[instance_id] = Link(port, address)
@@ -345,7 +346,7 @@ def _remove_line(port: str, namespace: Path) -> None:
 
 def _prepare_inside() -> None:
     Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1")
-    _no_ipv6("eth0")  # Disable IPv6, because link-local addresses would bypass the routes and cuts.
+    _no_ipv6("eth0")  # Disable IPv6, because packets to link-local addresses would bypass the routes and the cuts.
 
 
 def _no_ipv6(device: str) -> None:
@@ -357,13 +358,13 @@ def _no_ipv6(device: str) -> None:
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
     """Return lines for `tc` that limit the rate of a device and drop matching packets.
 
-    ARP packets always pass, because ARP never fails in a VPC.
+    The lines never drop ARP packets, because ARP always works in a VPC.
     """
     return [
         f"qdisc add dev {device} root handle 1: htb default 10",
         f"class add dev {device} parent 1: classid 1:10 htb rate {rate} quantum 60000",
         f"class add dev {device} parent 1: classid 1:20 htb rate {rate} quantum 60000",
-        # A queue that is too small for any packet drops all packets.
+        # A queue with a limit of one byte is too small for any packet, so it drops all packets.
         f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit 1",
         *(f"filter add dev {device} parent 1: protocol ip u32 {match} flowid 1:20" for match in dropped),
     ]

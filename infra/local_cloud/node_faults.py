@@ -1,7 +1,7 @@
 """Injects faults into the processes and the memory of one instance.
 
-Invariant: each function either has its documented effect or raises. It returns facts that a test can verify: pids,
-files, bytes.
+Invariant: each function either has its documented effect or raises an error. Functions return facts that a test can
+verify: pids, files, bytes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def continue_stopped(stopped: Iterable[Process]) -> list[int]:
 def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: random.Random) -> Facts:
     """Flip one bit of the newest complete copy of a shard in an instance's memory.
 
-    The agent of the instance is not informed.
+    The agent of the instance receives no message about this change.
 
     Args:
         init_pid: pid of the instance's init.
@@ -215,8 +215,8 @@ def _pieces(most_bytes: int | None) -> Iterator[int]:
 
 
 def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
-    # Child processes of a rank also match `rank_of`. The stable sort keeps the rank itself first, because parents
-    # precede children.
+    # `rank_of` also returns a number for child processes of a rank. The sort is stable and parents precede children, so
+    # the rank itself comes first.
     running = [(number, process) for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None]
     for number, process in sorted(running, key=lambda one: one[0]):
         if rank in (None, number):

@@ -1,7 +1,7 @@
-"""Starts the long-lived processes of a local cloud detached, records them immediately, and stops them by their records.
+"""Starts and stops the long-lived processes (parts) of a local cloud, and records each process in a file.
 
-Invariant: each started process can be found, even after a crash of any process of the cloud. Either its record contains
-its pid and start time, or its environment contains the cloud's marker.
+Invariant: a command can find each started process, even after a crash of any process of the cloud. Either the process's
+record contains its pid and start time, or the process's environment contains the cloud's state directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_LINES_SHOWN: Final = 12
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one process on disk, with which other commands find the process."""
+    """The file that records one process, so that other commands find the process."""
 
     name: str
     pid: int
@@ -44,7 +44,7 @@ _PART_RECORD = msgspec.json.Decoder(PartRecord)
 
 
 class Parts:
-    """The processes of one local cloud.
+    """Starts, records and ends the parts (long-lived processes) of one local cloud.
 
     Args:
         directory: directory for the records of the processes, one file per process.
@@ -57,7 +57,7 @@ class Parts:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> PartRecord:
-        """Start `python -P -m module arguments` in its own session and record it."""
+        """Start `python -P -m module arguments` as a part, in its own session, and record the process."""
         for directory in (self._directory, self._logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ready_file(name).unlink(missing_ok=True)
@@ -73,7 +73,8 @@ class Parts:
                 start_new_session=True,
             )
         self._children[name] = child
-        # The child keeps its entry in /proc, even after its end, until this process waits for it.
+        # identify() finds the child even if it has ended, because its entry in /proc exists until this process waits
+        # for it.
         process = identify(child.pid)
         assert process is not None
         record = PartRecord(name=name, pid=process.pid, start_ticks=process.start_ticks, log=str(log))
@@ -85,7 +86,7 @@ class Parts:
         return self._directory / f"{name}.ready.json"
 
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
-        """Wait for a part's ready file and return its content.
+        """Wait until a part has written its ready file, and return the file's content.
 
         Args:
             record: the result of `start`.
@@ -95,7 +96,8 @@ class Parts:
             The fields of the ready file, at least `url`.
 
         Raises:
-            StartFailed: the part died or is not ready in time. The message ends with the last lines of its log.
+            StartFailed: the part ended or did not write the file in time. The message ends with the last lines of the
+                part's log.
         """
         deadline = time.monotonic() + timeout_seconds
         waiter = _Waiter(record.process)
@@ -125,7 +127,7 @@ class Parts:
         return content
 
     def record(self, name: str) -> PartRecord | None:
-        """Return the record of a part, or None if it was not started or was ended."""
+        """Return the record of a part, or None if the part was never started or `end` has ended it."""
         try:
             return _PART_RECORD.decode((self._directory / f"{name}.json").read_bytes())
         except FileNotFoundError:
@@ -139,7 +141,7 @@ class Parts:
     def end(self, name: str, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """End a part and delete its record. Idempotent.
 
-        The part first receives SIGTERM. After the grace period, it is killed with all its descendants.
+        The method first sends SIGTERM to the part. After the grace period, it kills the part with all its descendants.
         """
         record = self.record(name)
         if record:
@@ -188,4 +190,5 @@ def tail(log: Path) -> str:
 
 
 def _interpreter() -> list[str]:
-    return [sys.executable, "-P"]  # Without -P, a worker.py in the working directory would shadow Everstep's package.
+    # Without -P, Python would import a `worker.py` of the working directory in place of Everstep's package `worker`.
+    return [sys.executable, "-P"]

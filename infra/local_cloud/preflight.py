@@ -17,10 +17,11 @@ TMPFS_BYTES_PER_NODE: Final = 64 * 1024**2
 MEMORY_BYTES_PER_NODE: Final = 512 * 1024**2
 """Memory that one node needs besides its slots.
 
-It covers an agent, its warm parent process with torch imported (pages partly shared), and one small rank.
+The value covers an agent, one small rank, and the process with imported torch from which the agent forks ranks. The
+rank shares some pages with this process.
 """
 MEMORY_BYTES_AT_ALL: Final = 1024**3
-"""Memory that moto, the control plane and the user's other programs need."""
+"""Memory that the local AWS, the control plane and the user's other programs need."""
 SHARE_FOR_SLOTS: Final = 0.5
 NEEDED: Final = {"control_plane": "server", "worker": "worker", "moto": "local"}
 
@@ -82,7 +83,8 @@ def available_memory_bytes() -> int:
     ):
         try:
             available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # The machine has another cgroup version, or the cgroup has no limit ("max").
+        # The machine has another cgroup version, or the cgroup has no limit and its file contains "max".
+        except (OSError, ValueError):
             continue
     return available
 

@@ -23,7 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, distinguishable from a later process with the same pid."""
+    """A process, identified by pid and start time, so that it differs from a later process with the same pid."""
 
     pid: int
     start_ticks: int
@@ -103,8 +103,8 @@ def kill_descendants(root_pid: int) -> int:
     """Kill all descendants of a process, but not the process itself. Return their number. Idempotent.
 
     The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
-    subreaper, the function also finds daemons. A process that forks and exits faster than the function reads /proc
-    (some milliseconds) can prolong the loop. Only a cgroup could prevent this.
+    subreaper, the function also finds daemons. Known limit: processes that fork and exit within the milliseconds of a
+    read of /proc can prolong the loop.
     """
     killed: set[Process] = set()
     while True:
@@ -155,7 +155,7 @@ def end(process: Process, *, grace_seconds: float) -> None:
         return
     if wait_gone([process], timeout_seconds=grace_seconds):
         return
-    # Stop the process first. Otherwise a supervisor would restart its killed children forever.
+    # Stop the process before its children are killed. Otherwise, a supervisor would restart them forever.
     process.send(signal.SIGSTOP)
     kill_descendants(process.pid)
     process.send(signal.SIGKILL)

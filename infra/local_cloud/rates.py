@@ -1,7 +1,7 @@
 """Limits the rate of API calls with token buckets, as AWS does. Pure: the caller passes the time.
 
-Each account has one bucket per *family* of operations. A call takes one token. AWS refuses a call of a family whose
-bucket is empty. Where AWS leaves a rate open, the family shares the smaller bucket:
+Each account has one bucket per *family* of operations. A call takes one token from the bucket of its family. AWS
+refuses the call if the bucket is empty. Where AWS does not publish a rule, this module uses the stricter rule:
 
 - EC2 publishes its rates, and currently limits each operation by itself. Here, the operations of a family share a
   bucket, as in EC2's earlier rules.
@@ -44,7 +44,7 @@ UNPAGINATED: Final = frozenset(
         "DescribeVolumes",
     }
 )
-"""Operations of EC2 with a smaller bucket for calls without a filter and without pages."""
+"""Operations of EC2 whose calls without a filter and without pages use a smaller bucket."""
 EC2_OPERATIONS: Final[Mapping[str, Rate]] = {
     "CreateLaunchTemplateVersion": Rate(100, 5),
     "CreateTags": Rate(100, 10),
@@ -54,9 +54,9 @@ EC2_OPERATIONS: Final[Mapping[str, Rate]] = {
     "StartInstances": Rate(5, 2),
     "TerminateInstances": Rate(100, 5),
 }
-"""Operations of EC2 with a bucket of their own, as far as Everstep or its users call them."""
+"""Operations of EC2 that have a separate bucket. Only operations that Everstep or its users call are listed."""
 AUTO_SCALING: Final = Rate(50, 5)
-"""Assumed bucket of Auto Scaling: the smallest general bucket of EC2. AWS publishes none."""
+"""Assumed bucket of Auto Scaling: the smallest general bucket of EC2. AWS publishes no rate."""
 
 
 def family_of(
@@ -68,7 +68,7 @@ def family_of(
         service: name in the request's signature, such as `ec2`.
         action: name of the operation, such as `DescribeInstances`.
         parameters: names of the call's top-level parameters, such as `Filters`.
-        auto_scaling: rate of Auto Scaling, if a run against AWS has measured it.
+        auto_scaling: rate of Auto Scaling: the assumed rate, or the rate that a conformance run has measured.
 
     Returns:
         The name and the rate; None if the local cloud does not limit the service.

@@ -1,14 +1,14 @@
-"""Resolves fault targets by role to instances at the time of the injection.
+"""Resolves roles to instances. A role is the target of a fault that names a node, rank or shard of a running job.
 
     job 0 node 2           the third node of the first running job
     job 1 rank 5           the node of the sixth rank of the second running job
-    last job shard 0       the holders of a shard of the job that the previous role selected
+    last job shard 0       the holders of rank 0's shard, in the job that the previous role selected
 
-Numbers start at 0 and wrap around. Jobs are sorted by name, nodes by GROUP_RANK, and shards by their owner rank. A role
-selects only jobs with a running instance, running nodes, and shards whose holders all run. `last job` selects job 0 if
-the job of the previous role has ended.
+Numbers start at 0 and wrap around: a number n selects the item n modulo the number of items. Jobs are sorted by name,
+nodes by GROUP_RANK, and shards by their owner rank. A role selects only jobs with a running instance, running nodes,
+and shards whose holders all run. `last job` selects job 0 if the job of the previous role has ended.
 
-This module has no access to clusters or clocks. `Aim` receives the jobs and the running instances from its caller.
+A role is resolved when its fault is injected. `Aim` receives the jobs and the running instances from its caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillRa
 
 Part = Literal["node", "rank", "shard"]
 TRAINS: Final = "InProgress"
-"""API status of a launched job that has not ended. Instances of such a job may still be down."""
+"""API status of a launched job that has not ended. Some instances of such a job may have ended."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
 _FORMS: Final = (
@@ -39,7 +39,7 @@ class Role:
     """A fault target that names a node, rank or shard of a running job."""
 
     job: int | None
-    """Index of the job among the running jobs. None selects the job of the previous fault."""
+    """Index of the job among the running jobs. None selects the job that the previous role selected."""
     part: Part
     number: int
     """Index of the node, rank or shard of the job."""
@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """The facts about a running job from which roles are resolved."""
+    """The nodes and shards of a running job, among which a role selects."""
 
     name: str
     nodes: tuple[str, ...]
@@ -71,7 +71,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """The instances that a role selects at the time of the fault."""
+    """The instances that a role selects, with the job's name and the rank."""
 
     job: str
     instances: tuple[str, ...]
@@ -81,7 +81,7 @@ class Hit:
 
 
 def parse(target: str) -> Role | None:
-    """Parse a target.
+    """Parse the target of a fault into a role.
 
     The result is None for an instance id, a number or an empty target. Raises FaultRefused with a list of the valid
     forms if the target has none of them.
@@ -142,7 +142,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
     """Resolve a role to running instances.
 
     Args:
-        role: the part of a job to find, as `parse` returns it.
+        role: the result of `parse`: it names a node, rank or shard of a job.
         jobs: the running jobs; jobs without a running node are ignored.
         running: ids of the running instances.
         last_job: name of the job that the previous role selected; empty if there is none.
@@ -229,7 +229,7 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
-    """Return whether a fault gets its field `rank` from its target.
+    """Return whether a role sets the field `rank` of a fault.
 
     For a target such as `job 0 rank 5`, the field gets the selected rank. For a target such as `job 0 shard 0`, the
     field gets the rank that owns the shard.

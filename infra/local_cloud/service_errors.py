@@ -1,4 +1,4 @@
-"""Builds error answers for throttled calls and invalid signatures, as each AWS service words and formats them. Pure.
+"""Builds the error answers to throttled calls and invalid signatures, in each AWS service's words and format. Pure.
 
 Source: the services' API references (common errors) and the protocols in botocore's models.
 """
@@ -103,7 +103,7 @@ def answer_of(service: str, status: str, code: str, message: str, request_id: st
         service: name in the request's signature, such as `ec2`; selects the format.
         status: HTTP status line, such as `403 Forbidden`.
         code: AWS's error code, such as `Throttling`.
-        message: text for the caller, escaped here where the format is XML.
+        message: text for the caller. The function escapes it if the format is XML.
         request_id: id of the request, repeated in a header of the answer.
 
     Returns:

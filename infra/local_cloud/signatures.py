@@ -1,16 +1,18 @@
-"""Authenticates requests to the local AWS by their SigV4 signatures, before moto handles them.
+"""Authenticates requests to the local AWS by their SigV4 signatures. The functions are pure; the caller passes the
+time.
 
-Pure; the caller passes the time.
+The server calls these functions before it handles a request:
 
     stray(...)    is the request addressed to this server, and sent by a program rather than a web page?
     verify(...)   which key signed the request, and does the signature cover the whole request?
 
-botocore's own signer computes the expected signature, so that all signatures of boto3 and the AWS CLI are accepted.
-Accepted forms are the Authorization header and presigned URLs, both version 4. The body is covered by a digest,
-UNSIGNED-PAYLOAD, or an unsigned trailer (S3 only). SigV2, SigV4A and signed chunks are refused.
+`verify` computes the expected signature with botocore's own signer, so it accepts all signatures of boto3 and the AWS
+CLI. Accepted forms are the Authorization header and presigned URLs, both version 4. A signature covers the body by a
+digest. For S3 only, UNSIGNED-PAYLOAD or an unsigned trailer can replace the digest. SigV2, SigV4A and signed chunks are
+refused.
 
-Invariant: the local AWS handles only requests whose caller holds a secret that it issued. Source: AWS Signature Version
-4 in the IAM User Guide and the S3 API reference.
+Invariant: the local AWS handles a request only if the caller has a secret that the local AWS has issued. Source: AWS
+Signature Version 4 in the IAM User Guide and the S3 API reference.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Denial(StrEnum):
-    """The reason for refusing a request. `service_errors` selects the error text by reason and service."""
+    """Reason to refuse a request. `service_errors` selects the error code by the reason and the service."""
 
     MISSING = "missing"
     """The request has no signature, or a form of signature that the local cloud does not accept."""
@@ -71,7 +73,7 @@ class Denial(StrEnum):
 
 
 class Denied(Exception):
-    """Raised to refuse a request because of its signature.
+    """The server refuses a request because of its signature.
 
     Args:
         denial: reason for the refusal; selects the error code of the answer.
@@ -120,10 +122,11 @@ class Caller:
 
 
 def stray(request: Received, host: str) -> str:
-    """Return the reason why a request does not come from a local program, or an empty text for a valid request.
+    """Return why a request does not come from a program on this machine; empty if it may come from one.
 
-    A web page can reach loopback addresses through its visitor's browser. Browsers send the page's origin in `Origin`
-    and its relation to the server in `Sec-Fetch-Site`. After DNS rebinding, they send another name in `Host`.
+    A web page can reach loopback addresses through its visitor's browser. The function recognizes such requests by
+    their headers. Browsers send the page's origin in `Origin` and its relation to the server in `Sec-Fetch-Site`. After
+    DNS rebinding, they send another name in `Host`.
 
     `host` is the address and port of the local cloud, for example `127.0.0.1:8080`.
     """
@@ -277,7 +280,7 @@ def _check_time(timestamp: str, signature: _Signature, now: datetime) -> None:
 
 
 def _expected(request: Received, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
-    """Return the signature that the key's holder would compute. Raise `Denied` if required headers are not signed."""
+    """Compute the signature that the owner of the key would send. Raise `Denied` if required headers are not signed."""
     present = {name.lower() for name, _ in request.headers}
     must = {"host", *(name for name in present if name.startswith("x-amz-"))}
     names = set(signature.names)

@@ -1,10 +1,11 @@
 """Starts and ends a complete Everstep on one machine: the local AWS, a control plane, and a fleet of connected nodes.
 
 `everstep local up`, the demo and the tests use `LocalCluster`. Each cluster has its own state directory, ports from the
-kernel and loopback addresses, so several clusters can run at the same time. A command that has only the state directory
-can find all processes of the cluster.
+kernel and loopback addresses, so several clusters can run at the same time. A command finds all processes of the
+cluster from the state directory alone.
 
-The module has more than 500 lines. Start and end of a cluster handle the same list of parts, so a new part needs both.
+The module has more than 500 lines. It is not divided, because the start and the end of a cluster handle the same list
+of parts (long-lived processes).
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""Time limit for the start of a part. On an overloaded machine, the imports of a part take most of a minute.
+"""Time limit for the start of a part (a long-lived process of the cluster).
 
-If a part ends early, `up` fails immediately.
+On an overloaded machine, the imports of a part take most of a minute. If a part ends before it is ready, `up` fails
+immediately.
 """
 NODES_POLL_SECONDS: Final = 0.1
 
@@ -129,9 +131,9 @@ class ClusterOptions:
     has_standby: bool = False
     """Whether to start a second control-plane server at another address. Agents receive both addresses."""
     start_balancer: Callable[[Sequence[str]], str] | None = None
-    """Starts a load balancer before the servers with the given URLs, and returns its URL, which agents then receive.
+    """Starts a load balancer in front of the control-plane servers with the given URLs, and returns its URL.
 
-    None: agents receive the URLs of the servers.
+    Agents then receive the balancer's URL. None: agents receive the URLs of the servers.
     """
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link.
@@ -173,9 +175,10 @@ class PartStatus:
 
 
 class LocalCluster:
-    """One local cloud with its control plane.
+    """One cluster: a local AWS, a control plane, and a fleet whose nodes are processes of this machine.
 
-    As a context manager, it ends the whole cluster at the end of the block, even if this process is killed.
+    As a context manager, the object ends the whole cluster at the end of the block. If this process is killed in the
+    block, a guardian process ends the cluster.
 
     Args:
         state_dir: directory for all files of the cluster. Only the user can read it.
@@ -209,8 +212,8 @@ class LocalCluster:
     def up(self, options: ClusterOptions | None = None) -> None:
         """Start the whole cluster and wait until all nodes have connected.
 
-        The cluster starts from scratch. The state of the local AWS is not kept between runs, so the control plane's
-        database is removed, too.
+        Each cluster starts without stored state. The local AWS does not keep its state between runs, so this method
+        also removes the control plane's database.
 
         Args:
             options: None: the defaults.
@@ -255,7 +258,8 @@ class LocalCluster:
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
-                self._parts.end(part)  # Reap the processes that this object started as children.
+                # Wait for the processes that this object started as children, so that no zombies remain.
+                self._parts.end(part)
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the status of the recorded processes."""
@@ -397,7 +401,7 @@ class LocalCluster:
             The effect of the fault.
 
         Raises:
-            FaultRefused: the fault is impossible here or for this target; nothing was done.
+            FaultRefused: the fault is impossible in this cloud or for this target. Nothing has changed.
             NotUp: the local AWS does not run.
             StartFailed: the killed control plane did not start again.
         """
@@ -409,7 +413,7 @@ class LocalCluster:
         """Return the running jobs as the control plane reports them.
 
         Returns:
-            The facts that roles need.
+            The nodes and shards of each job, among which the role of a fault's target selects.
 
         Raises:
             NotUp: the control plane does not answer.
@@ -429,7 +433,7 @@ class LocalCluster:
             raise NotUp(f"the control plane of {self.state_dir} does not list the training jobs: {error}") from error
 
     def aim(self) -> roles.Aim:
-        """Return an object that finds the instance a fault names by its role, such as `coordinator`."""
+        """Return an object that resolves a fault's target such as `job 0 node 2` to instances of this cluster."""
         return roles.Aim(self.training_jobs, self.instances)
 
     def injected(self) -> list[Effect]:
@@ -463,7 +467,7 @@ class LocalCluster:
         return said
 
     def calls(self) -> list[Call]:
-        """Return the calls of EC2 and Auto Scaling that may have changed something, by any caller, oldest first.
+        """Return all calls of EC2 and Auto Scaling that are not read-only, by any caller, oldest first.
 
         Returns:
             At most the newest twenty thousand calls.
@@ -474,7 +478,7 @@ class LocalCluster:
         return CALLS.decode(self._admin("GET", "calls").content)
 
     def wrong_calls(self) -> list[str]:
-        """Return the calls that the local AWS refused because AWS does not document them.
+        """Return the calls that the local AWS refused because AWS does not document their parameters.
 
         Returns:
             One sentence per call of any process of the cluster, oldest first.
@@ -632,7 +636,7 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        # Run ranks as this user, because the machine belongs to the user.
+        # Run ranks as this user and not as a separate user, because this is the user's own machine.
         ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
         instance_environment = {
             **ranks,
@@ -658,7 +662,7 @@ class LocalCluster:
     def _create_event_queue(self) -> str:
         """Create the queue and the rule that send AWS's events to the control plane. Return the queue's URL.
 
-        On the real AWS, the operator of the control plane creates them.
+        In a real AWS account, the operator of the control plane creates the queue and the rule.
         """
         queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
         arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"][
@@ -743,7 +747,9 @@ class LocalCluster:
     # The methods below end the cluster.
 
     def _end_all(self) -> None:
-        """End all processes of the cluster: first recorded processes, then other processes with the marker.
+        """End all processes of the cluster: first the recorded processes, then processes that only have the marker.
+
+        The marker is an environment variable with the state directory.
 
         The control plane ends first, so that it does not react to the end of its fleet.
         """
@@ -819,5 +825,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Wait between two polls of a state that sends no notifications."""
+    """Wait between two polls of a state about which no notification exists."""
     threading.Event().wait(seconds)

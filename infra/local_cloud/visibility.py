@@ -1,7 +1,7 @@
-"""Delays what EC2's Describe operations show, because EC2 is eventually consistent.
+"""Delays the effect of changes on EC2's Describe operations, because EC2 is eventually consistent.
 
-A new instance is missing from answers, and a changed instance is stale, until a delay has passed. After that, an answer
-can still omit an instance (`Conditions.describe_omit_share`).
+Until a delay has passed, answers omit a new instance, and show the earlier state of a changed instance. After that, an
+answer can still omit an instance (`Conditions.describe_omit_share`).
 
 Invariant: only answers of Describe operations differ from the present state. Changes act on the present state. Auto
 Scaling, events and metadata report the present state.
@@ -24,7 +24,7 @@ from infra.local_cloud.faults import Faults
 DELAYED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus", "DescribeInstanceTopology"})
 """Operations of EC2 whose answers are delayed."""
 State = tuple[str, int]
-"""Name and code of an instance's state, such as `("running", 16)`."""
+"""Name and EC2 code of an instance's state, such as `("running", 16)`."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class _Shown:
     state: State | None = None
     """The state that answers contain. None: answers omit the instance."""
     newest: State | None = None
-    """The newest state for which the delay has begun."""
+    """The newest state that `note` has recorded."""
     coming: list[tuple[float, State]] = field(default_factory=list)
     """Newer states, oldest first, each with the monotonic time from which answers contain it."""
 
 
 class Visibility:
-    """The states of all instances as Describe operations show them. The server calls it under its lock.
+    """The states of all instances as Describe operations show them. The server holds its lock during each call.
 
     Args:
         faults: conditions that set the delay and the share of omitted instances.
@@ -53,7 +53,7 @@ class Visibility:
         self._shown: dict[str, _Shown] = {}
 
     def note(self, instance: Instance) -> None:
-        """Begin the delay of a state that an instance has entered. Idempotent.
+        """Record the present state of an instance. If the state is new, its delay begins. Idempotent.
 
         The server calls this method before each Describe operation and on each pass. The delay of a state never ends
         before the delay of an earlier state.
@@ -66,12 +66,12 @@ class Visibility:
             shown.coming.append((max(earliest, self._monotonic() + self._faults.visibility_delay()), state))
 
     def forget(self, instance_id: str) -> None:
-        """Drop an instance that EC2 no longer describes."""
+        """Remove the recorded states of an instance that EC2 no longer describes."""
         self._shown.pop(instance_id, None)
 
     @contextmanager
     def as_described(self, backend: EC2Backend) -> Iterator[None]:
-        """Replace the instances of a region by what Describe operations show, until the block ends."""
+        """Show a region's instances with the delayed states of Describe operations, while the `with` block runs."""
         with ExitStack() as restore:
             reservations = backend.reservations
             restore.callback(setattr, backend, "reservations", reservations)
@@ -85,7 +85,7 @@ class Visibility:
             yield
 
     def _show(self, instance: Instance, restore: ExitStack) -> bool:
-        """Give an instance the state that answers contain, and return whether answers contain the instance."""
+        """Set an instance's state to the delayed state, and return whether answers contain the instance."""
         self.note(instance)
         shown, now = self._shown[instance.id], self._monotonic()
         while shown.coming and shown.coming[0][0] <= now:
