@@ -1,4 +1,4 @@
-"""The service's network interface: a REST API for people and programs, and a websocket for agents.
+"""The control plane's network interface: a REST API for people and programs, and a websocket for agents.
 
-Invariant: only this package uses tokens, roles and HTTP, so it makes every decision that depends on the caller.
+Invariant: only this package handles tokens, roles and HTTP. Every decision that depends on the caller is made here.
 """

@@ -1,6 +1,6 @@
-"""Checks whether a job can run: validates the request against its fleet and its source. Pure.
+"""Validates a CreateTrainingJob request against the job's fleet, quota and source archive. Pure.
 
-Invariant: a returned `JobSpec` needs no further check. All errors of a request are reported together.
+Invariant: a `JobSpec` that `admit` returns needs no further check. `admit` reports all errors of a request together.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ KEY_VARIABLES = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     }
 )
-"""Variables that would make AWS SDKs use other credentials than those of RoleArn."""
+"""Environment variables with which AWS SDKs would use other credentials than those of the job's RoleArn."""
 
 _STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(JobSpec)}
-"""Fields that the specification copies unchanged from the request if the request sets them."""
+"""Fields that `admit` copies unchanged from the request into the job's specification, if the request sets them."""
 
 
 def admit(
@@ -77,9 +77,9 @@ def admit(
         source: the uploaded source that the request names.
         bucket: the service's bucket, for checkpoints, outputs and logs without a location of their own.
         default_max_slowdown: MaxSlowdown for a request that sets none.
-        quota: quota of the job's project, or None.
+        quota: limits of the job's project. None means that the project has no limits.
         allowance: names that the caller may use. None for an administrator, who may use all.
-        alternatives: further fleets that the job may start in, each with the MaxSize of its group.
+        alternatives: other fleets in which the job may start, each with the MaxSize of its Auto Scaling group.
         initial: the checkpoint that the request names in InitialCheckpoint, or None.
 
     Returns:
@@ -232,10 +232,11 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
 
 
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
-    """Yield the errors of the output locations.
+    """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
 
-    Agents write to these locations, and the API reads and deletes objects in them. Both use their own permissions, even
-    if the job has a RoleArn. A location in the service's bucket is therefore always an error.
+    Agents write to these locations, and the API reads and deletes objects in them. Agents and the API use their own
+    permissions there, not those of the job's RoleArn. A location in the service's bucket would therefore reach objects
+    of other projects, and is always an error.
     """
     asked = {
         "CheckpointConfig.S3Uri": _asked_checkpoints(request),
@@ -272,7 +273,10 @@ def _schedule(config: CheckpointConfig) -> strategies.Schedule:
 
 
 def _on_notice(config: CheckpointConfig) -> bool:
-    """Return whether AWS's notices make a checkpoint due. The default is false for a strategy without checkpoints."""
+    """Return whether the job writes a checkpoint when AWS announces the end of a node.
+
+    If the request does not set OnNotice, the result is false for the strategy None, which writes no checkpoints.
+    """
     is_default = "on_notice" not in config.model_fields_set
     return config.on_notice and not (is_default and Strategy(config.strategy) is Strategy.NONE)
 

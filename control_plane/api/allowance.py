@@ -5,7 +5,7 @@ permissions may cover other projects' resources. Therefore an administrator sets
 (PutProjectQuota). Without a quota, all lists are empty. If a job has an allowed RoleArn, the role's own permissions
 decide which secrets and objects the job can read.
 
-Invariant: the limits apply to every caller except administrators.
+Invariant: the lists and the priority limit apply to every caller except administrators.
 """
 
 from __future__ import annotations

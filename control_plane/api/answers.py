@@ -9,10 +9,10 @@ Dashboards, waiters and scripts may poll a job every second. With the cache, the
 instead of one per request. A repeated DescribeTrainingJob costs the server 0.2 ms of CPU time instead of 1.2 ms.
 `make bench-api` compares the rates of repeated and of different requests.
 
-A cached response depends only on the database and the time. Some changes happen without a commit, such as the expiry of
-a token. They take effect after the maximum age at the latest. A revocation is a commit, so it takes effect immediately.
-If this server cannot see the commits of other control-plane servers (`Versions`), their commits take effect after the
-cache's shorter maximum age.
+A cached response depends only on the database and the time. The passage of time changes some responses without a
+commit, for example when a token expires. Such a change takes effect after the maximum age at the latest. The revocation
+of a token is a commit, so it takes effect immediately. If this server cannot see the commits of other control-plane
+servers (`Versions`), their commits take effect after the cache's shorter maximum age.
 
 Invariant: a response is returned only for the token or cookie it was created for. The size of the cache is bounded.
 """
@@ -40,7 +40,10 @@ MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
 _OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")
-"""Headers that decide whether a browser session is valid for a request (`api.sessions`)."""
+"""Request headers that decide whether a browser's session is valid for the request (`api.sessions`).
+
+The cache key contains their values.
+"""
 
 Key = tuple[bytes, bytes, bytes, bool]
 
@@ -56,7 +59,10 @@ class Answer:
 
 
 class Answers:
-    """ASGI middleware that caches responses. It runs inside the middleware that assigns request ids."""
+    """ASGI middleware that caches responses to frequent reads.
+
+    The middleware that assigns request ids wraps this one, so a cached response also gets the request's own id.
+    """
 
     def __init__(self, app: ASGIApp, versions: Versions, now: Callable[[], datetime]) -> None:
         self._app = app
@@ -68,7 +74,7 @@ class Answers:
         self._making: dict[tuple[Key, int], asyncio.Future[Answer | None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
         key = _key(scope)
         version = self._versions.current() if key is not None else None
         if key is None or version is None:
@@ -105,7 +111,8 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                # Copy the headers, because the outer middleware adds headers of this request to the list.
+                # Copy the headers, because the outer middleware later adds headers to this list that only this response
+                # may have.
                 start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))

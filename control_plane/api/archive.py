@@ -32,7 +32,7 @@ from everstep.protocol.source_members import RefusedMember, clean_path
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1024 * 1024
-"""Unpacked size below which the compression ratio of an archive is not checked."""
+"""Size of the unpacked archive below which the check ignores the compression ratio."""
 HEADER_BYTES = 64 * 1024
 """Maximum header size of one file or directory. pax and GNU headers have a few hundred bytes, or some KiB with extended
 attributes.
@@ -204,7 +204,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
 
 
 def _parents(paths: set[str]) -> set[str]:
-    """Return all parent directories of the paths. The function visits each directory once."""
+    """Return all parent directories of the paths, at all levels."""
     found: set[str] = set()
     for path in paths:
         parent = path.rpartition("/")[0]
@@ -228,7 +228,7 @@ class _Bounded:
 
     Args:
         stream: the unpacked archive, at its beginning.
-        besides_bytes: limit for all bytes that are not file content.
+        besides_bytes: limit in bytes for headers and padding together.
     """
 
     def __init__(self, stream: gzip.GzipFile, besides_bytes: int) -> None:
@@ -238,9 +238,9 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Permit the reads of the next file's content, one more header, and one record that `tarfile` reads ahead.
+        """Permit the next reads: one file's content, one more header, and one record that `tarfile` reads ahead.
 
-        The caller calls this method after each header.
+        `inspect` calls this method after each header.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded
@@ -254,7 +254,10 @@ class _Bounded:
         return data
 
     def drain(self) -> None:
-        """Read the rest of the stream, which raises an error if the end of the archive is truncated or forged."""
+        """Read the rest of the stream, and thereby verify the end of the archive.
+
+        The gzip reader raises an error if the end is truncated or has a wrong checksum.
+        """
         while self._taken(SMALL_BYTES):
             pass
 

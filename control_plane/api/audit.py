@@ -3,8 +3,8 @@
     before the call    operation, resource, caller, source address, request id
     after the call     status, error code, and the name of a resource that the service generated
 
-GET requests and dry runs change nothing and get no entry. Calls without a valid token get none either, so strangers
-cannot fill the log.
+GET requests and dry runs change nothing and get no entry. Calls without a valid token get no entry either, so that
+callers without a token cannot fill the log.
 
 Invariant: a call changes nothing before its entry is stored. If the server stops during the call, the entry stays
 without an outcome. Entries contain names only: no request body, no token, no value of a variable.
@@ -33,9 +33,12 @@ log = logging.getLogger(__name__)
 
 READ_METHODS: Final = frozenset({"GET", "HEAD"})
 NAMES: Final = ("TrainingJobName", "FleetName", "SourceId", "TokenId", "IncidentId", "Step", "DrillId", "SnapshotId")
-"""Members of requests and responses that name a resource. The first present member is the name."""
+"""Fields of requests and responses that name a resource.
+
+The audit log uses the first of these fields that the body contains.
+"""
 NESTED: Final = ("Token", "Drill")
-"""Members of responses that contain the created resource as an object."""
+"""Fields of responses that contain the created resource as a nested object."""
 MAX_RESOURCE_CHARACTERS: Final = 256
 
 
@@ -101,9 +104,9 @@ def _begin(services: Services, entry: NewAuditEntry) -> int:
 
 
 async def _finish(services: Services, entry_id: int, resource: str, status: int, code: str) -> None:
-    """Store the outcome.
+    """Store the outcome of a call in its audit entry. A failure is only logged.
 
-    The change is already stored, so a failure must not reach the caller, who would repeat the call.
+    The call's change is already stored. If the caller received an error, the caller would repeat the call.
     """
 
     def write() -> None:
@@ -140,5 +143,5 @@ def _name(found: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return text that the database can store."""
+    """Return the text truncated, and without characters that the database cannot store."""
     return text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -47,7 +47,7 @@ MAX_TOKEN_LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The authenticated caller of a request."""
+    """The person or program whose valid token authenticates a request."""
 
     role: Role
     project: str
@@ -125,20 +125,23 @@ def bearer(authorization: str | None) -> str:
 
 
 def find_token(services: Services, token: str) -> TokenRecord | None:
-    """Return the record of a token, or None if it is unknown, expired or revoked. Blocks on the database."""
+    """Return the record of a token, or None if the token is unknown, expired or revoked. Blocks on the database."""
     with services.database.read() as session:
         return tokens.find(session, token, services.now())
 
 
 def is_token_good(scope: Scope, token_id: str) -> bool:
-    """Return whether a token is valid. Called during long responses. Blocks on the database."""
+    """Return whether a token is still valid. Blocks on the database.
+
+    `api.open_answers` calls this function repeatedly during long responses.
+    """
     services: Services = scope["app"].state.services
     with services.database.read() as session:
         return tokens.find_by_id(session, token_id, services.now()) is not None
 
 
 async def reader(request: Request, services: ServicesDep) -> Caller:
-    """Accept any caller with a user's token.
+    """Accept any caller with a valid token of a person or a program, in any role.
 
     `user` and `admin` build on this dependency. FastAPI calls it once per request. The function is a coroutine, so that
     a cached token (`held_tokens`) needs no thread.
@@ -178,7 +181,7 @@ class Authenticated:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN_PATHS:
             try:
                 await _identify(Request(scope), scope["app"].state.services)

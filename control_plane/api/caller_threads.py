@@ -1,8 +1,8 @@
-"""Provides a thread pool for the downloads and uploads of callers.
+"""Provides a thread pool for downloads and uploads on behalf of API callers.
 
-These calls wait for S3. In a separate pool, they delay neither the loops nor the agents' connections nor sign-ins. With
-16 calls that wait 1 s each, other work starts after 0.4 ms; in one shared pool it starts after 1.9 s (2 cores, where
-asyncio's default pool has 6 threads).
+These calls wait for S3. In a separate pool, they delay neither the server's background loops nor the agents'
+connections nor sign-ins. With 16 calls that wait 1 s each, other work starts after 0.4 ms; in one shared pool it starts
+after 1.9 s (2 cores, where asyncio's default pool has 6 threads).
 
 Invariant: the number of running calls never exceeds the number of threads, even if callers disconnect. A queued call
 whose caller disconnects never starts.
@@ -39,11 +39,12 @@ class CallerThreads:
     def is_closed(self) -> bool:
         """Return whether the server is shutting down. Callable from any thread.
 
-        Python waits for running threads at exit, so long-running work checks this value and returns early.
+        Python waits for running threads at exit. Work that runs long should therefore check this value and return
+        early.
         """
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Reject new work, without waiting for running work. The composition root calls it once."""
+        """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,14 +1,15 @@
 """Remembers the contents of responses, so that the next poll receives only what changed.
 
-A client that polls a list sends the ChangeToken of its previous response. The route finds the contents of that
-response here, compares them with the present contents, and returns the difference and a new token.
+A client that polls a list sends the ChangeToken of its previous response. The route finds the contents of that response
+in `Snapshots`, and compares them with the present contents. It returns the difference and a new ChangeToken.
 
     contents    digests by key: one digest per item of a list, or one per block of a metric's points
 
 Equal contents have equal tokens, so clients that poll the same list share an entry. If a token is unknown, for example
 after a restart of the server, the route returns everything.
 
-Invariant: a token is valid only for the caller and the question that it was issued for. The memory is bounded.
+Invariant: a token is valid only for one question: the caller and the request parameters for which it was issued. The
+memory is bounded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Contents = Mapping[str, bytes]
 
 
 class Snapshots:
-    """The contents of recent responses, by ChangeToken. Threads may share an instance."""
+    """The contents of recent responses, by ChangeToken. Threads may share an instance.
+
+    The class has nothing to do with snapshots of a job's state.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -48,7 +52,7 @@ class Snapshots:
             token: the ChangeToken of the request, or None.
 
         Returns:
-            The contents. None if the token is unknown, forgotten, or belongs to another question.
+            The contents. None if the server does not have the token, or issued it for another question.
         """
         if token is None:
             return None
@@ -95,7 +99,7 @@ def compared(before: Contents | None, now: Contents, token: str) -> Changes:
         token: the token of `now`.
 
     Returns:
-        The part with the token, and with the keys that only `before` has.
+        The response field `Changes`: the token, and the keys that only `before` has.
     """
     removed = [key for key in before or {} if key not in now]
     return Changes(change_token=token, is_incremental=before is not None, removed=removed)

@@ -7,7 +7,7 @@
 
 The router calls this application for paths without a route. Paths under /v1 are never pages.
 
-Invariant: pages run only scripts and styles from this server. Only files of the built directory are read.
+Invariant: pages run only scripts and styles from this server. The server reads only files in `control_plane/static`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Dashboard:
 
 
 _TYPES: Final = {".js": "text/javascript", ".woff2": "font/woff2"}
-"""Media types that some machines do not know or know by another name."""
+"""Media types by file extension, because the type tables of some machines lack these extensions or differ."""
 
 
 def policy(nonce: str) -> str:
@@ -124,7 +124,7 @@ def _file(file: Path, headers: Headers, *, cache: str) -> Response:
 
 
 def _missing() -> Response:
-    """Return 404 for a missing file, for example one of an older build.
+    """Return the response 404 for a missing file, for example for a script of an older build.
 
     With index.html as the response, the browser would run the page as a script.
     """

@@ -50,7 +50,7 @@ T = TypeVar("T")
 class Router(APIRouter):
     """A router whose routes omit response fields without a value and reject unknown parameters.
 
-    Otherwise a request with a misspelt DryRun would start the real operation.
+    If a route ignored unknown parameters, a request with a misspelt DryRun would execute the real operation.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -94,9 +94,9 @@ def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 
 
 class _NothingUnknown:
-    """Dependency that rejects unknown query fields, text that no database can store, and unexpected bodies.
+    """FastAPI dependency that rejects unknown query fields, text that no database can store, and unexpected bodies.
 
-    `json_body` and the route's model check expected bodies.
+    A body that the route declares is checked elsewhere: by `json_body` and the route's model.
     """
 
     def __init__(self) -> None:
@@ -131,29 +131,32 @@ def _names_in(body: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPauses:
-    """Seconds between two reads of the object store for a follower of a job's log."""
+    """Pauses between two reads of a job's log from S3, for a client that follows the log."""
 
     stored_seconds: float = 2.0
-    """Pause while the follower has received every line up to the newest one."""
+    """Seconds between two reads while the client has received every line up to the newest one."""
     catch_up_seconds: float = 0.3
-    """Pause while a line before the newest received line is missing. Agents store lines within a second."""
+    """Seconds between two reads while the client still lacks a line before the newest one that it has received.
+
+    Agents store lines within a second.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The services that routes use. The composition root creates one instance."""
+    """The services that routes use. `control_plane.app` creates one instance per server."""
 
     database: Database
     tokens: HeldTokens
     operator: CloudOperator
     memberships: Memberships
-    """Shared answers of AWS about joining agents' instances."""
+    """Caches AWS's answers about which instances are members of a fleet's group, for agents that join."""
     events: EventQueue | None
     """The SQS queue that receives AWS's events. None if the server only polls AWS."""
     objects: ObjectStore
     registry: AgentRegistry
     peers: Peers
-    """The other servers of the installation, and what they know of their agents."""
+    """The other control-plane servers of the installation, and the agents that are connected to them."""
     timeouts: Timeouts
     bucket: str
     """Bucket for sources, logs, and the data of jobs that set no location of their own."""
@@ -166,27 +169,27 @@ class Services:
     nonce_key: bytes
     """Key that signs nonces."""
     authorities: FleetAuthorities
-    """Issue the TLS certificates of agents."""
+    """Certificate authorities, which issue the TLS certificates of agents."""
     server_id: str
     """Id of this installation. Agents sign this id, so that their proof is valid for this installation only."""
     attestation: Attestation | None = None
     """Verifies which instance an agent runs on. None if agents join with join tokens only."""
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """Prometheus metrics that the loops collect."""
+    """Prometheus metrics that the server's background loops collect."""
     readiness: Readiness = field(default_factory=Readiness)
-    """State of the loops, which GetReadiness returns."""
+    """State of the server's background loops, from which GetReadiness answers."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
-    """Thread pool for S3 access of coroutines on behalf of callers."""
+    """Thread pool in which coroutines read and write S3 on behalf of callers."""
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
-    """Coarse points of metrics, for clients that poll whole runs."""
+    """Cache of metric points at a coarse resolution, for clients that poll the metrics of whole runs."""
     snapshots: Snapshots = field(default_factory=Snapshots)
     """Contents of recent responses, for clients that poll for changes."""
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]
-    """Wakes the loops for another pass. Callable from any thread."""
+    """Makes the server's background loops start another pass over jobs and fleets now. Callable from any thread."""
 
 
 async def services(request: Request) -> Services:

@@ -6,7 +6,8 @@ an archive has a separate limit. The envelope disconnects a client in each of th
 - The client sends no part of its body, or reads no part of its response, for `SILENT_SECONDS`.
 - The body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource.
 
-A client can recognize an incomplete response.
+If the envelope ends a response early, the connection closes without the end of the body. The client therefore
+recognizes the response as incomplete.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 
 class _NotRead(Exception):
-    """Raised when the client has read no part of its response for too long."""
+    """The client has read no part of its response for `silent_seconds`."""
 
 
 class Envelope:
@@ -68,7 +69,7 @@ class Envelope:
         self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -100,8 +101,8 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except _NotRead:
-            # Return without the end of the body. The server then closes the connection, and the client recognizes an
-            # incomplete response.
+            # Return without the end of the body. The HTTP server then closes the connection, and the client recognizes
+            # the response as incomplete.
             log.info(
                 "request %s: the client received nothing for %.0f s; the server closes its connection",
                 request_id,
@@ -123,7 +124,7 @@ class Envelope:
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # After the end of the body, this call returns when the client disconnects.
+                return await receive()  # After the end of the body, this call waits until the client disconnects.
             try:
                 async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()
@@ -164,7 +165,10 @@ def _security_headers(scope: Scope) -> dict[str, str]:
 
 
 def _given_id(scope: Scope) -> str:
-    """Return the id that another server of the installation gave to a request that it forwarded. Empty otherwise."""
+    """Return the request id of a request that another server of the installation forwarded.
+
+    Empty if the request comes from a client.
+    """
     given = Headers(scope=scope).get(FORWARDED, "")
     return given if _ID.fullmatch(given) else ""
 

@@ -87,7 +87,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class TooSlow(InvalidRequest):
-    """The client sent no part of the body for too long."""
+    """The client was too slow in sending the body of its request."""
 
     status = 408
 
@@ -158,9 +158,9 @@ MODELED: tuple[type[ApiError], ...] = (
     InternalError,
     Unavailable,
 )
-"""The error types of the contract, one class each.
+"""One class for each error type of the API.
 
-`control_plane.contract` generates the errors of the service model from them.
+`control_plane.contract` generates the errors of the client's service model from these classes.
 """
 
 
@@ -171,7 +171,7 @@ def install(app: FastAPI) -> None:
 
 
 def translated(error: Exception) -> ApiError:
-    """Return the API error that the service answers after an exception of a route."""
+    """Return the API error with which the service answers when a route raises an exception."""
     match error:
         case ApiError():
             return error
@@ -286,7 +286,7 @@ def _from_http(error: HTTPException) -> ApiError:
 def _path(location: tuple[int | str, ...]) -> str:
     """Return the field path `A.B[0]` for a location of pydantic, without its first part (body, query, path, header)."""
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
-    # pydantic appends "[key]" to the location of an invalid dictionary key.
+    # pydantic appends "[key]" to the location of an invalid dictionary key, which the API's field paths omit.
     return constraints.path_of([part for part in parts if part != "[key]"])
 
 

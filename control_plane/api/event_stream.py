@@ -10,7 +10,7 @@
 
 Source: https://smithy.io/2.0/aws/amazon-eventstream.html
 
-Invariant: each message is encoded independently of all others.
+Invariant: the encoding of a message does not depend on other messages.
 """
 
 from __future__ import annotations

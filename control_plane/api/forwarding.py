@@ -1,7 +1,8 @@
-"""Forwards requests that need a job's agents to the server that holds the lease of the job's fleet.
+"""Forwards requests that need a job's agents to the control-plane server that manages the job's fleet.
 
-The caller's own credentials travel with the request, and the holder verifies them again. The response comes back as it
-is, so all servers answer such a request alike.
+The agents of a fleet are connected to one server: the server that holds the lease of the fleet. A request that needs
+these agents may arrive at another server. That server forwards the request with the caller's own credentials, which the
+managing server verifies again. The caller receives the managing server's response unchanged.
 
 Invariant: a forwarded request is not forwarded again.
 """
@@ -27,27 +28,27 @@ log = logging.getLogger(__name__)
 OF_AGENTS: Final = re.compile(
     r"/v1/training-jobs/(?P<job>[^/]{1,63})/(?:ranks/[^/]+/commands|snapshots(?:/.*)?|logs/follow)"
 )
-"""Paths of ExecuteCommand, HoldSnapshot, ReadSnapshot, ReleaseSnapshot and FollowLogs."""
+"""Paths of the operations that need agents: ExecuteCommand, HoldSnapshot, ReadSnapshot, ReleaseSnapshot, FollowLogs."""
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         *("accept-encoding", "connection", "content-length", "date", "expect", "keep-alive", "server", "te"),
         *("trailer", "transfer-encoding", "upgrade", FORWARDED),
     }
 )
-"""Headers that describe one connection, or that each server sets itself.
+"""Headers that are not forwarded: they describe one connection, or each server sets them itself.
 
-The header Host stays, because the session of a browser is valid for its own site only.
+The header Host is forwarded, because a browser's session is valid only for the host that created it.
 """
 
 
 class Forwarding:
-    """ASGI middleware inside the authentication."""
+    """ASGI middleware that forwards requests. It runs inside the middleware that authenticates callers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
         url = await _holder(scope) if scope["type"] == "http" else ""
         if not url:
             await self._app(scope, receive, send)
@@ -77,7 +78,10 @@ class Forwarding:
 
 
 async def _holder(scope: Scope) -> str:
-    """Return the URL to which to forward a request. Empty if this server answers the request itself."""
+    """Return the URL of the server to which a request must be forwarded.
+
+    Empty if this server answers the request itself.
+    """
     match = OF_AGENTS.fullmatch(scope["path"])
     services: Services = scope["app"].state.services
     if match is None or not services.registry.elsewhere or FORWARDED in Headers(scope=scope):
@@ -93,17 +97,17 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
         scope: ASGI scope of the authenticated request.
         url: base URL of the other server.
         body: the whole body of the request.
-        send: passes one ASGI message of the response to the caller's server.
+        send: sends one ASGI message of the response to the caller.
 
     Returns:
-        None after a response, also after an incomplete one. The caller's client notices the missing end. If the other
-        server sent no response, the reason.
+        None if the other server responded, even if its response broke off, which the caller notices itself. If the
+        other server sent no response, the reason.
     """
     services: Services = scope["app"].state.services
     query = scope["query_string"].decode("latin-1")
     headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_CONNECTION]
     headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
-    if scope.get("client") is not None:  # The audit log of the other server contains the client's address.
+    if scope.get("client") is not None:  # The other server records the client's address in the audit log.
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
     has_begun = False

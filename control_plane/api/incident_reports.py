@@ -3,7 +3,8 @@
 This module reads rows and, for the post-mortem, the log in S3. `core.incident_accounts`, `core.similar_incidents` and
 `core.postmortem` decide what the reports state.
 
-Invariant: reads only. If the log cannot be read, the post-mortem lacks only the log lines.
+Invariant: the functions of this module change nothing. If S3 does not return the log, the post-mortem lacks only the
+log lines.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float |
 
 
 def detail(session: Session, record: IncidentRecord, now: datetime) -> views.IncidentDetail:
-    """Return the parts of an incident that only DescribeIncident returns."""
+    """Return the fields of an incident that DescribeIncident returns and lists of incidents omit."""
     return views.IncidentDetail(
         account=account(session, record, now),
         notes=notes.about(session, record.run_id, record.id),
@@ -71,7 +72,10 @@ def detail(session: Session, record: IncidentRecord, now: datetime) -> views.Inc
 
 
 def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
-    """Return the stored facts about an incident, its job and its nodes."""
+    """Return all stored facts about an incident, its job and its nodes.
+
+    `core.incident_accounts` derives the verdict, the outcome and the recommended actions from these facts.
+    """
     job = jobs.get_run(session, record.run_id)
     checkpoint = checkpoints.newest_complete(session, record.run_id)
     lost = nodes.among(session, record.instance_ids)
@@ -174,7 +178,7 @@ class LastLines:
 
     lines: tuple[str, ...]
     missing: str = ""
-    """The reason why there are no lines, or empty if there are lines."""
+    """The reason why `lines` is empty. The empty string if there are lines."""
 
 
 def last_lines(services: Services, record: IncidentRecord) -> LastLines:

@@ -1,8 +1,8 @@
 """Parses the JSON bodies of requests, and reports invalid values with their fields.
 
-Python's parser accepts values that the contract does not allow: non-finite numbers, integers of any size, and unpaired
-surrogates. The models accept null for optional fields. This parser reports each such value, null included, with the
-path of its field. The models check all other rules.
+Python's JSON parser accepts values that the API does not allow: non-finite numbers, integers of any size, and unpaired
+surrogates. The request models accept null for optional fields. This parser reports each such value, null included, with
+the path of its field. The models check all other rules.
 
 Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
 database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
@@ -26,7 +26,7 @@ from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
 MAX_COMPLAINTS: Final = 100
-"""Maximum number of complaints per request. Without a limit, a body of 1 MiB could yield 200,000."""
+"""Maximum number of reported errors per request. Without a limit, a body of 1 MiB could yield 200,000 errors."""
 
 Path = tuple[str | int, ...]
 
@@ -34,8 +34,8 @@ Path = tuple[str | int, ...]
 class JsonRoute(APIRoute):
     """A route whose body is parsed by `read` instead of FastAPI.
 
-    The route reports complaints after its dependencies have run. A caller without the required role therefore gets 403,
-    whatever the body contains.
+    The route reports errors in the body only after its dependencies have checked the caller. A caller without the
+    required role therefore gets 403, whatever the body contains.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -63,7 +63,7 @@ def read(body: bytes) -> tuple[Any, list[FieldError]]:
     """Parse the JSON body of a request.
 
     Args:
-        body: at most 1 MiB, which the envelope ensures.
+        body: at most 1 MiB; `api.envelope` rejects longer bodies.
 
     Returns:
         The value, and at most `MAX_COMPLAINTS` complaints. The value must not be used if there is a complaint.
@@ -86,7 +86,7 @@ def text_complaint(text: str) -> str | None:
 def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
     """Yield the path and the message of each invalid part.
 
-    The function iterates instead of recursing, because the caller of the API controls the depth.
+    The function iterates instead of recursing, because the client chooses how deep the body nests.
     """
     open_parts: list[tuple[Path, Any]] = [((), value)]
     while open_parts:
@@ -108,7 +108,10 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _complaint(part: Any) -> str | None:
-    """Return the reason why one value is invalid, or None. Ignores nested values."""
+    """Return the reason why a value is invalid, or None.
+
+    The function ignores the values inside an object or a list.
+    """
     if part is None:
         return constraints.NULL
     if isinstance(part, str):

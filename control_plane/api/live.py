@@ -3,8 +3,8 @@
 A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
 detects clients that stop reading.
 
-Invariant: data for a slow client waits only in the buffer of its connection. The source is always closed at the end of
-the response.
+Invariant: the server buffers data for a slow client only in the client's connection. The response closes its source
+when it ends, for whatever reason.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Encodes and decodes page tokens of a job's log: a position in the log of one generation.
+"""Encodes and decodes page tokens of a job's log. A token names a position in the log of one generation.
 
     token = page token of [is_back, generation, one line number per planned node, ...]
 
 The token contains one line number per node, in the order of the generation's plan. Node ids would make the token of the
 largest job too long for a URL.
 
-Invariant: `decode` returns the cursor that `encode` received, while the plan of the cursor's generation is stored.
+Invariant: `decode` returns the cursor that `encode` received, as long as the database still has the plan of the
+cursor's generation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Answers whether an instance is a running member of a fleet's group, when its agent joins.
+"""Checks for each agent that joins whether its instance is a running member of the fleet's Auto Scaling group.
 
-After a restart of the control plane, all agents of a fleet may join at the same time. The answers of AWS about a group
-are therefore shared: one thread asks AWS about all members, and the other threads wait for its answer.
+After a restart of the control plane, all agents of a fleet may join at the same time. Requests about the same group
+therefore share one request to AWS. One thread asks AWS about all members of the group, and the other threads wait for
+this thread's answer.
 
-Invariant: a refusal rests on an answer to a request that began after the agent asked. An admission may rest on an
-answer that is up to `SHARED_SECONDS` old.
+Invariant: an agent is rejected only by an answer of AWS to a request that began after the agent connected. An agent may
+be admitted by an answer that is up to `SHARED_SECONDS` old.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from control_plane.cloud.operator import CloudOperator, Ec2State
 from everstep.protocol.ids import NodeId
 
 SHARED_SECONDS: Final = 5.0
-"""Age up to which an answer of AWS admits further members of the same group."""
+"""Maximum age of an answer of AWS that still admits an agent of the same group."""
 
 
 @dataclass(slots=True)
@@ -30,10 +31,10 @@ class _Group:
 
 
 class Memberships:
-    """The shared answers of AWS about the groups of all fleets. Thread-safe.
+    """AWS's newest answer about the members of each fleet's group. Thread-safe.
 
     Args:
-        operator: the cloud of the groups.
+        operator: asks AWS about groups and instances.
         monotonic: clock that measures the age of an answer, in seconds.
     """
 

@@ -23,7 +23,7 @@ POLL_SECONDS: Final = 1.0
 
 
 class WhileTokenIsGood:
-    """ASGI middleware around all routes.
+    """ASGI middleware that ends a response when the token of its request becomes invalid.
 
     Args:
         app: the inner application. It stores the token's id in the request's state.
@@ -37,7 +37,7 @@ class WhileTokenIsGood:
         self._look_seconds = poll_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -35,7 +35,7 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
         is_compressed: compress the token. Used for positions that contain one number per node.
 
     Returns:
-        URL-safe text that `decode` accepts.
+        URL-safe text, from which `decode` returns the same values.
     """
     said = json.dumps(parts, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(zlib.compress(said, 9) if is_compressed else said).decode()

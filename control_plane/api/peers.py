@@ -1,16 +1,17 @@
 """Reaches the other control-plane servers of an installation.
 
-Only the server that holds a fleet's lease hears the fleet's agents (docs/adr/0021-one-replica-serves-a-fleet.md).
+Each fleet has one managing server: the server that holds the fleet's lease. The agents of the fleet report only to this
+server (docs/adr/0021-one-replica-serves-a-fleet.md). The other servers reach the agents through it:
 
-    what                       how the other servers answer it
-    facts about agents         `agents` reads GET /replicas/agents of the holder and merges the facts
-    requests to agents         `control_plane.api.forwarding` forwards the request to the holder
-    connections of agents      `control_plane.api.relay` relays the frames to the holder
+    what a client needs        how another server provides it
+    facts about agents         `agents` reads GET /replicas/agents of the managing server and merges the facts
+    requests to agents         `control_plane.api.forwarding` forwards the request to the managing server
+    connections of agents      `control_plane.api.relay` relays the frames to the managing server
 
-The owner in a fleet's lease contains the holder's URL (`control_plane.replica`). A request that one server passes to
-another has the header `FORWARDED`, and no server passes it on again.
+The lease of a fleet contains the URL of its managing server (`control_plane.replica`). A request that one server passes
+to another has the header `FORWARDED`, and no server passes it on again.
 
-Invariant: without fleets elsewhere, no method reads the database or the network.
+Invariant: while this server manages all fleets, no method reads the database or the network.
 """
 
 from __future__ import annotations
@@ -40,23 +41,32 @@ from everstep.protocol.ids import FleetName, NodeId
 log = logging.getLogger(__name__)
 
 FORWARDED: Final = "everstep-forwarded"
-"""Header of a request that another server of the installation forwards. Its value is the request's id."""
+"""Header that marks a request as forwarded by another server. Its value is the id of the original request."""
 PATH: Final = "/replicas/agents"
 FACTS_SECONDS: Final = 0.5
-"""Age up to which the facts of another server are used again, and time without a retry after a failed request."""
+"""Seconds for which this server reuses another server's answer about agents.
+
+A failed request counts as an empty answer, and is also not repeated for this time.
+"""
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 75.0
-"""Longest silence of another server during a response. A command beside a rank takes up to 55 seconds."""
+"""Seconds that this server waits for the next bytes of another server's response.
+
+ExecuteCommand may take up to 55 seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgents:
-    """The state of agents, as the servers of the installation report it."""
+    """The state of agents, as the servers to which they are connected report it."""
 
     views: Mapping[NodeId, AgentView]
     """State of each agent, disconnected agents included."""
     refused: Mapping[NodeId, int]
-    """Number of messages that the servers rejected, by the agent's node. Nodes without one can be missing."""
+    """Number of messages that the servers rejected, by the sending agent's node.
+
+    Nodes without a rejected message can be missing.
+    """
 
     @property
     def connected(self) -> Mapping[NodeId, AgentView]:
@@ -72,9 +82,10 @@ class Peers:
     """The other servers of an installation.
 
     Args:
-        database: names the holder of each fleet's lease.
+        database: contains the lease of each fleet, which names the managing server.
         registry: the agents that are connected to this server, and the fleets that other servers manage.
-        key: proves a server of this installation to the others. All of them derive it from the server secret.
+        key: authenticates a server of this installation to the other servers. All servers derive the same key from the
+            server secret.
         monotonic: returns the present time in monotonic seconds.
     """
 
@@ -98,7 +109,7 @@ class Peers:
     def url_of(self, fleet: FleetName) -> str:
         """Return the URL of the server that manages a fleet. Blocks on the database.
 
-        Empty if this server manages the fleet, if no server does, or if other servers cannot reach the holder.
+        Empty if this server or no server manages the fleet, or if other servers cannot reach the managing server.
         """
         if not self.registry.is_elsewhere(fleet):
             return ""
@@ -122,10 +133,10 @@ class Peers:
             return _holder(session, found[0].fleet_name)
 
     def agents(self) -> KnownAgents:
-        """Return what this server and the holders of the other fleets know of the agents.
+        """Return the state of all agents, merged from this server and from the servers that manage the other fleets.
 
-        Blocks on the database and on other servers if they manage fleets. Agents are missing if their server does not
-        answer within `CONNECT_SECONDS`.
+        Blocks on the database and on those servers. If one of them does not answer within `CONNECT_SECONDS`, its agents
+        are missing.
         """
         own = self.own()
         elsewhere = self.registry.elsewhere
@@ -141,12 +152,12 @@ class Peers:
         return KnownAgents(views=views, refused=refused)
 
     def own(self) -> KnownAgents:
-        """Return what this server knows of the agents that have connected to it."""
+        """Return the state of the agents that have connected to this server."""
         return KnownAgents(views=self.registry.views(), refused=self.registry.refusals())
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
-        """Trusts the machine's certificate authorities, or those in SSL_CERT_FILE."""
+        """TLS settings that trust the machine's certificate authorities, or those in the file $SSL_CERT_FILE."""
         return ssl.create_default_context()
 
     def http(self) -> httpx.AsyncClient:
@@ -168,7 +179,10 @@ class Peers:
             self._client.close()
 
     def _facts_of(self, url: str) -> KnownAgents:
-        """Return another server's facts. One thread at a time requests them, and the others use its answer."""
+        """Return the state of another server's agents, at most `FACTS_SECONDS` old.
+
+        One thread at a time sends a request, and waiting threads use its answer.
+        """
         with self._reading:
             read_at, facts = self._facts.get(url, (float("-inf"), NOTHING))
             if self._monotonic() - read_at >= FACTS_SECONDS:
@@ -187,14 +201,17 @@ class Peers:
 
 
 def encoded(known: KnownAgents) -> bytes:
-    """Encode the facts for another server, without the parts of reports that no answer of the API contains."""
+    """Encode agents' states for another server, without the parts of reports that no API response contains."""
     return msgspec.msgpack.encode(
         replace(known, views={node_id: _shown(view) for node_id, view in known.views.items()})
     )
 
 
 def decoded(data: bytes) -> KnownAgents:
-    """Decode another server's facts. Raises msgspec.MsgspecError if the server has a different version."""
+    """Decode the agents' states that another server has encoded.
+
+    Raises msgspec.MsgspecError if that server runs an incompatible version.
+    """
     return _DECODER.decode(data)
 
 

@@ -1,7 +1,7 @@
-"""Forecasts the course of a training job for a dry run. Pure.
+"""Forecasts the start, the cost and the protection of a job for a dry run of CreateTrainingJob. Pure.
 
-Invariant: the forecast uses the rules of real jobs. It counts memory slots by the rule by which agents reserve them.
-It computes probabilities and queue positions with the functions that the loops use.
+Invariant: the forecast follows the rules that apply to real jobs. It counts memory slots as agents reserve them. It
+computes probabilities and queue positions with the functions that the server's background loops use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FleetNow:
 
     record: FleetRecord
     nodes: Sequence[NodeRecord]
-    """Nodes of the fleet, without ended ones."""
+    """Nodes of the fleet that have not ended."""
     connected: frozenset[NodeId]
     history: History
 
@@ -37,7 +37,7 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return an entry for the fleet's queue that represents the job.
+    """Return the entry of the fleet's queue that a job would have if the request created it now.
 
     Args:
         request: a request that passed admission.
@@ -72,9 +72,9 @@ def plan(
     Args:
         spec: specification from `admit`.
         job: the job as an entry of the queue.
-        turns: the fleet's schedule, including this job.
+        turns: the fleet's schedule, computed with this job in the queue.
         fleet: the fleet's record, nodes, connected agents and history.
-        only_project: restrict job names in the plan to this project. None: show all jobs.
+        only_project: the plan names only jobs of this project, to hide other projects. None: the plan names all jobs.
 
     Returns:
         The plan.

@@ -1,9 +1,9 @@
 """Exposes metrics of this service in Prometheus's text format 0.0.4.
 
-Values come from the database and the connected agents at the time of the scrape. The loops collect further metrics
-(`control_plane.loop.figures`). Labels name only unfinished jobs, fleets and causes, so the number of series does not
-grow with steps, incidents, nodes or ranks. Names and units follow https://prometheus.io/docs/practices/naming: base
-units, and `_total` for counters.
+Most values come from the database and the connected agents at the time of the scrape. The server's background loops
+collect further metrics while they run (`control_plane.loop.figures`). Labels name only unfinished jobs, fleets and
+causes, so the number of series does not grow with steps, incidents, nodes or ranks. Names and units follow
+https://prometheus.io/docs/practices/naming: base units, and `_total` for counters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The data of one scrape."""
+    """The data from which one scrape computes its metrics."""
 
     version: str
     jobs: tuple[JobRecord, ...]
@@ -56,7 +56,10 @@ class Facts:
 
 
 def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
-    """Return the facts and the loops' metrics in Prometheus's text format."""
+    """Return all metrics of this server in Prometheus's text format.
+
+    `figures` contains the metrics that the background loops have collected, and `facts` the data for all other metrics.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families(facts)))
     for collector in figures.collectors if figures is not None else ():
@@ -65,7 +68,7 @@ def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
 
 
 class _Once(Collector):
-    """A prometheus_client collector that returns the given metrics. It serves one scrape."""
+    """A prometheus_client collector that returns given metrics. Each scrape creates a new instance."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -78,7 +81,7 @@ class _Once(Collector):
 
 
 def families(facts: Facts) -> Iterator[Metric]:
-    """Yield all metric families."""
+    """Yield the metrics that one scrape computes from its facts, one family per metric name."""
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
     yield info

@@ -1,9 +1,11 @@
 """Relays an agent's connection to the server that manages the agent's fleet.
 
-A load balancer sends an agent to any server of the installation. The holder of the fleet's lease must hear the agent,
-so another server opens a connection to the holder, with the agent's own token, and passes frames in both directions.
+A load balancer connects an agent to any server of the installation. The agent must report to the managing server, which
+holds the fleet's lease. Any other server therefore opens a connection to the managing server with the agent's own
+token, and passes frames in both directions.
 
-Invariant: a relayed connection ends when its server takes the fleet over itself, so the agent connects again.
+Invariant: if the relaying server takes the fleet over itself, it closes the agent's connection. The agent then connects
+again, and reports to this server.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ TRY_AGAIN: Final = 1013
 """Close code that makes an agent connect again later."""
 ELSEWHERE: Final = "another replica of the control plane serves this fleet"
 LOOK_SECONDS: Final = 1.0
-"""Longest time between two checks of which server manages the fleet."""
+"""Interval in seconds at which a relaying server checks whether it has taken the fleet over."""
 NO_CODE: Final = frozenset({1005, 1006, 1015})
-"""Codes that no close frame may contain (RFC 6455)."""
+"""Close codes that RFC 6455 forbids in a close frame, and that the relay therefore cannot pass on."""
 
 
 async def relay(websocket: WebSocket, peers: Peers, fleet: FleetName, secret: str, hello: bytes) -> tuple[int, str]:
@@ -114,7 +116,10 @@ async def _taken_over(peers: Peers, fleet: FleetName) -> tuple[int, str]:
 
 
 def _code_of(end: ConnectionClosed) -> tuple[int, str]:
-    """Return the close code and reason of the other server. An interrupted connection has none."""
+    """Return the close code and reason that the managing server sent.
+
+    If the connection broke without them, return `TRY_AGAIN`, so that the agent connects again.
+    """
     if end.rcvd is None or end.rcvd.code in NO_CODE:
         return TRY_AGAIN, ELSEWHERE
     return end.rcvd.code, end.rcvd.reason

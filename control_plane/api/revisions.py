@@ -1,12 +1,12 @@
-"""Applies an update request to a job, and validates the result.
+"""Applies an UpdateTrainingJob request to a job, and validates the result. Pure.
 
-Pure; all errors are reported together.
+`revised` reports all errors of a request together. A change applies at one of two times:
 
     applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: read
                                       on every pass. A running generation keeps its nodes until an agreed stop.
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
-Invariant: admission would accept the updated job.
+Invariant: the updated job also fulfils the rules for new jobs (`api.admission`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
-"""States in which no generation uses a plan.
+"""States in which the job has no generation with a plan in use.
 
-In these states every change applies immediately, because the next plan already contains it.
+In these states every change applies immediately, because the job's next plan is made with the changed settings.
 """
 
 
@@ -67,7 +67,7 @@ class Revised:
 class _Wish:
     field: str
     attribute: str
-    """Name of the attribute in the job's specification."""
+    """Name of the corresponding attribute of `JobSpec`."""
     value: Any
     needs_generation: bool = False
 
@@ -115,7 +115,7 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
 
 
 def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
-    """Yield the fields that the request sets."""
+    """Yield each setting that the request contains, with its requested value."""
     if request.preemptible is not None:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
     if (retry := request.retry_strategy) is not None and "max_attempts" in retry.model_fields_set:
@@ -218,7 +218,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         )
     )
     if (spec.min_node_count, spec.max_node_count) != (job.spec.min_node_count, job.spec.max_node_count):
-        # An unchanged MaxNodeCount stays valid if the group's MaxSize or the quota became smaller.
+        # An unchanged MaxNodeCount stays valid, even if the group's MaxSize or the quota has become smaller than it.
         most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
         wrong = elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
         yield from (FieldError(field=field, message=message) for field, message in wrong)

@@ -2,12 +2,12 @@
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The server stores only sessions that
-were signed out, until they expire. Each request looks up the token by its id. Therefore a session ends with its token,
-and has the token's current role and project.
+The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The database contains only sessions that
+users have signed out, until they expire. For each request, the server looks up the token whose id is in the cookie. A
+session therefore ends with its token, and has the token's current role and project.
 
-Invariant: a request from another site is never signed in. A cookie never grants more than its token. Each sign-in
-creates a new cookie, and signing out invalidates all copies of the cookie.
+Invariant: the server never accepts the cookie with a request that a page of another site caused. A cookie never grants
+more than its token. Each sign-in creates a new cookie, and signing out invalidates all copies of the cookie.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def require_own_site(request: Request) -> None:
 
 
 def _opened(services: Services, cookie: str) -> tuple[str, int]:
-    """Return the content of a valid session cookie.
+    """Return the token id and the expiry in a session cookie, after verifying the cookie.
 
     Args:
         services: provides the key and the time.

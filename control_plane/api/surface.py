@@ -4,7 +4,7 @@ FastAPI generates the document. This module corrects it where the service differ
 seconds since 1970, and fields without a value are absent instead of null. `control_plane.contract` generates all other
 descriptions of the API from the corrected document.
 
-Invariant: this module does not depend on the services behind the routes.
+Invariant: this module needs no database, cloud or background loop, so generators can use it without a server.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ Json = dict[str, Any]
 API_VERSION: Final = "2026-01-01"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
-"""JSON Schema format of a time in the contract: seconds since 1970, UTC."""
+"""JSON Schema format of times in the OpenAPI document: seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
 """Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _GATES: Final = {auth.admin: Role.ADMIN.value, auth.user: Role.SUBMITTER.value, auth.reader: Role.VIEWER.value}
-"""The lowest role that each authentication dependency of a route accepts."""
+"""The lowest role that a caller needs, by the authentication dependency that a route declares."""
 ROOMS: Final = (
     jobs,
     job_lists,
@@ -148,7 +148,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def least_roles() -> dict[str, str]:
-    """Return the lowest role that may call each operation. `none` marks an operation that needs no token."""
+    """Return, by operation, the lowest role that may call it. `none` marks an operation that needs no token."""
     found: dict[str, str] = {}
     for room in ROOMS:
         for route in room.router.routes:
@@ -185,7 +185,7 @@ def _document(app: FastAPI) -> Json:
         operation["security"] = [] if is_open else [{"bearer": []}]
         operation.pop("summary", None)
         for answer in operation["responses"].values():
-            # FastAPI supports models for JSON only, so describe the event stream here.
+            # FastAPI derives response models for JSON only. The stream of log events has another media type.
             if MEDIA_TYPE in answer.get("content", {}):
                 answer["content"] = {MEDIA_TYPE: answer["content"]["application/json"]}
         operation["parameters"] = [
@@ -223,7 +223,7 @@ def _without_nul(parameter: Json) -> Json:
 
 
 def _plain(schema: Any) -> Any:
-    """Return a schema with times as numbers, and with optional fields instead of nullable ones."""
+    """Return a JSON schema with times as numbers, and with optional fields instead of nullable fields."""
     if isinstance(schema, list):
         return [_plain(part) for part in schema]
     if not isinstance(schema, dict):
@@ -231,7 +231,7 @@ def _plain(schema: Any) -> Any:
     if schema.get("format") == "date-time":
         return {**schema, "type": "number", "format": EPOCH}
     plain = {key: _plain(value) for key, value in schema.items()}
-    if "schema" in schema:  # The key `schema` occurs only in the description of a parameter.
+    if "schema" in schema:  # Only the description of a request parameter has the key `schema`.
         plain["schema"] = _not_null(plain["schema"])
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}

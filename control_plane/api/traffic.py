@@ -26,7 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MIN_BYTES: Final = 1_000
 """Shorter bodies fit into one packet, so that compression saves nothing."""
 THREAD_BYTES: Final = 64_000
-"""A longer body is compressed in a thread, because compression would delay other requests by milliseconds."""
+"""Length above which a thread compresses the body.
+
+On the event loop, the compression of such a body would delay other requests by milliseconds.
+"""
 LEVEL: Final = 4
 """Level of gzip. Source: measured on ListTrainingJobs of 1,000 jobs; higher levels save little and take much longer."""
 ETAG_BYTES: Final = 12
@@ -51,7 +54,7 @@ class Compression:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
 
         async def compress(start: Message, body: bytes) -> bytes:
             headers = MutableHeaders(raw=start["headers"])
@@ -73,7 +76,7 @@ class Conditional:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The server calls it."""
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
 
         async def compare(start: Message, body: bytes) -> bytes:
             headers = MutableHeaders(raw=start["headers"])

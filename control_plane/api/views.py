@@ -1,6 +1,6 @@
 """Converts database records into the response models of the contract. Pure.
 
-Invariant: only this module derives a status from a stored state, with `core.states`.
+Invariant: only this module derives the API's status of a job from its stored state, with `core.states`.
 
 The module has more than 500 lines. Each conversion is a flat list of fields, and several use the derived status, reason
 and protection of a job.
@@ -97,8 +97,9 @@ class History:
 
 
 def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the values of all response fields that the stored record has under the same name, except the fields
-    `others`.
+    """Return the fields that a stored record and a response model have in common, by name.
+
+    The result omits the fields `others`, which the caller computes itself.
     """
     return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
 
@@ -109,12 +110,12 @@ def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[str, .
 
 
 def status_of(job: JobRecord) -> TrainingJobStatus:
-    """Return the job's `TrainingJobStatus`."""
+    """Return the job's status in SageMaker's terms, the API field `TrainingJobStatus`."""
     return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
 
 
 def secondary_status_of(job: JobRecord) -> SecondaryStatus:
-    """Return the job's detailed status, as the API's field `SecondaryStatus` names it."""
+    """Return the job's more detailed status in SageMaker's terms, the API field `SecondaryStatus`."""
     return states.secondary_status(
         JobState(job.state),
         has_started=job.started_at is not None,
@@ -127,12 +128,12 @@ def secondary_status_of(job: JobRecord) -> SecondaryStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Fields of a job that only lists contain. A field with the value None is absent from the entry."""
+    """Fields that only a list of jobs contains. The entry of a job omits fields with the value None."""
 
     protection_state: ProtectionState | None = None
-    """Result of `listed_protection`."""
+    """Result of `listed_protection` for the job."""
     survives_node_loss: bool | None = None
-    """Result of `survives_node_loss`."""
+    """Result of the function `survives_node_loss` for the job."""
     assigned_node_count: int | None = None
     healthy_node_count: int | None = None
     incident_count: int | None = None
@@ -140,12 +141,15 @@ class Listed:
 
 
 def reason_of(job: JobRecord, now: datetime) -> str:
-    """Return the reason of a job's state, with the current age of a suspected hang."""
+    """Return the reason of a job's state.
+
+    If the control plane suspects a hang, the text also states for how long the ranks have made no progress.
+    """
     return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
 
 
 def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
-    """Return the summary of a job.
+    """Return a job's entry in a list of jobs.
 
     Args:
         job: the job as stored, in any state.
@@ -185,9 +189,9 @@ def _remaining_seconds(job: JobRecord) -> float | None:
 
 
 def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return the number of healthy nodes.
+    """Return how many of the given nodes are healthy.
 
-    A node is healthy if its agent is connected to this server and reports no fault of the node.
+    A node is healthy if its agent is connected and reports no fault of the node.
     """
     views = (agents.get(NodeId(node_id)) for node_id in node_ids)
     return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
@@ -199,9 +203,9 @@ def holds_memory(job: JobRecord) -> bool:
 
 
 def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionState:
-    """Return a job's protection state from the totals of its shards.
+    """Return a job's protection state for a list of jobs, from the totals of its shards.
 
-    The result equals the state that `protection` returns.
+    The result equals the state that `protection` computes from the single shards.
 
     Args:
         job: a job for which `holds_memory` is true.
@@ -246,7 +250,7 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     """Return the names of the jobs ahead of a queued job that the caller may see.
 
     Args:
-        turns: the fleet's schedule, which must contain the run.
+        turns: the fleet's schedule, which must contain the job's run.
         run: run of the queued job.
         only_project: restrict the names to this project. None: return all.
 
@@ -339,7 +343,7 @@ def job(
     Args:
         found: the job with its plan and incidents, as stored.
         now: current time of the server.
-        turns: the fleet's schedule; source of the jobs ahead of a queued job.
+        turns: the fleet's schedule, from which the description names the jobs ahead of a queued job.
         healthy_node_count: result of `healthy_count` for the job's nodes.
         conditions: result of `job_conditions`.
         only_project: restrict names of other jobs to this project. None: show all.
@@ -472,7 +476,7 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
 def protection(
     job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
 ) -> checkpoints_schemas.DescribeProtectionResponse:
-    """Return the present protection of the job's state.
+    """Return the response of DescribeProtection: which nodes hold which shards, and what losses the job survives.
 
     Args:
         job: the job as stored, in any state.
@@ -483,7 +487,7 @@ def protection(
     Returns:
         The description.
     """
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # The agents of an ended job have released all slots.
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # Agents release the slots of an ended or paused job.
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     losses = _fatal_losses(job, current)
@@ -562,10 +566,10 @@ def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[
 
 
 def _misses(shard: ShardRecord) -> bool:
-    """Return whether the shares of a shard are incomplete.
+    """Return whether a shard's parity group lacks a share of the shard.
 
-    True if a holder is out of view, or if the rank has not committed a step in this generation. Before this commit, a
-    replacement has no share.
+    The result is true if a holder is out of view, or if the rank has not committed a step in this generation. Before
+    this commit, a node that replaced another has no share.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 
@@ -618,7 +622,7 @@ def note(record: NoteRecord) -> notes_schemas.Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """A similar incident, with how it ended and what it shares with the given incident."""
+    """An incident that resembles a given incident, with its outcome and the common properties."""
 
     record: IncidentRecord
     fleet_name: str
@@ -628,7 +632,7 @@ class Similar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentDetail:
-    """The parts of an incident that only DescribeIncident returns."""
+    """The fields of an incident that DescribeIncident returns and lists of incidents omit."""
 
     account: Account
     notes: Sequence[NoteRecord]
@@ -643,7 +647,7 @@ def incident(
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the cost until now. `detail` is None for an entry of a list.
+    `cost_usd` is the incident's cost until now. `detail` is None if the incident is an entry of a list.
     """
     described: dict[str, Any] = {}
     if detail is not None:
@@ -912,16 +916,16 @@ def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeM
 
 
 def status_transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]:
-    """Return the detailed states that a job has had, oldest first."""
+    """Return the periods that a job has spent in each detailed status, oldest first."""
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
-    # Old versions of the server did not record the time of the first step.
+    # Old versions of the server did not record when a generation finished its first step (`stepped_at`).
     is_undated = job.max_boundary > FIRST_STEP and all(transition.stepped_at is None for transition in job.transitions)
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]
-        # This time is from the ranks' clock, so it may precede the control plane's transition to running.
+        # `stepped_at` is a time of the ranks' clock, so it may precede the control plane's transition to running.
         if stepped_at is not None:
             moments = (
                 [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]
@@ -1003,7 +1007,7 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
 
 
 def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
-    """Return a sentence about parity groups that survive no loss, or an empty string."""
+    """Return a sentence about the parity groups that survive no node loss. Empty if every group survives one loss."""
     incomplete = [shard for shard in shards if _misses(shard)]
     if not incomplete:
         return ""

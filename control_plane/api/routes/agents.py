@@ -1,4 +1,4 @@
-"""Websocket endpoint for agents, with one connection per node and binary frames of `everstep.protocol.codec`.
+"""Websocket endpoint for agents. Each node's agent has one connection, with binary frames of `everstep.protocol.codec`.
 
     agent                                          control plane
     GET /v1/agents/connect, Authorization: Bearer <join token, or session token>
@@ -9,13 +9,14 @@
     AgentReport …                    ◀─▶           commands …
 
 A join token is bound to a fleet. It admits an instance that EC2 reports as a pending or running member of the fleet's
-group and that has not joined before. The join is complete with the first report after the welcome, so an agent that
-never received its session token can retry. After the join, the server accepts only the session token from this node. It
-rejects every join token until an administrator resets the session (ResetNodeSession).
+group and that has not joined before. The join is complete when the agent sends its first report after AgentWelcome.
+Until then, an agent that did not receive its session token can use its join token again. After the join, the server
+accepts only the session token from this node. It rejects every join token until an administrator resets the session
+(ResetNodeSession).
 
-A session token is bound to its node. It is revoked when the node or its fleet ends. A session that STS confirmed
-expires; the server renews it while a connection is open. The server closes an open
-connection within `SESSION_CHECK_SECONDS` of the revocation.
+A session token is bound to its node. The control plane revokes it when the node ends or the fleet is deleted. After a
+revocation, the server closes the node's connection within `SESSION_CHECK_SECONDS`. A session token that an agent
+obtained through STS (`routes.attestation`) also expires; the server renews it while a connection is open.
 
     close code   reason                                      reaction of the agent, which always reconnects
     1013         the cloud or the fleet is not ready, or     retries later, at the next address
@@ -89,7 +90,7 @@ router = APIRouter()
 T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 _SAID = AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
-"""Types of the messages that an agent may send after its Hello."""
+"""Types of the messages that an agent may send after its first message, the Hello."""
 
 SILENT_LEASES = 4.0
 """Time without a report after which the server closes a connection, as a multiple of the lease.
@@ -111,7 +112,7 @@ MAX_REASON_BYTES = 123
 
 
 class _Refusal(Exception):
-    """Exception that closes an agent's connection with a close code and a reason."""
+    """Raised to close an agent's connection with a close code and a reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -149,7 +150,7 @@ async def connect(websocket: WebSocket) -> None:
         node_id = hello.node_id
         fleet = FleetName(token.fleet_name or "")
         if services.registry.is_elsewhere(fleet):
-            proven = None  # The other server counts what it rejects.
+            proven = None  # The managing server counts the messages that it rejects.
             with about(node=hello.node_id):
                 code, reason = await relay(websocket, services.peers, fleet, secret, raw)
             raise _Refusal(code, reason)
@@ -168,13 +169,13 @@ async def connect(websocket: WebSocket) -> None:
 
 
 def _count(services: Services, proven: str | None, code: int) -> None:
-    """Count a rejected message for the node, if the token proves which node sent it."""
+    """Add one to the node's count of rejected messages, if the token proves which node sent the message."""
     if proven is not None and code in (MALFORMED, OVERSIZED, OTHER_VERSION):
         services.registry.refuse(NodeId(proven))
 
 
 async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
-    """Return the agent's first message, decoded and as received."""
+    """Return the agent's first message twice: decoded, and as the received bytes."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             raw = await _receive(websocket)
@@ -191,7 +192,7 @@ async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
 
 
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
-    """Read reports and send commands until one of the two directions ends."""
+    """Receive the agent's reports and send commands to the agent, until either direction fails or ends."""
     connection = services.registry.accept(hello, admission.fleet)
     admitted_at = services.now()
     log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)
@@ -240,7 +241,7 @@ async def _read(
         report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
         now = services.now()
         if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
-            # A clock that was set back does not postpone the check.
+            # A negative difference means that the clock was set back. The check then runs at once.
             await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
             checked_at = now
             if hello.public_key is not None and not 0 <= (now - certified_at).total_seconds() < RENEWAL_SECONDS:
@@ -321,7 +322,7 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     Args:
         services: provide the database, the cloud operator and the clock.
         token: the database record of the token.
-        secret: the token itself. An agent that presents a session token continues to use this token.
+        secret: the token itself. An agent that connects with a session token keeps this token for later connections.
         hello: the agent's first message, not verified yet.
 
     Returns:
@@ -392,7 +393,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                # Revoke the tokens of earlier joins that were never completed.
+                # Revoke the session tokens of the node's earlier joins that no first report completed.
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
@@ -422,8 +423,8 @@ def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None
 def _require_session(services: Services, node_id: NodeId, session_id: str) -> None:
     """Check that the session of an open connection was not revoked, and renew a session that expires.
 
-    The server renews the session after half of its duration. A restarted server then admits the agent by its token, and
-    needs no answer of AWS.
+    The server renews the session after half of its lifetime. Agents can therefore reconnect to a restarted server with
+    their session token, and the server needs no answer from AWS.
     """
     now = services.now()
     with services.database.read() as session:

@@ -1,6 +1,6 @@
 """Endpoints with which agents on EC2 prove the identity of their instance (`everstep.protocol.attestation`).
 
-Not part of the contract, because only agents call them.
+They are not part of the published API, because only agents call them.
 
 Invariant: the server stores nothing for a caller before STS and EC2 have confirmed the instance. The server accepts
 each nonce for at most one session.
@@ -31,22 +31,22 @@ from everstep.protocol.ids import NodeId
 router = Router(prefix="/v1/agents", include_in_schema=False)
 
 SESSION_SECONDS = 3600
-"""Seconds during which a session token can open connections.
+"""Lifetime in seconds of a session token that an agent obtains through STS.
 
-The server renews the token while a connection is open, so that a restarted server admits its agents without a request
-to AWS. A running instance can obtain another session token at any time.
+The server renews the token while the agent is connected, so that the agent can reconnect to a restarted server without
+a request to AWS. A running instance can obtain another session token at any time.
 """
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class NonceResponse(common_schemas.Shape):
-    """A nonce for the agent to sign."""
+    """A nonce that the agent includes in its signed STS request."""
 
     nonce: str
 
 
 class SessionRequest(common_schemas.Request):
-    """A signed STS request, with the instance that the agent claims to be."""
+    """A signed STS request, and the instance on which the agent claims to run."""
 
     fleet_name: common_schemas.Name
     node_id: Annotated[str, StringConstraints(pattern=r"^i-[0-9a-f]{8,17}$")]

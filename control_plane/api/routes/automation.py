@@ -1,4 +1,4 @@
-"""PauseAutomation and ResumeAutomation: stop and start all automatic actions of the control plane."""
+"""Operations with which an administrator pauses and resumes all automatic actions of the control plane."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def pause_automation(
 
     During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes
     no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. Requests for jobs and nodes
-    wait. The service still halts ranks of ended generations. Passes that have already begun end within a second.
+    wait. The service still halts ranks of ended generations. Actions that the service has already begun may continue
+    for up to a second.
 
     If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if
     automation is paused for another reason.

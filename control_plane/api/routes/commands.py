@@ -85,9 +85,9 @@ async def execute_command(
 def _ask(
     services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller
 ) -> tuple[str, NodeId, RunCommand]:
-    """Record the command as an event.
+    """Record an ExecuteCommand call as an event.
 
-    Return the job's name, the node and the command to send. Blocks on the database.
+    Return the job's name, the rank's node, and the message to send to the node's agent. Blocks on the database.
     """
     if any("\0" in word for word in request.command):
         message = "an argument must not contain a NUL character"

@@ -79,7 +79,7 @@ def list_drills(
 
 
 def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
-    """Return the node that a drill affects and, for kill-rank, one of its ranks."""
+    """Return the node that a drill affects and, for kill-rank, the rank to kill."""
     node = (
         plan.nodes[-1]
         if request.node_id is None

@@ -127,7 +127,8 @@ async def stream_events(
         job_name=of_job.job_name,
         fleet_name=fleet_name,
     )
-    # Disable the check of `open_answers`, because the feed checks the token itself and sends the reason before it ends.
+    # Disable the token check of `api.open_answers`. The feed checks the token itself, and sends the reason before it
+    # ends the stream.
     request.state.token_id = None
     batches = services.feed.follow(interest, _last_event_id(request, after_event_id))
     try:
@@ -146,9 +147,9 @@ def _condition(services: Services, text: str | None, caller: Caller) -> JobCondi
 
 
 def _last_event_id(request: Request, otherwise: int | None) -> int | None:
-    """Return the position to continue from.
+    """Return the id of the last event that the reader has received.
 
-    Browsers send `Last-Event-ID` when they reconnect, so the header overrides the position in the URL.
+    Browsers send it in the header `Last-Event-ID` when they reconnect, so the header overrides the position in the URL.
     """
     said = request.headers.get("last-event-id")
     if not said:

@@ -196,9 +196,9 @@ def _answer(
 
 
 def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
-    """Return the change of the desired capacity that the fleet's loop will make after the creation of the fleet.
+    """Return the change of desired capacity that the fleet's background loop will make once the fleet exists.
 
-    Return an empty list if the capacity stays.
+    The list is empty if the desired capacity stays.
     """
     spec = FleetSpec(
         name=FleetName(request.fleet_name),
@@ -263,7 +263,7 @@ def _store(
 
 @contextmanager
 def _refusals_told(name: str) -> Iterator[None]:
-    """Convert cloud errors about the group into field errors of the request."""
+    """Convert cloud errors about the Auto Scaling group into errors of the request field AutoScalingGroupName."""
     try:
         yield
     except CloudNotFound as error:

@@ -195,7 +195,7 @@ def _tell(session: Session, record: IncidentRecord, type: str, message: str, now
 
 
 def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, ...] | None:
-    """Return the ids of the runs to which a list of incidents is restricted, or None for all runs.
+    """Return the ids of the runs whose incidents a list contains. None means the runs of all jobs.
 
     `text` is a job name, a run id, or None. For a caller without a project, a name selects the jobs of all projects.
     Raises NotFound if the caller sees no such job.

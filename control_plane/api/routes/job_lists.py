@@ -103,7 +103,10 @@ def list_training_jobs(
 def _summaries(
     session: Session, services: Services, shown: Sequence[JobRecord]
 ) -> list[jobs_schemas.TrainingJobSummary]:
-    """Return the entries of a page of jobs. The number of queries does not depend on the number of jobs."""
+    """Return the list entries of a page of jobs.
+
+    The number of database queries does not depend on the number of jobs.
+    """
     with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
     held = protection.totals(session, with_memory)
     members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
@@ -131,9 +134,9 @@ def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]
 
 
 def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
-    """Return the position in a page token.
+    """Return the position at which a page token continues the list.
 
-    Raises InvalidRequest if the token's list was sorted differently.
+    Raises InvalidRequest if the token belongs to a list with another sort order.
     """
     by, direction, value, run_id = page_tokens.position(
         token,

@@ -1,7 +1,6 @@
 """Training jobs: create, list, describe, stop, pause and resume; their protection, nodes and checkpoints.
 
-The module has more than 500 lines. Each operation is one short route, and most of the lines are descriptions for the
-published contract.
+The module exceeds the project's limit of 500 lines, because the routes' docstrings are the published API reference.
 """
 
 from __future__ import annotations
@@ -364,9 +363,10 @@ def _plan(
 
 
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
-    """Return the digests of the client request token and of the request, or (None, None) without a token.
+    """Return a digest of the request's ClientRequestToken and a digest of the whole request.
 
-    Two requests have equal first digests if they carry the same ClientRequestToken for the same project.
+    Both are None without a ClientRequestToken. The first digest also covers the project, so projects can use the same
+    token independently. `jobs.made_by` uses the digests to recognize a repeated request.
     """
     if request.client_request_token is None:
         return None, None
@@ -386,8 +386,8 @@ def _made(session: Session, token: str | None, digest: str | None) -> JobRecord 
 def _store(services: Services, new: NewJob) -> JobRecord:
     now = services.now()
     with services.database.write() as session:
-        # Another request may have taken the name or the quota, or deleted the checkpoint, since the checks. This write
-        # transaction repeats them.
+        # Repeat the checks within the write transaction. Since the first checks, another request may have taken the
+        # name or the quota, or deleted the checkpoint.
         _fleet(session, new.fleet_name)
         _require_room(session, quotas.find(session, new.project))
         _require_initial(session, new.spec.initial)
@@ -463,7 +463,7 @@ def _max_node_count(services: Services, fleet: FleetRecord) -> int:
 
 
 def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, caller: Caller) -> InitialState | None:
-    """Return the checkpoint that a request names in InitialCheckpoint."""
+    """Return the checkpoint that a request names in InitialCheckpoint. None if the request names none."""
     if asked is None:
         return None
     field = "InitialCheckpoint"

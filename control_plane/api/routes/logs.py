@@ -1,7 +1,8 @@
 """Log lines of a job, merged over all ranks and nodes, in pages and as a stream. Each line appears once.
 
-FollowLogs first reads stored lines, then forwards lines that the agents send. If a line number is missing, it reads
-from the store again. Causes of a missing number are a slow line, a restarted agent, or a lost node.
+FollowLogs first reads stored lines from S3, then forwards the lines that agents send. Agents number the lines of a
+node. If a number is missing, FollowLogs reads from S3 again. A number can be missing because of a delayed line, a
+restarted agent or a lost node.
 
 Invariant: a page token (`api.log_tokens`) encodes a `Cursor` of `loop.log_reader`. A reader that continues from a token
 neither skips nor repeats a line.
@@ -162,7 +163,7 @@ async def follow_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Database facts about a job's log: its location, its generations, and which nodes have not ended."""
+    """Facts from the database that a reader of a job's log needs."""
 
     run: str
     place: ObjectReference
@@ -199,9 +200,9 @@ async def _follow(
     *,
     is_from_head: bool,
 ) -> AsyncGenerator[tuple[tuple[LogEvent, ...], str], None]:
-    """Yield batches of lines.
+    """Yield the lines of a log in batches, and wait for new lines until the job ends.
 
-    Each batch comes with the token from which a new call continues after the batch.
+    Each batch comes with the page token from which a new call continues after the batch.
     """
     reader, pauses = _reader(services, facts), services.log_pauses
     if cursor is None:
@@ -232,7 +233,7 @@ async def _follow(
             return
         if is_more:
             continue
-        # Before the first generation the store contains no lines, so frequent reads are cheap.
+        # Before the first generation, S3 contains no lines of the job, so frequent reads are cheap.
         again, until, is_missing = (
             deque(ahead),
             time.monotonic() + (pauses.stored_seconds if facts.generations else pauses.catch_up_seconds),
@@ -252,7 +253,8 @@ async def _follow(
             node_id, sent = taken
             planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
             if planned is None and sent.generation > cursor.generation:
-                # Read the generation's plan in the next iteration, because the plan assigns the lines to nodes.
+                # The lines belong to a new generation, whose nodes only its plan names. The next iteration reads this
+                # plan.
                 is_missing = True
                 continue
             if not planned or node_id not in planned:

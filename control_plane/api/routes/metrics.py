@@ -1,6 +1,6 @@
 """`GET /metrics`: metrics of this service for Prometheus (`control_plane.api.prometheus`).
 
-Not part of the contract, because only a scraper calls it.
+The route is not part of the published API, because only a Prometheus scraper calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ router = Router(include_in_schema=False)
 
 @router.get("/metrics")
 def get_metrics(caller: Reader, services: ServicesDep) -> Response:
-    """Return all metrics for a scrape. With a token of one project, return only the metrics of the project's jobs."""
+    """Return all metrics for a scrape.
+
+    If the caller's token belongs to a project, return only the metrics of this project's jobs.
+    """
     agents = services.peers.agents()
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))

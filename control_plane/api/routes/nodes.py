@@ -231,7 +231,7 @@ def _view(
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     node_id = NodeId(record.id)
     if job_name is None and caller.project_filter is not None:
-        # Hide the texts, because they may name a job of another project.
+        # Hide the node's reason and request, because these texts may name a job of another project.
         record = replace(record, reason="", request_words="")
     return views.node(
         record,

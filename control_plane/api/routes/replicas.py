@@ -1,6 +1,7 @@
-"""`GET /replicas/agents`: what this server knows of its agents, for the other servers of the installation.
+"""`GET /replicas/agents`: the state of this server's agents, for the other servers of the installation.
 
-Not part of the contract. A caller proves that it knows the server secret (`control_plane.api.peers`).
+The route is not part of the published API. The caller proves with a key that it knows the server secret
+(`control_plane.api.peers`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ router = Router(include_in_schema=False)
 
 @router.get(peers.PATH)
 async def get_agents(request: Request, services: ServicesDep) -> Response:
-    """Return the facts as MessagePack. Raises Unauthenticated if the key is another one."""
+    """Return the state of this server's agents, encoded by `api.peers.encoded`.
+
+    Raises Unauthenticated if the caller does not send the key of the installation's servers.
+    """
     if not hmac.compare_digest(bearer(request.headers.get("authorization")), services.peers.key):
         raise Unauthenticated("The key is not the one of this installation's servers.")
     trust: Callable[[], None] | None = request.scope["state"].get(TRUST)

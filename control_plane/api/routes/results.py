@@ -76,11 +76,11 @@ def _find(services: Services, name: str, caller: Caller) -> JobRecord:
 
 
 def has_own_outputs(job: JobRecord, bucket: str) -> bool:
-    """Return whether the job's output path holds only the job's own objects.
+    """Return whether the API may read and delete objects below the job's output path.
 
-    This is true for a path in another bucket than the service's, `bucket`. In the service's bucket, the path must be
-    below the job's own prefix. Deletions call this function, too. A job that was created before admission checked
-    output paths may have a path with objects of other jobs. An older job's own prefix does not name its project.
+    This is true for every path outside `bucket`, the service's bucket. In the service's bucket, the path must be below
+    the job's own prefix. Jobs from before admission checked output paths may have a path with objects of other jobs.
+    The own prefix of an old job does not contain its project.
     """
     own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)
@@ -109,7 +109,7 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
     if not key.startswith(prefix.key) or _OUTPUT.fullmatch(key[len(prefix.key) :]) is None:
         raise NotFound(f"The job has no output with the key {key!r}.", hint="Use a key that ListOutputs returned.")
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
-    # Send exactly the announced length, because the object may be replaced during the download.
+    # Limit the body to the size in the response's headers, because another writer may replace the object meanwhile.
     body = services.objects.stream(info.reference, end=info.size_bytes)
     return StreamingResponse(
         body,

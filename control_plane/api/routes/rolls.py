@@ -1,4 +1,7 @@
-"""Rolls of a fleet: start one, change or pause it, stop it. DescribeFleet shows its progress."""
+"""Rolls: replace or reboot all nodes of a fleet, a few at a time. Operations start, change, pause and stop a roll.
+
+DescribeFleet returns the progress of the fleet's roll.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ def start_fleet_roll(
 ) -> fleets_schemas.Fleet:
     """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs.
 
-    The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an
-    agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same
-    settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a
-    fleet that is being deleted.
+    The roll begins with another node only while every job of the fleet has its full protection. A job moves off its
+    node at an agreed stop, as with ReplaceNode. The roll replaces or reboots spares first, and skips held nodes. A
+    repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has
+    not ended, and for a fleet that is being deleted.
     """
     now = services.now()
     with services.database.write() as session:
@@ -83,10 +86,10 @@ def update_fleet_roll(
 
 @router.post("/{FleetName}/roll/stop", operation_id="StopFleetRoll", status_code=202)
 def stop_fleet_roll(fleet_name: FleetNamePath, caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """End the fleet's roll. Jobs stay on nodes that they have not left yet.
+    """End the fleet's roll.
 
-    Nodes that are out of service already are still replaced or rebooted. Fails if the fleet's newest roll is complete.
-    Repeated calls change nothing.
+    The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails
+    if the fleet's newest roll is complete. Repeated calls change nothing.
     """
     return _change(services, fleet_name, caller, lambda roll: replace(roll, is_stopped=True))
 
@@ -122,7 +125,7 @@ def _settings(roll: FleetRoll) -> tuple[int, bool, str]:
 
 
 def _in_words(before: FleetRoll, after: FleetRoll) -> str:
-    """Return what a person did to a roll, as a verb."""
+    """Return a verb for the event message that describes a person's change of a roll."""
     if after.is_stopped:
         return "stopped"
     if after.is_paused != before.is_paused:

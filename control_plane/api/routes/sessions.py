@@ -1,6 +1,6 @@
 """The dashboard's session endpoints: sign in, describe the session, sign out.
 
-Not part of the contract, because only browsers call them.
+They are not part of the published API, because only the dashboard in a browser calls them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SignIn(RequestShape):
 
 
 class Session(Shape):
-    """Role and project of the token that signed in, and the expiry of the session."""
+    """A browser session: its expiry, and the role and project of the token with which the user signed in."""
 
     role: str
     project: str

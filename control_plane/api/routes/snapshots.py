@@ -1,18 +1,18 @@
 """Operations that export a running job's state from memory: hold a snapshot, read it, and release it.
 
-    HoldSnapshot     every agent pins the slots of one committed step
+    HoldSnapshot     every agent of the job keeps the slots of one committed step from being overwritten
     ReadSnapshot     a range of one shard, through this server
-    ReleaseSnapshot  every agent unpins the slots
+    ReleaseSnapshot  every agent may overwrite the slots again
 
-Agents receive a commit at different times. Each agent therefore first holds and names its newest committed step. An
-agent that named an older step then holds the newest of the named steps. Its slots already contain this step, because a
-commit needs all ranks.
+Agents receive the news of a commit at different times. Each agent therefore first holds its newest committed step and
+reports it. The server chooses the newest reported step, and every agent that reported an older step then holds this
+step. Its slots already contain the step, because a commit needs the votes of all ranks.
 
-A client that received no answer repeats HoldSnapshot with the same token. The token determines the ids of the hold's
-attempts, so the agents find the hold of the first request.
+A client that received no answer repeats HoldSnapshot with the same ClientRequestToken. The token determines the ids
+under which agents store a hold. The agents therefore recognize the hold of the first request.
 
-Invariant: all shards of a snapshot belong to one committed step of one generation. A token has at most one hold, which
-never begins again after its end.
+Invariant: all shards that a client reads under one snapshot id belong to one committed step of one generation. A
+ClientRequestToken creates at most one hold, which never begins again after its end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/snapshots", tags=["C
 ATTEMPTS: Final = 3
 """Attempts to hold one step on all nodes. An attempt fails if a node overwrites its step between two requests."""
 HOLD_BASE_DIGITS: Final = 31
-"""Number of hexadecimal digits of a hold id that the client's token determines. The last digit names the attempt."""
+"""Number of hexadecimal digits of a hold id that the ClientRequestToken determines.
+
+The last digit is the number of the attempt.
+"""
 NEWEST: Final = Step(-1)
 SnapshotIdPath = Annotated[str, Path(alias="SnapshotId", pattern=snapshots_schemas.SNAPSHOT_ID)]
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
@@ -179,11 +182,12 @@ async def read_snapshot(
 async def release_snapshot(
     training_job_name: TrainingJobNamePath, snapshot_id: SnapshotIdPath, caller: User, services: ServicesDep
 ) -> snapshots_schemas.ReleaseSnapshotResponse:
-    """End the hold of a snapshot. Repeated calls change nothing."""
+    """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        for each in _attempts(nonce[:HOLD_BASE_DIGITS]):  # A delayed HoldSnapshot must not start an attempt again.
+        # Release all attempts, so that a delayed HoldSnapshot message cannot begin one of them again.
+        for each in _attempts(nonce[:HOLD_BASE_DIGITS]):
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
 
@@ -231,7 +235,8 @@ async def _begin(
 ) -> tuple[str, Mapping[NodeId, SnapshotHeld]]:
     """Hold the newest committed step on all nodes, and record an event.
 
-    Return the id of the hold and the answers. A repeated call with the same `base` returns the same hold.
+    Return the id of the hold, and the answer of each agent. A repeated call with the same `base`, the beginning of the
+    hold ids, returns the same hold.
     """
     refusal, desk = "no node answered", services.registry.snapshots
     for nonce in _attempts(base):

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 router = Router(prefix="/v1/sources", tags=["Sources"])
 
 IN_MEMORY_BYTES = 1024 * 1024
-"""Archives up to this size are kept in memory. Larger ones are spooled to disk."""
+"""Archives up to this size stay in memory. The server writes larger archives to a temporary file."""
 PIECE_BYTES = 1024 * 1024
 """Bytes of a larger archive that are buffered in memory before a thread writes them to disk."""
 LEAVE_OUT = (
@@ -97,7 +97,8 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             received = 0
             for chunk in services.objects.stream(upload):
                 received += len(chunk)
-                if received > limit:  # The client has replaced the object since the head request.
+                # The client has replaced the uploaded object with a larger one since the HEAD request.
+                if received > limit:
                     raise _too_long(services)
                 digest.update(chunk)
                 spool.write(chunk)
@@ -202,7 +203,7 @@ def _store(
 
 
 def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes: int) -> None:
-    """Reserve space for an archive in the project's quota, for as long as the upload may exist in S3.
+    """Reserve space for an archive in the project's quota. The reservation lasts as long as the upload may exist in S3.
 
     The function does nothing if the project has no limit.
 
@@ -247,10 +248,12 @@ def _reference(services: Services, caller: Caller, source_id: str) -> ObjectRefe
 
 
 def _upload(services: Services, caller: Caller, source_id: str) -> ObjectReference:
-    """Return the S3 key of an unchecked upload, which the service deletes after the check.
+    """Return the S3 location to which a client uploads an archive.
 
-    Each project has its own prefix. With a common prefix, a project that knows a digest could complete another
-    project's upload.
+    The service deletes this object after it has checked and stored the archive.
+
+    Each project has its own prefix for uploads. With a common prefix, a project that knows the digest of an archive
+    could complete another project's upload.
     """
     return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{caller.choose_project(None)}/{source_id}.tar.gz")
 

@@ -12,20 +12,20 @@ from control_plane.core.states import ProtectionState, TrainingJobStatus
 
 
 class Holder(Shape):
-    """A node that keeps a copy of a shard."""
+    """A node that protects a shard in its memory: with a copy or, with parity, with a share."""
 
     node_id: str
     in_view: bool
     """Whether a step counts as committed only after this holder has verified it."""
     verified_step: int | None
-    """The newest step of which the node holds a complete, verified copy.
+    """The newest step of which the node has received and verified the whole copy.
 
     Absent until the node has verified a step.
     """
     verified_time: datetime | None
     """When the node reported VerifiedStep."""
     lag_steps: int | None
-    """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
+    """Number of steps from VerifiedStep to the newest step that the ranks have finished."""
     failure_domain: str | None
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one."""
 
@@ -103,7 +103,7 @@ class Checkpoint(Shape):
     creation_time: datetime
     completion_time: datetime | None
     is_pinned: bool
-    """A pinned checkpoint is not deleted until it is unpinned."""
+    """Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint."""
     verification: Verification
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
@@ -119,7 +119,7 @@ class CreateCheckpointResponse(Shape):
     step: int
     """The checkpoint's step.
 
-    While Status is Requested, the checkpoint may still be made of a later committed step instead.
+    While Status is Requested, Everstep may still make the checkpoint of a later committed step.
     """
     status: Literal["Requested", "Complete"]
 

@@ -45,7 +45,7 @@ Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_sc
 The values are marked sensitive. Users put credentials into them, although `Secrets` exists for this purpose.
 """
 Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
-"""A string that is omitted from logs."""
+"""A secret string. Clients and the server omit it from their logs."""
 SecretReference = Annotated[
     str,
     StringConstraints(
@@ -84,7 +84,7 @@ class Shape(BaseModel):
 class SentObject(dict[str, Any]):
     """A JSON object parsed from a request body.
 
-    Its type distinguishes the client's input from objects that the service builds.
+    Validation uses the type to distinguish a client's input from objects that the service builds itself.
     """
 
 
@@ -96,7 +96,10 @@ class Request(Shape):
     @model_validator(mode="before")
     @classmethod
     def _refuse_python_names(cls, data: Any) -> Any:
-        """Reject `node_count` in place of `NodeCount`: only the service's own code may use the Python names."""
+        """Reject Python field names such as `node_count` in a client's JSON, which must use `NodeCount`.
+
+        The service's own code may use the Python names.
+        """
         if isinstance(data, SentObject) and (ours := [name for name in data if name in cls.model_fields]):
             unknown = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=data[name]) for name in ours]
             raise ValidationError.from_exception_data(cls.__name__, unknown)
@@ -104,14 +107,14 @@ class Request(Shape):
 
 
 class Changes(Shape):
-    """Describes how a response differs from an earlier response to the same request."""
+    """The difference between a response and an earlier response to the same request."""
 
     change_token: str
     """Token to pass as ChangesSince in the next request."""
     is_incremental: bool
-    """Whether the response contains only what changed. False if the server does not know the token of ChangesSince.
+    """Whether the response contains only the changes since the earlier response.
 
-    A response that is not incremental contains everything.
+    False if the server does not know the token in ChangesSince. The response then contains everything.
     """
     removed: list[str]
     """Keys of the entries that the earlier response contained and that the complete response no longer contains."""

@@ -26,14 +26,17 @@ from control_plane.core.states import FleetStatus
 
 
 class SparePolicy(Request):
-    """Number of spares, computed from the fleet's failure rate and replacement times."""
+    """A rule from which Everstep computes the number of spares: a required probability that a spare is free.
+
+    The computation uses the fleet's measured failure rate and replacement times.
+    """
 
     probability: float = Field(ge=0.5, le=0.999999)
     """The probability with which a spare must be free when a failure occurs."""
 
 
 class GroupChange(Request):
-    """A setting of an Auto Scaling group that the registration as a fleet changes."""
+    """A change that CreateFleet makes to one setting of an Auto Scaling group."""
 
     setting: Annotated[str, StringConstraints(max_length=512)]
     """The name of the setting in Auto Scaling's API.
@@ -60,7 +63,7 @@ class CreateFleetRequest(Request):
     """The group must have the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
     spare_policy: SparePolicy | None = None
-    """Computes the number of spares, in place of the fixed SpareCount."""
+    """The rule that determines the number of spares. If set, SpareCount has no effect."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
     """Nodes to keep even when no job runs, spares not included."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
@@ -136,9 +139,9 @@ class StartFleetRollRequest(Request):
     """Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time."""
 
     max_unavailable: int = Field(default=1, ge=1, le=MAX_NODE_COUNT)
-    """Maximum number of nodes out of service at which the roll begins another node.
+    """Limit of nodes that are out of service at the same time. The roll begins another node only below this limit.
 
-    Nodes count that jobs and spares need, whatever the cause of their absence.
+    The count includes every missing node that jobs or spares need, whatever the cause.
     """
     reboot: bool = False
     """Whether to reboot the nodes. Otherwise their instances are replaced."""
@@ -159,7 +162,7 @@ class FleetRoll(Shape):
 
     roll_status: RollStatus
     status_reason: str
-    """What the roll does or waits for."""
+    """What the roll does now, or the reason why it waits."""
     reboot: bool
     max_unavailable: int
     node_count: int
@@ -167,7 +170,7 @@ class FleetRoll(Shape):
     finished_node_count: int
     """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
     current_node_ids: list[str]
-    """Nodes that the roll has begun and not finished."""
+    """Nodes that the roll is replacing or rebooting now."""
     requested_by: str
     reason: str
     start_time: datetime
@@ -184,7 +187,7 @@ class Fleet(Shape):
     reason: str
     spare_count: int
     spare_policy: SparePolicy | None
-    """Computes the number of spares, in place of the fixed SpareCount."""
+    """The rule that determines the number of spares. If set, SpareCount has no effect."""
     min_node_count: int
     hold_failed_instances: bool
     max_replacements_per_hour: int
@@ -195,7 +198,7 @@ class Fleet(Shape):
     replica_encryption: ReplicaEncryption
     """When nodes use TLS for the connections between them."""
     encrypts_replicas: bool
-    """Whether a job that launches its ranks now on this fleet's nodes uses TLS between them."""
+    """Whether the nodes of a job would use TLS for the connections between them if the job launched its ranks now."""
     max_node_count: int
     """MaxSize of the Auto Scaling group."""
     desired_node_count: int
@@ -211,9 +214,9 @@ class Fleet(Shape):
     incident_count: int
     """Number of incidents of the fleet's jobs, without drills."""
     lost_node_count: int
-    """Nodes that jobs lost because they failed or because AWS reclaimed them.
+    """Number of nodes that jobs lost because the node failed or AWS reclaimed it.
 
-    Nodes that a person drained or a drill struck do not count.
+    The number excludes nodes that a person drained, and nodes into which a drill injected a fault.
     """
     node_seconds: float
     """Total time that the fleet's nodes have worked for jobs."""
@@ -231,7 +234,7 @@ class Fleet(Shape):
 
 
 class CreateFleetResponse(Shape):
-    """The new fleet, or the plan of a dry run."""
+    """The new fleet or, after a dry run, the changes that CreateFleet would make."""
 
     fleet_name: str
     fleet: Fleet | None = None

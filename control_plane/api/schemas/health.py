@@ -9,7 +9,7 @@ from control_plane.api.schemas.tokens import ServiceCondition
 
 
 class ReadinessResponse(Shape):
-    """The answer of a server that is ready for requests."""
+    """Confirms that the server is ready for requests."""
 
     status: Literal["ready"]
     version: str

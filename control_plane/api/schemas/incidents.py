@@ -22,7 +22,7 @@ class RankSource(Shape):
 
 
 class IncidentAction(Shape):
-    """Something that a person can do about an incident now."""
+    """An action that a person can take now because of an incident."""
 
     urgency: Urgency
     """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
@@ -31,9 +31,9 @@ class IncidentAction(Shape):
     command: str
     """The command for the first step."""
     further_commands: list[str]
-    """Commands for the next step. The person chooses one of them. Empty if Command is all that is to do."""
+    """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     instance_id: str | None
-    """The held node that the action is about. Absent for an action about the job."""
+    """The held node that the action concerns. Absent if the action concerns the job."""
 
 
 class Incident(Shape):
@@ -71,8 +71,8 @@ class Incident(Shape):
     faulted_instance_ids: list[str]
     """Instances on which the failure occurred, whether or not the job lost them.
 
-    Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot
-    determine the instances.
+    Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a
+    maintenance of the instance. Empty if Everstep cannot determine the instances.
     """
     replacement_instance_ids: list[str]
     failed_at: datetime
@@ -145,7 +145,7 @@ class SimilarIncident(Shape):
     """Number of steps that training had to repeat."""
     faulted_instance_ids: list[str]
     likeness: list[Likeness]
-    """Properties that both incidents share besides cause and project, the strongest first."""
+    """Properties that both incidents share in addition to cause and project, the most significant first."""
 
 
 class ListSimilarIncidentsResponse(Shape):

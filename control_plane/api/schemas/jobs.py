@@ -1,7 +1,6 @@
 """API models: training jobs, their configuration and status.
 
-The module has more than 500 lines. The request, the job and its parts refer to each other, and most of the lines are
-the published descriptions of fields.
+The module exceeds the project's limit of 500 lines, because its docstrings are the published descriptions of fields.
 """
 
 from __future__ import annotations
@@ -85,11 +84,12 @@ class CheckpointConfig(Request):
     """
 
     strategy: Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"] = "Everstep"
-    """When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers.
+    """When and where the job stores its state.
 
-    `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training
-    waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at
-    an interval that keeps the overhead within MaxOverhead, by default 0.05.
+    The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing.
+    `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored
+    it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores
+    checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05.
 
     With these strategies, a restore uses checkpoints only. The strategy cannot change after creation.
     """
@@ -98,7 +98,7 @@ class CheckpointConfig(Request):
     interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint.
 
-    May be set together with EverySteps. Each of them makes checkpoints due.
+    If EverySteps is set too, both rules make checkpoints due.
     """
     max_overhead: float | None = Field(default=None, ge=MIN_CHECKPOINT_OVERHEAD, le=1)
     """Share of training time that checkpoints may add, for example 0.01 for 1 %.
@@ -252,7 +252,8 @@ class ElasticConfig(Request):
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes.
 
-    If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes.
+    A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are
+    ready.
     """
 
 
@@ -360,7 +361,7 @@ class CreateTrainingJobResponse(Shape):
 
 
 class TrainingJobSummary(Shape):
-    """One entry of a list of jobs."""
+    """A training job in a list of jobs, with fewer fields than DescribeTrainingJob returns."""
 
     training_job_name: str
     run_id: str
@@ -513,24 +514,24 @@ class CheckpointUpload(Shape):
     stored_bytes: int
     """Bytes that S3 has stored, of all shards whose upload has begun."""
     total_bytes: int
-    """Size of all shards whose upload has begun."""
+    """Total size in bytes of all shards whose upload has begun."""
     slowest_rank: int
-    """The rank whose shard is uploaded the least."""
+    """The rank of whose shard S3 has stored the smallest part."""
     slowest_object: str | None
-    """The S3 URI of this rank's object. Absent until its first request begins."""
+    """The S3 URI of the slowest rank's object. Absent until the upload of this object begins."""
     slowest_stored_bytes: int
-    """Bytes of this rank's shard that S3 has stored."""
+    """Bytes of the slowest rank's shard that S3 has stored."""
     slowest_total_bytes: int
-    """Size of this rank's shard."""
+    """Size of the slowest rank's shard in bytes."""
 
 
 class CheckpointActivity(Shape):
-    """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
+    """When the job's next checkpoint is due, the running upload, and measurements of the last upload."""
 
     policy: str
     """A sentence about the rules that make checkpoints due."""
     next_step: int | None
-    """The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps."""
+    """The first committed step at or after this step becomes a checkpoint. Absent without EverySteps."""
     next_time: datetime | None
     """The first commit after this time becomes a checkpoint. Absent if the job has no interval."""
     interval_seconds: float | None
@@ -539,15 +540,15 @@ class CheckpointActivity(Shape):
     Absent if the job has no interval, or until the first upload is measured.
     """
     last_upload_seconds: float | None
-    """Duration of the last upload of all shards. Absent before the first upload."""
+    """Duration of the last checkpoint's upload, all shards together. Absent before the first upload."""
     last_upload_cost_seconds: float | None
-    """Training time that the last upload cost, estimated from the pace of training during the upload."""
+    """Training time that the last upload cost, estimated from how much it slowed training down."""
     upload: CheckpointUpload | None
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 
 class TrainingJob(Shape):
-    """All data about one job."""
+    """A training job: its configuration, its state, its progress and its cost."""
 
     training_job_name: str
     run_id: str
@@ -566,7 +567,7 @@ class TrainingJob(Shape):
     conditions: list[Condition]
     """Current problems of the job's nodes and of the service.
 
-    They inform people; a condition alone does not change the job. Empty once the job has ended.
+    Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended.
     """
     source: SourceConfig
     entry_point: str
@@ -637,7 +638,7 @@ class TrainingJob(Shape):
     Absent if the script passes none.
     """
     estimated_remaining_seconds: float | None
-    """Time until TargetStep at the job's mean pace, assuming no failures and no waiting.
+    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait.
 
     Absent if the pace or the target is unknown, and once the job has ended.
     """
@@ -656,7 +657,7 @@ class TrainingJob(Shape):
     open_incident_count: int
     """Incidents from which the job has not recovered yet."""
     open_drill_id: str | None
-    """The drill of this job that has no outcome yet."""
+    """Id of the drill of this job that has no outcome yet. Absent without such a drill."""
     accounting_seconds: dict[str, float]
     """The time from CreationTime to AccountedUntil, by accounting bucket.
 

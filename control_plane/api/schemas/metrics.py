@@ -8,7 +8,7 @@ from control_plane.api.schemas.common import Changes, LoggedNumber, Shape
 
 
 class Metric(Shape):
-    """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
+    """A metric of a job: a name under which rank 0 logs values, or under which Everstep measures values on nodes."""
 
     metric_name: str
     last_step: int
@@ -22,9 +22,9 @@ class ListMetricsResponse(Shape):
 
     metrics: list[Metric]
     dropped_count: int
-    """Number of values lost.
+    """Number of values that are lost.
 
-    It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names.
+    Values are lost if the script logs too fast, or under more names than the limit.
     """
 
 

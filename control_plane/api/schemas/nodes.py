@@ -26,7 +26,7 @@ class NodeIncident(Shape):
 
 
 class HoldAdvice(Shape):
-    """The recommended decision about a held node."""
+    """Everstep's recommendation to a person about a held node: a node that is kept out of use."""
 
     decision: HoldDecision
     description: str
@@ -34,7 +34,7 @@ class HoldAdvice(Shape):
     command: str
     """The command for the first step."""
     further_commands: list[str]
-    """Alternative commands for the time after the inspection. Empty unless Decision is Inspect."""
+    """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
 
 
 class ReleaseNodeRequest(Request):
@@ -45,7 +45,7 @@ class ReleaseNodeRequest(Request):
 
 
 class NodeOperation(Request):
-    """Base of the operations that a person requests for a node."""
+    """Base class of the requests with which a person asks for an operation on a node."""
 
     reason: ShortText = ""
     """The person's reason for the request.

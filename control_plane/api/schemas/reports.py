@@ -17,26 +17,29 @@ class ReportIncidents(Shape):
     recovered_count: int
     """Number of these incidents from which training has recovered."""
     recovery_seconds: float
-    """Total time from the failure to the end of the rework, of recovered incidents."""
+    """Total recovery time of the incidents from which training has recovered.
+
+    The recovery of an incident lasts from the failure until training has repeated the lost steps.
+    """
     recomputed_steps: int
     cost_usd: float | None
-    """Cost of the nodes from the failure to the end of the rework, for the part inside the time range.
+    """Cost of the jobs' nodes during the recoveries, for the part of each recovery inside the time range.
 
     Absent if no fleet has a price.
     """
 
 
 class ReportFigures(Shape):
-    """Time, cost and incidents of one bucket, project, fleet or job, or of the whole report."""
+    """Time, cost and incidents of one project, fleet, job or part of the time range, or of the whole report."""
 
     accounting_seconds: dict[str, float]
-    """Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob."""
+    """Time of the jobs by accounting bucket, as in AccountingSeconds of DescribeTrainingJob."""
     productive_seconds: float
-    """Training time: `train` of AccountingSeconds."""
+    """Training time: the accounting bucket `train` of AccountingSeconds."""
     ettr_ratio: float | None
-    """Training time ÷ time with nodes, over all jobs together. Absent without such time."""
+    """Training time ÷ time during which the jobs had nodes, over all jobs together. Absent if no job had nodes."""
     ettr_with_queue_ratio: float | None
-    """Training time ÷ all time of the jobs, with queue and pauses. Absent without such time."""
+    """Training time ÷ all time of the jobs, including queue and pauses. Absent if no job has any time."""
     node_seconds: float
     """Working time of the jobs' nodes, summed over nodes."""
     rank_seconds: float
@@ -50,11 +53,11 @@ class ReportFigures(Shape):
     planned_stops: ReportIncidents
     """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     drills: ReportIncidents
-    """Incidents that a person injected. No other count contains them."""
+    """Incidents that drills caused. No other count contains them."""
     mttf_seconds: float | None
-    """Time without a known failure ÷ number of failures. Absent without a failure."""
+    """Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure."""
     mttr_seconds: float | None
-    """Mean time from a failure to the end of the rework. Absent if training recovered from no failure."""
+    """Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure."""
     idle_node_seconds: dict[str, float]
     """Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets."""
     spare_cost_usd: float | None
@@ -67,7 +70,7 @@ class ReportFigures(Shape):
 
 
 class ReportBucket(Shape):
-    """The figures of one part of the time range."""
+    """The figures of one bucket: a part of the time range, for example one day."""
 
     start_time: datetime
     end_time: datetime
@@ -127,7 +130,7 @@ class Report(Shape):
     jobs: list[JobReport]
     """At most MaxJobs jobs, the most expensive first."""
     other_jobs: ReportFigures | None
-    """Sums over the jobs that Jobs leaves out. Absent if there are none."""
+    """Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs."""
     job_count: int
     causes: list[CauseReport]
     """The most frequent cause first."""

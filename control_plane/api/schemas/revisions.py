@@ -35,9 +35,9 @@ class CheckpointConfigUpdate(Request):
     interval_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     """New number of seconds between the beginnings of two checkpoints. 0 removes the interval."""
     max_overhead: float | None = Field(default=None, ge=0, le=1)
-    """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
+    """New value of MaxOverhead, at least 0.0001. 0 removes the limit and the computed interval."""
     max_upload_bytes_per_second: int | None = Field(default=None, ge=0, le=MAX_WHOLE_NUMBER)
-    """New limit of a node's mean upload rate. 0 removes it."""
+    """New limit of a node's mean upload rate, in bytes per second. 0 removes the limit."""
     on_notice: bool | None = None
     third_slot: bool | None = None
     """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
@@ -59,7 +59,7 @@ class ElasticConfigUpdate(Request):
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     max_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     patience_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
-    """New patience. It also applies to a wait that has begun."""
+    """New value of PatienceInSeconds. The value also applies to a wait that has begun."""
 
 
 class UpdateTrainingJobRequest(Request):
@@ -73,7 +73,7 @@ class UpdateTrainingJobRequest(Request):
     checkpoint_config: CheckpointConfigUpdate | None = None
     elastic_config: ElasticConfigUpdate | None = None
     tags: Tags | None = None
-    """The complete set of tags. Tags that are not in it are removed."""
+    """The complete new set of tags. Tags of the job that this set omits are removed."""
 
 
 class FieldChange(Shape):

@@ -27,12 +27,13 @@ class HoldSnapshotRequest(Request):
     ] = None
     """Identifies the request.
 
-    A repeated request with the same token returns the same hold. After the hold has ended, it is refused.
+    A repeated request with the same token returns the same hold. After the hold has ended, the service rejects the
+    token.
     """
 
 
 class HeldShard(Shape):
-    """The shard of one rank, as the checkpoint object that Everstep would store in S3."""
+    """The held shard of one rank, in the format of a checkpoint object in S3."""
 
     rank: int
     origin_generation: int
@@ -54,12 +55,12 @@ class HoldSnapshotResponse(Shape):
     hold_in_seconds: int
     """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
     max_read_bytes: int
-    """Largest range of one ReadSnapshot."""
+    """Maximum number of bytes that one ReadSnapshot returns."""
     shards: list[HeldShard]
     """The shards, by rank."""
 
 
 class ReleaseSnapshotResponse(Shape):
-    """Confirmation that a hold ends."""
+    """Confirms that the service has ended the hold of a snapshot."""
 
     snapshot_id: str

@@ -19,7 +19,7 @@ class CreateSourceRequest(Request):
 
 
 class SourceUpload(Shape):
-    """A presigned request: `PUT Url` with these headers and the archive as body.
+    """A presigned upload to S3: the client sends `PUT Url` with these headers and the archive as body.
 
     The request needs no token.
     """
