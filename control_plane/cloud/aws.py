@@ -34,14 +34,14 @@ from everstep.protocol.ids import NodeId
 log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 30.0
-"""Seconds for which hooks, policies and the instance type of a group are cached.
+"""Seconds for which the operator caches the hooks, scaling policies and instance type of a group.
 
-A read of these settings takes three calls per group, and only people change them. The control plane notices a change
-within this time.
+A read of these settings takes three calls per group, and only people change the settings. The control plane notices a
+change after this time at the latest.
 """
 GROUPS: Final = "AutoScalingGroups"
 GROUPS_PER_CALL: Final = 100
-"""Limit of names and results per call of DescribeAutoScalingGroups. AWS's default is 50."""
+"""Maximum number of group names and of results per call of DescribeAutoScalingGroups. AWS's default is 50."""
 DESCRIBED_PER_CALL: Final = 500
 """Instance ids per call of DescribeInstances. AWS documents no limit. Karpenter uses the same number in production."""
 STATUSES_PER_CALL: Final = 100
@@ -52,7 +52,7 @@ MEMBERS_PER_CALL: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a group that AWS returns only in separate calls."""
+    """Settings of an Auto Scaling group that DescribeAutoScalingGroups does not return, and that need further calls."""
 
     hooks: tuple[LifecycleHook, ...]
     policies: tuple[str, ...]
@@ -91,7 +91,7 @@ class AwsOperator:
         return found
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return a group with the settings of separate calls (see `CloudOperator.complete_group`)."""
+        """Return a group with its hooks, policies and instance type (see `CloudOperator.complete_group`)."""
         self._check_tag(group)
         settings = self._group_settings(group.name, group.launch_template, group.members)
         return replace(
@@ -215,7 +215,7 @@ class AwsOperator:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
         with translated():
             answer = self._ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        output: str = answer.get("Output", "")  # boto3 has decoded it
+        output: str = answer.get("Output", "")  # boto3 has decoded the Base64 text.
         return output.encode(errors="replace")
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
@@ -310,8 +310,8 @@ class AwsOperator:
         try:
             instance_type = self._instance_type(template)
         except CloudError as error:
-            # If a person deleted the template, the instances still run. The group's state must therefore remain
-            # readable.
+            # A person may have deleted the launch template while the instances run. Errors of the template must not
+            # hide the group's state.
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise
@@ -362,7 +362,10 @@ def _group(group: Mapping[str, Any]) -> GroupState:
 
 
 def _template(group: Mapping[str, Any]) -> LaunchTemplateRef | None:
-    """Return the launch template of a group, which a mixed instances policy may contain."""
+    """Return the launch template of a group.
+
+    The template may be a property of the group itself or of its mixed instances policy.
+    """
     policy = group.get("MixedInstancesPolicy") or {}
     found = group.get("LaunchTemplate") or (policy.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification")
     if not found:

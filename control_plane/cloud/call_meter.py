@@ -41,7 +41,7 @@ THROTTLED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A token bucket: calls that may come at once, and calls per second afterwards."""
+    """The parameters of a token bucket: the number of calls in a burst, and the sustained calls per second."""
 
     burst_count: float
     per_second: float
@@ -73,7 +73,7 @@ class TokenBucket:
         self._filled_at = monotonic()
 
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
-        """Reserve one call.
+        """Reserve one call of the budget, for now or for a time soon.
 
         Args:
             longest_seconds: longest wait that the caller accepts.
@@ -99,7 +99,7 @@ class CallMeter:
     Args:
         budgets: limits by boto3's name of the service and AWS's name of the operation.
         monotonic: clock that refills the budgets, in seconds.
-        wait: lets the calling thread wait for some seconds. None: a real wait.
+        wait: blocks the calling thread for the given seconds. None: the thread sleeps.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CallMeter:
         return self._calls, self._throttled, self._delayed
 
     def watch(self, client: Any, service: str) -> None:
-        """Count and limit the calls of a new boto3 client for a service."""
+        """Register hooks on a new boto3 client that count and limit the client's calls."""
 
         def before_call(model: Any, **_: object) -> None:
             self._hold(service, model.name)
@@ -138,7 +138,7 @@ class CallMeter:
         def sent(event_name: str, **_: object) -> None:
             operation = event_name.rpartition(".")[2]
             self._calls.labels(service, operation).inc()
-            self._throttled.labels(service, operation)  # The series exists from the first call on.
+            self._throttled.labels(service, operation)  # Creates the metric's series, with the value 0.
 
         def received(event_name: str, parsed_response: Any = None, **_: object) -> None:
             error = (parsed_response or {}).get("Error") or {}
@@ -151,7 +151,10 @@ class CallMeter:
         events.register("response-received.*.*", received)
 
     def _hold(self, service: str, operation: str) -> None:
-        """Wait until the budget permits the call."""
+        """Delay a call until its budget permits it.
+
+        Raises Throttled if the delay would exceed `LONGEST_WAIT_SECONDS`.
+        """
         bucket = self._buckets.get((service, operation))
         if bucket is None:
             return

@@ -1,8 +1,8 @@
 """Makes the boto3 clients of the control plane, and translates botocore's exceptions into `CloudError`.
 
-Local mode can never reach real AWS. Endpoint, region and keys are explicit, boto3 does not read the user's environment
-and AWS files, and proxies are off. A hook checks every request and refuses hosts other than this machine, because S3
-can redirect a client.
+In local mode, the clients never reach real AWS. Endpoint, region and keys are explicit, boto3 does not read the user's
+environment and AWS files, and proxies are off. A hook rejects every request to a host other than this machine, because
+S3 can redirect a client to another host.
 
 Invariant: code outside this package gets no botocore client and no botocore exception.
 """
@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 
 LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
-"""Keys for local mode without a keys file.
+"""Keys for local mode if the settings name no keys file.
 
-The local cloud rejects these keys, but they prevent botocore from a search for the user's own keys.
+The local cloud rejects these keys. But without any keys, botocore would search for the user's own AWS keys.
 """
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
@@ -141,7 +141,7 @@ class Connection:
         return self._clients[service]
 
     def identify(self) -> CloudIdentity:
-        """Ask STS for the account of this cloud, and log the identity.
+        """Ask STS for the AWS account of the credentials, and log account, region and endpoint.
 
         Returns:
             Account, region and endpoint.
@@ -208,7 +208,7 @@ def translated() -> Iterator[None]:
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
     except (BotoCoreError, ResponseParserError) as error:
-        # BotoCoreError covers connection errors, timeouts and answers that do not parse.
+        # BotoCoreError includes connection errors, timeouts and responses that botocore cannot parse.
         raise CloudUnavailable(str(error)) from error
 
 
@@ -224,11 +224,11 @@ def from_client_error(error: ClientError) -> CloudError:
 def _kind(code: str, message: str, status: int) -> type[CloudError]:
     if code in _BY_CODE:
         return _BY_CODE[code]
-    if code.startswith("KMS."):  # S3 cannot use the key of an encrypted bucket.
+    if code.startswith("KMS."):  # S3 returns a KMS code if it cannot use the key of an encrypted bucket.
         return AccessDenied
     if status in _BY_STATUS:
         return _BY_STATUS[status]
-    # Auto Scaling has no code for missing resources. It answers with ValidationError and the text "… not found".
+    # Auto Scaling has no error code for missing resources. It returns ValidationError with the text "… not found".
     if code == "ValidationError" and "not found" in message.lower():
         return NotFound
     return CloudUnavailable if status >= 500 else InvalidRequest
@@ -269,7 +269,7 @@ _BY_STATUS: Final[dict[int, type[CloudError]]] = {
 
 
 def _aws_session(search_pause: float) -> botocore.session.Session:
-    """Return a session whose clients look for credentials at each use until they are there."""
+    """Return a session whose clients use `LateCredentials`, so that credentials may appear after the start."""
     session = botocore.session.Session()
     session.register_component("credential_provider", LateCredentials(pause=search_pause))
     return session

@@ -10,12 +10,12 @@
     Terminate and HealthCheck active       requested terminations must take effect, and the group reports its health
     a terminating hook of at most 60 s     a termination by AWS becomes a notice
 
-With these settings, only Everstep ends instances, or AWS after a notice. `checks` returns the conditions that only the
-group's owner can meet. `changes` returns the changes that Everstep makes itself. Every pass over a fleet calls `drift`,
-which returns all deviations as sentences. These three functions are pure. `ensure` makes the changes when a user
-creates a fleet, and may be called again at any time.
+With these settings, an instance ends only if Everstep terminates it, or if AWS announced its end in a notice. `checks`
+returns the conditions that only the group's owner can meet. `changes` returns the changes that Everstep makes itself.
+The fleet loop calls `drift` in every pass, which returns all deviations from the contract as sentences. These three
+functions are pure. `ensure` makes the changes when a user creates a fleet, and may be called again at any time.
 
-Invariant: the changes that a caller sees are the changes that `ensure` makes. Each `Change` contains its own call.
+Invariant: `ensure` makes exactly the changes that `changes` returns. Each `Change` contains the function that makes it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ but the group's activities would show a failure.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A condition that only the group's owner can meet. Everstep never changes it."""
+    """A condition of the contract that only the owner of the Auto Scaling group can meet.
+
+    Everstep never changes the settings in the condition.
+    """
 
     setting: str
     """The name of the setting in Auto Scaling's API."""
@@ -89,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """A group that fits the contract, with the changes that were necessary."""
+    """The result of `ensure`: a group that fits the contract, and the changes that `ensure` made."""
 
     group: GroupState
     """The group, described again after the last change."""
@@ -98,9 +101,9 @@ class Ensured:
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return the differences from the contract, one sentence each.
+    """Return the differences between a group and the contract, one sentence each.
 
-    Empty if the group fits.
+    The result is empty if the group fits the contract.
 
     Args:
         group: the group as AWS described it a moment ago.
@@ -182,9 +185,9 @@ def _template_check(group: GroupState) -> Check:
 def _mixed_check(name: str, mixed: MixedInstances) -> Check:
     """Return the check of a mixed instances policy.
 
-    The policy may mix Spot and On-Demand instances. Its overrides must name one family and one size, hence one type:
-    another size has another number of GPUs, and another family has other GPUs or another amount of memory. A job that
-    fits one of them may not fit the other. Weights would change the meaning of the desired capacity.
+    The policy may mix Spot and On-Demand instances. Its overrides must name one instance type. Other types have other
+    GPUs, another number of GPUs, or another amount of memory, so a job that fits one type may not fit another. Weights
+    are not allowed, because they would change the meaning of the desired capacity.
     """
     types = mixed.instance_types
     if mixed.features:

@@ -1,10 +1,10 @@
-"""AWS credentials that may appear after the start of the server.
+"""AWS credentials that may become available only after the start of the server.
 
-boto3 looks for credentials when it makes a client. A client that was made without credentials never gets any. The
-server can start before its instance has a role, so its clients get an object that looks for the credentials at each
-use, until they are there.
+boto3 searches for credentials when it creates a client. If the search finds none, the client never gets credentials.
+The server can start before its instance has an IAM role. Its clients therefore use a `LateCredentials` object, which
+repeats the search at each use until credentials exist.
 
-Invariant: after the credentials were found, botocore alone renews them.
+Invariant: once a search has found credentials, botocore alone renews them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SEARCH_SECONDS: Final = 5.0
 
 
 class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
-    """Credentials of AWS's usual sources, for which each use searches until a search finds them. Thread-safe.
+    """Credentials from botocore's usual sources. Each use searches the sources until one has credentials.
+
+    Thread-safe.
 
     Args:
         search: returns the credentials, or None if no source has any.
@@ -91,7 +93,10 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
         return getattr(self._found, "account_id", None)
 
     def load_credentials(self) -> LateCredentials:
-        """Return the object itself: a botocore session uses the object as its provider of credentials."""
+        """Return this object.
+
+        A botocore session calls this method on its provider of credentials, which is this object, too.
+        """
         return self
 
 

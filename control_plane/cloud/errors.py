@@ -16,7 +16,7 @@
     ├── RegionUnknown        no source names the AWS region of this server
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 
-The type alone decides whether a call may be retried.
+The class attribute `retryable` states whether a caller may retry the call.
 """
 
 from __future__ import annotations

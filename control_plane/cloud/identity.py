@@ -1,4 +1,4 @@
-"""Verifies signatures of instances with AWS's Security Token Service, in the control plane's own region.
+"""Verifies the identity of instances from signed requests, with AWS's Security Token Service (STS).
 
 Invariant: each verification sends one request, only to the configured host, and follows no redirects. The verification
 fails for any answer other than STS's answer to GetCallerIdentity.
@@ -34,7 +34,7 @@ _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """The settings with which the server verifies the identity of instances. They exist only if the cloud is AWS."""
+    """The parts with which the server verifies the identity of instances. Exists only if the cloud is AWS."""
 
     sts: RegionalSts
     region: str

@@ -1,4 +1,4 @@
-"""Describe calls of EC2 that name instances: batches side by side, without the ids that EC2 does not list.
+"""Describes many EC2 instances by id, in parallel batches, and skips ids that EC2 does not list.
 
 EC2 answers a call with an unknown id by the error `InvalidInstanceID.NotFound`, which names the unknown ids. The module
 repeats such a call without these ids. A filter would return the known instances in one call, but during the disruption
@@ -53,8 +53,8 @@ def described(ask: Ask[T], ids: Collection[NodeId], *, size: int) -> list[T]:
 def _of_known(ask: Ask[T], ids: Sequence[NodeId]) -> list[T]:
     """Return the descriptions of the ids that EC2 lists.
 
-    If EC2 refuses the call without an id of the batch in its message, the function halves the batch until the unknown
-    ids are isolated.
+    If EC2's error message names the unknown ids, the function repeats the call without them. If the message names none,
+    the function halves the batch until the unknown ids are isolated.
     """
     left = list(ids)
     while left:

@@ -60,13 +60,13 @@ class CloudEvent:
     """AWS's name of the kind of event."""
     at: datetime
     instance_ids: tuple[NodeId, ...] = ()
-    """The instances that the event names. Empty if it names none."""
+    """The instances that the event names. Empty if the event names none."""
     group: str = ""
     """The Auto Scaling group that the event names, if any."""
     capacity_reservation_id: str = ""
-    """The capacity block whose end AWS announces. If set, the event is about all instances of the block."""
+    """The capacity block whose end AWS announces. If set, the event concerns all instances of the block."""
     kind: NoticeKind | None = None
-    """The kind of notice, if the control plane cannot poll this announcement. None if the event is only a hint."""
+    """The kind of notice, if no API of AWS also reports this announcement. None if the event is only a hint to poll."""
     ends_at: datetime | None = None
     """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
@@ -201,7 +201,7 @@ def parse(body: str) -> CloudEvent | None:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The fields that every event has."""
+    """The fields that all kinds of AWS events have."""
 
     event_id: str
     detail_type: str

@@ -33,7 +33,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
-    """A presigned URL. Its holder may upload one body, whose digest and size the URL fixes."""
+    """A presigned URL. It permits the upload of one body, whose digest and size are part of the URL."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str]
@@ -61,11 +61,11 @@ class ObjectStore(Protocol):
             etag: ETag of the object to replace. Empty if no object may exist under the key.
 
         Returns:
-            Description of the stored object.
+            Size, ETag and time of the stored object.
 
         Raises:
-            ObjectChanged: an object exists although `etag` is empty, or the object has another ETag. If the answer to
-                an earlier attempt was lost, the object may be the caller's own.
+            ObjectChanged: an object exists although `etag` is empty, or the object has another ETag. If boto3 repeated
+                the call after a lost response, the caller itself may have written the object.
         """
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:

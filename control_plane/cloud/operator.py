@@ -1,8 +1,8 @@
 """The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
-Invariant: every destructive call names one instance. Capacity decreases only together with the termination of a named
-instance, or to the number of existing instances. Calls are synchronous, thread-safe and limited in time, and raise only
-`CloudError`. This module does not depend on jobs, agents or the database.
+Invariant: every destructive call names one instance. The desired capacity decreases only together with the termination
+of a named instance, or to the number of existing instances. Calls are synchronous, thread-safe and limited in time, and
+raise only `CloudError`. This module does not depend on jobs, agents or the database.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLEET_TAG = "everstep:fleet"
 """Everstep changes only groups with this tag. The value of the tag does not matter."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 IN_SERVICE = "InService"
-"""Lifecycle state of a member that works for its group."""
+"""Auto Scaling's lifecycle state of an instance in normal operation."""
 USER_SUSPENDED = "User suspended"
 """First words of Auto Scaling's reason for a suspension by a customer.
 
@@ -94,7 +94,7 @@ class MemberState:
 
     @property
     def lacks_protection(self) -> bool:
-        """Whether Everstep must protect the instance from scale-in by a call.
+        """Whether Everstep must call `protect_members` for the instance, because it lacks protection from scale-in.
 
         AWS refuses to protect a member in another state than InService, for example Pending or Terminating. A new
         member is protected when it enters service, if its group protected new instances at its launch.
@@ -103,9 +103,9 @@ class MemberState:
 
     @property
     def awaits_termination(self) -> bool:
-        """Whether a terminating hook holds the instance.
+        """Whether a terminating hook delays the end of the instance.
 
-        `complete_termination` lets AWS end the instance immediately.
+        After `complete_termination`, AWS ends the instance immediately.
         """
         return self.lifecycle_state == "Terminating:Wait"
 
@@ -231,10 +231,9 @@ class CloudOperator(Protocol):
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of a group.
+        """Return the current state of a group, including the settings that `complete_group` adds.
 
-        The result is that of `list_groups` for this name and `complete_group`. Raises `NotFound` if the group does not
-        exist.
+        Raises `NotFound` if the group does not exist.
         """
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
@@ -245,7 +244,7 @@ class CloudOperator(Protocol):
         """
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return a group of `list_groups` with its hooks, its policies and its instance type.
+        """Return a group from `list_groups`, completed by its hooks, scaling policies and instance type.
 
         These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag.
         """
@@ -257,7 +256,7 @@ class CloudOperator(Protocol):
         """
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set the group's desired capacity. Idempotent. Only decisions of the fleet loop lead to this call."""
+        """Set the group's desired capacity. Idempotent. Only decisions of the fleet loop cause this call."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a tagged group, or remove an already ended instance from the group.
@@ -278,10 +277,10 @@ class CloudOperator(Protocol):
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance of a tagged group in EC2, as a failure would. Idempotent.
+        """Terminate one instance of a tagged group through EC2, to simulate a failure. Idempotent.
 
-        Only drills use this method. The group and its hooks are not notified. Raises `NotFound` if the instance is no
-        member of the group or is terminating.
+        Only drills use this method. Auto Scaling and its lifecycle hooks get no announcement. Raises `NotFound` if the
+        instance is no member of the group or is terminating.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:

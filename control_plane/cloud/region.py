@@ -1,8 +1,8 @@
-"""Finds the AWS region of a server whose settings name none.
+"""Finds the AWS region of a server whose settings name no region, from these sources in order:
 
     AWS_REGION → AWS_DEFAULT_REGION → the profile in the AWS config file → the instance's metadata
 
-Invariant: no region is assumed. A server in the wrong region would find no group and no bucket.
+Invariant: there is no default region. A server with a wrong region would find neither its groups nor its bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def find_region() -> str:
     """Return the region that the environment of this process names.
 
     The server calls this function once at its start. On a machine outside EC2, the call can take a few seconds, until
-    the metadata service has not answered.
+    the request to the metadata service times out.
 
     Returns:
         Name of the region, such as `eu-west-1`.

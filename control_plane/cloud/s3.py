@@ -77,7 +77,7 @@ class S3ObjectStore:
             with translated():
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
         except NotFound as error:
-            # S3's answer to HEAD has no body, so it does not show whether the bucket or the object is missing.
+            # S3's response to HEAD has no body, so it does not state whether the bucket or the object is missing.
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
         return ObjectInfo(
             reference=reference,
@@ -106,7 +106,7 @@ class S3ObjectStore:
             "ContentLength": size_bytes,
             "ChecksumSHA256": checksum,
         }
-        with translated():  # botocore may have to fetch credentials, and this can fail.
+        with translated():  # To sign, botocore may have to fetch credentials, and this request can fail.
             url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
@@ -130,7 +130,8 @@ class S3ObjectStore:
 class _Unclosed:
     """A wrapper of a file, whose `close` does nothing.
 
-    s3transfer closes the files that it receives. This file must stay open for the code that opened it.
+    s3transfer closes the files that it uploads. This file must stay open, because the caller of `put_file` still uses
+    it.
     """
 
     def __init__(self, file: BinaryIO) -> None:

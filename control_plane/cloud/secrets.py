@@ -1,8 +1,8 @@
 """Stores the server's secrets in AWS Secrets Manager.
 
-Terraform creates the secrets without a value. Each server of an installation asks for the value. The first one stores
-the value that it generated, under a version id that follows from the secret's name. Secrets Manager refuses another
-value under the same id, so two servers that start at the same time read one value.
+Terraform creates the secrets without a value. Each server of an installation reads the value. The first server finds
+none, and stores a value that it generates. It derives the version id of this value from the secret's name. Secrets
+Manager rejects a second value with the same version id, so two servers that start at the same time use the same value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ManagedSecrets:
         self._prefix = prefix
 
     def kept(self, name: str, fresh: Callable[[], str]) -> str:
-        """Return the present value of a secret, or store the first one (see `Secrets.kept`).
+        """Return the value of a secret. If the secret has no value yet, store one first (see `Secrets.kept`).
 
         Args:
             name: name of the secret, with underscores.
@@ -55,7 +55,7 @@ class ManagedSecrets:
             with translated():
                 self._client.put_secret_value(SecretId=self._id(name), SecretString=value, ClientRequestToken=version)
         except InvalidRequest as error:
-            if error.code != "ResourceExistsException":  # Another server has stored its value.
+            if error.code != "ResourceExistsException":  # Another server has stored its value first.
                 raise
 
     def _id(self, name: str) -> str:

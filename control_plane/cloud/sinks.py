@@ -7,11 +7,10 @@
     detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
                   as in ListEvents
 
-Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. A partly
-refused call therefore cannot change the order of a job's events. If the receiver refuses an entry, the sink returns the
-receiver's reason.
-Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
-in total).
+Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. If the
+receiver rejects some entries of a call, the order of each job's events therefore stays correct. The sink then returns
+the receiver's reason. Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS
+(PublishBatch: 10 entries, 256 KB in total).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from control_plane.core.log_batches import Line
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Size limit for one entry, in bytes. Ten entries of this size fit into one call of EventBridge or SNS."""
+"""Maximum size of one entry in bytes. Ten entries of this size fit into one call of EventBridge or SNS."""
 ARN: Final = re.compile(
     r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
     r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
@@ -87,7 +86,7 @@ class _ServiceSink(ABC):
 
     @abstractmethod
     def _send(self, entries: Sequence[Entry]) -> _Refused | None:
-        """Make the call, and return the error of the first refused entry."""
+        """Call the AWS operation for all entries, and return the error of the first rejected entry."""
 
 
 @dataclass(frozen=True, slots=True)

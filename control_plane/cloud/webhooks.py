@@ -1,8 +1,8 @@
 """Sends events to webhooks: HTTPS receivers outside AWS.
 
-Each attempt resolves the receiver's name once, checks all addresses, and connects to a checked address. A name that
-changes its address between check and connection (DNS rebinding) therefore reaches nothing else. The sink follows no
-redirect.
+Each attempt resolves the receiver's name once, checks all addresses, and connects to a checked address. A receiver
+whose name changes its address between check and connection (DNS rebinding) therefore cannot redirect the sink to
+another machine. The sink follows no redirect.
 
 Invariant: the sink connects only to addresses that `core.webhooks` allows. TLS verifies the receiver's name.
 """
@@ -41,7 +41,7 @@ class WebhookSink:
 
     Args:
         target: the receiver, which `core.webhooks.target_of` has checked against the allowed hosts.
-        receivers: networks that this webhook may reach although they are not public.
+        receivers: networks that are not public, and that this webhook may reach nevertheless.
         keys: HMAC keys of at least 24 bytes. Each message has one signature per key.
         now: returns the present time in UTC, which each attempt sends as its timestamp.
         resolve: returns all IP addresses of a host name and port. It may block, and may raise OSError.
@@ -91,7 +91,7 @@ class WebhookSink:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one checked address, whatever its host's name resolves to meanwhile."""
+    """A connection to one IP address that the sink has checked. It does not resolve the receiver's name again."""
 
     def __init__(self, target: Target, address: str, context: ssl.SSLContext) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)

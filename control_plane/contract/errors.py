@@ -9,5 +9,5 @@ from __future__ import annotations
 class ContractError(Exception):
     """The generated clients cannot represent a part of the API.
 
-    The author must change the route or model.
+    The author of the route or model must change it.
     """

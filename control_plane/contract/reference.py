@@ -76,7 +76,10 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
 
 
 def _stream(path: str, method: str, operation: Json) -> Iterator[str]:
-    """Yield the lines that describe an operation with server-sent events. The service model lacks such operations."""
+    """Yield the lines that describe an operation with server-sent events.
+
+    The service model lacks such operations, so the description comes from the OpenAPI document.
+    """
     yield f"## {operation['operationId']}\n"
     yield f"{operation['description']}\n"
     yield f"`{method} {path}` · server-sent events: for browsers, and whatever reads `text/event-stream`\n"

@@ -178,7 +178,10 @@ def endpoint_rules() -> Json:
 
 
 class _Shapes:
-    """The shapes of the model under construction. An unnamed shape gets the name of the field that first uses it."""
+    """The shapes of the service model while the module builds it.
+
+    A shape without a name in the OpenAPI document gets the name of the field that first uses it.
+    """
 
     def __init__(self, components: Json) -> None:
         self._components = components
@@ -203,7 +206,7 @@ class _Shapes:
         return {"shape": name}
 
     def member(self, owner: str, field: str, schema: Json) -> Json:
-        """Return a structure's member: a reference to its shape, with its documentation."""
+        """Return the member of a structure: a reference to the shape of its values, and its documentation."""
         reference = self._reference(f"{owner}.{field}", owner, field, schema)
         said = [schema.get("description", ""), _default(schema)]
         if any(said):

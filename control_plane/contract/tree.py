@@ -1,6 +1,6 @@
 """The generated files and their paths in the checkout.
 
-Invariant: the module writes a file only if its content changes, so that modification times stay meaningful.
+Invariant: the module writes a file only if its content changes, so that the modification times of other files stay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The client's waiters, which poll until an object reaches a state.
 
-They are written by hand, because routes and models do not define them. `waiters` checks them against the service model.
+This module defines the waiters by hand, because routes and models do not determine them. The function `waiters` checks
+them against the service model.
 
 Invariant: a waiter never waits for a state that can no longer occur. In each final state, it succeeds or fails.
 """
@@ -17,7 +18,7 @@ Json = dict[str, Any]
 
 DELAY_SECONDS = 5
 TWELVE_HOURS = 43_200
-"""Default limit of a waiter, in seconds."""
+"""Seconds after which a waiter stops waiting, if the caller sets no limit."""
 
 
 def waiters(model: Json) -> Json:
@@ -142,7 +143,7 @@ def _fields(node: Json) -> list[str]:
 
 
 def _compared(node: Json) -> list[tuple[str, object]]:
-    """Return each field that a waiter's expression compares with a literal, paired with this literal."""
+    """Return each field that a waiter's JMESPath expression compares with a literal, paired with this literal."""
     children = [child for child in node["children"] if isinstance(child, dict)]
     if node["type"] == "comparator" and [child["type"] for child in children] == ["field", "literal"]:
         return [(children[0]["value"], children[1]["value"])]
