@@ -1,6 +1,6 @@
-"""Entry point of a server: `python -P -m control_plane`.
+"""Entry point of a control-plane server: `python -P -m control_plane`.
 
-`everstep server` starts it.
+The command `everstep server` starts this module.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ EXIT_REFUSED = 2
 """Exit code for invalid settings or a wrong schema. The log message says what to change."""
 EXIT_FAILED = 1
 WILDCARDS = ("0.0.0.0", "::")
-"""Addresses to listen on that no other machine can connect to."""
+"""Wildcard addresses for listening. A client cannot use them as the server's address."""
 GRACE_SECONDS = 5
 """Seconds that open requests may take to finish after the server receives SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Command-line options that are not part of `Settings`."""
+    """Options of the command line that only `main` uses, and that are not part of `Settings`."""
 
     is_migrating: bool
     ready_file: Path | None
@@ -317,9 +317,9 @@ def _retention(given: Sequence[str]) -> Retention:
 
 
 def _announce(settings: Settings) -> None:
-    """Log the timeouts and the event queue, then ask AWS for the account and log it.
+    """Log the timeouts, the event queue and the AWS account of the server.
 
-    Runs before the server opens or changes anything.
+    `main` calls this function before the server opens or changes anything. The account comes from a request to AWS.
     """
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
@@ -378,7 +378,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         manager = ServiceManager()
 
         def announce() -> None:
-            # The socket already listens, so a client that reads the ready file can connect immediately.
+            # The socket listens before the ready file exists, so a client that reads the file can connect immediately.
             _tell(url, settings, ready_file)
             manager.notify("READY=1")
 
@@ -399,8 +399,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
-        # After its graceful stop, uvicorn raises these signals again for the previous handlers. The process ignores the
-        # repeated signals, so that it exits with code 0.
+        # After its graceful stop, uvicorn sends SIGTERM or SIGINT to this process again. The process ignores the second
+        # signal, so that it exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         server = Server(config)
@@ -410,13 +410,16 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
 
 def _crash(server: Server, crashed: asyncio.Event) -> None:
-    """Stop the server, so that systemd starts it again. Without its loops, the server would only seem to work."""
+    """Stop the server after a background loop has crashed, so that systemd restarts it.
+
+    Without its background loops, the server would still answer requests, but would manage no job and no fleet.
+    """
     crashed.set()
     server.should_exit = True
 
 
 async def _run(server: Server, listener: socket.socket, manager: ServiceManager) -> None:
-    """Serve until a signal, and report to systemd that the event loop runs."""
+    """Serve requests until a signal stops the server. Meanwhile, report to systemd's watchdog."""
     alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
     try:
         await server.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""Creates all parts of the server and connects them (the composition root).
+"""Creates all parts of a control-plane server and connects them.
 
     settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
 
@@ -78,8 +78,8 @@ log = logging.getLogger(__name__)
 LOOP_THREADS = 32
 """Number of threads for calls to the database and to AWS.
 
-The number does not depend on the number of cores, because the threads mostly wait. Requests that read or upload data
-use a separate pool of threads.
+The number does not depend on the number of cores, because the threads mostly wait. Requests that download or upload
+data use separate threads (`api.caller_threads`).
 """
 KEEP_ALIVE_SECONDS = 75
 """Time after which the server closes a connection without requests.
@@ -92,10 +92,10 @@ STOP_SECONDS = 10.0
 
 
 class Loop(Protocol):
-    """A background task that runs for as long as the server."""
+    """A background task of the server, which works on jobs, fleets or exports until the server stops."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the loop until `stop` is set. Then release the loop's leases and return."""
+        """Run the loop until `stop` is set. Then release the leases that the loop holds, and return."""
 
 
 def create_app(
@@ -119,8 +119,8 @@ def create_app(
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
         now: returns the present time in UTC.
-        replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot, and answer
-            without the facts that only this server knows.
+        replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot reach this
+            server, and answer without the facts that only this server has.
         when_ready: called in a thread after the application has started. It may block.
         when_crashed: called on the event loop when a background task has ended with an exception. The caller then ends
             the process, because the application does not start the task again.
@@ -256,7 +256,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=gate.protocol(),
-        log_config=None,  # uvicorn then logs in the format of this process.
+        log_config=None,  # With None, uvicorn logs in the format of this process.
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -276,7 +276,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen. uvicorn's `serve` calls this once.
 
-        A TLS handshake gets the same time limit as request headers. asyncio's default limit is 60 seconds.
+        The method limits TLS handshakes to the time for request headers. asyncio's default limit is 60 seconds.
         """
         if self.config.is_ssl:
             loop: Any = asyncio.get_running_loop()
@@ -292,9 +292,9 @@ class Server(uvicorn.Server):
 
 
 def _webhooks(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, EventSink]:
-    """Return the sinks of webhooks by export name.
+    """Return one event sink per webhook, by the name of the export.
 
-    The name is a label of metrics. It omits the URL's path, because the path may be a credential.
+    Metrics show this name as a label. The name omits the URL's path, because the path may be a credential.
     """
     receivers, keys = webhooks.allowed(settings.webhook_receivers), [*map(webhooks.key_of, settings.webhook_secrets)]
     targets = {url: webhooks.target_of(url, receivers) for url in settings.webhooks}

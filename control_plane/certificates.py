@@ -1,7 +1,7 @@
 """Issues the TLS certificates with which the agents of a fleet authenticate each other.
 
-Each fleet has a certificate authority. Its key derives from the server secret, like the keys of generations. Restarted
-servers and other replicas therefore have the same authority, and no database row or file holds its key.
+Each fleet has a certificate authority. All servers derive the authority's key from the server secret, so a restarted
+server and other servers have the same authority. No database row and no file contains the key.
 
 Invariant: a certificate names one node of one fleet, and is valid for at most 25 hours.
 """
@@ -23,11 +23,11 @@ from everstep.protocol.ids import FleetName, NodeId
 
 _AUTHORITY_FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
 _AUTHORITY_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""The time that RFC 5280 (section 4.1.2.5) defines for certificates without an end."""
+"""End of an authority's validity. RFC 5280 (section 4.1.2.5) defines this time for certificates that do not expire."""
 
 
 class FleetAuthorities:
-    """The certificate authorities of all fleets.
+    """The certificate authorities of all fleets, each of which issues certificates to the fleet's agents.
 
     Args:
         secret: the server secret, which all control-plane servers share.

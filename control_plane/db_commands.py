@@ -1,7 +1,7 @@
 """The commands `everstep db backup | restore | check | migrate`: `python -P -m control_plane.db_commands`.
 
-The commands find the database as the server does. They need neither a running server nor a token, so they work while
-the database is all that is left.
+The commands use the same settings as the server to find the database. They need neither a running server nor a token,
+so they also work when only the database has survived.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger("everstep.db")
 
 EXIT_FAILED = 1
-"""Exit code for a damaged database, and for a program, a disk or a cloud that failed."""
+"""Exit code if the database is damaged, or if a program, a disk or the cloud failed."""
 EXIT_REFUSED = 2
-"""Exit code for a command that the user must change. The message says what to change."""
+"""Exit code if the user must change the command. The message says what to change."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +132,10 @@ def _url(given: argparse.Namespace) -> str:
 
 
 def _existing(given: argparse.Namespace) -> Database:
-    """Open the database. A connection to a SQLite file that does not exist would create the file."""
+    """Open the database that the options name.
+
+    The function rejects a SQLite file that does not exist, because a connection would create an empty file.
+    """
     database = Database(_url(given))
     if database.is_sqlite and not Path(str(database.url.database)).exists():
         raise SchemaMismatch(
@@ -168,21 +171,22 @@ def _restore(given: argparse.Namespace) -> int:
 def restore(
     file: Path, url: str, connect: Callable[[], ObjectStore] | None, now: datetime
 ) -> tuple[Generation, dict[str, RunChanges]]:
-    """Restore a backup to an empty database, so that no generation number, key or event id is used twice.
+    """Restore a backup to an empty database. Afterwards, no generation number, key or event id is used a second time.
 
     Args:
         file: a file of `everstep db backup`.
         url: SQLAlchemy URL of the database, which has no tables.
-        connect: returns the object store that has the checkpoints. The function calls it only if the backup has
-            unfinished jobs. None: S3 is not asked.
+        connect: returns the object store with the jobs' checkpoints. The function calls it only if the backup has
+            unfinished jobs. None: the restore ignores the checkpoints in S3.
         now: the time in UTC.
 
     Returns:
-        The number above which new generations are numbered, and the changes of each unfinished run that S3 required.
+        The number that all new generation numbers exceed, and the changes of each unfinished run that its manifests in
+        S3 required.
 
     Raises:
         DatabaseError: the backup or the database cannot be used. See `backups`.
-        CloudError: S3 does not answer. The database stays without a schema version, so no server starts on it.
+        CloudError: S3 does not answer. The restored database has no schema version, so no server starts on it.
         ImplausibleClock: `now` is before the backup.
     """
     database = backups.load(file, url)
@@ -209,9 +213,9 @@ def _objects(given: argparse.Namespace) -> ObjectStore:
 
 
 def found_in_s3(objects: ObjectStore, run: RestoredRun) -> RunChanges:
-    """Return the changes that the manifests of a run in S3 require.
+    """Return the changes of a restored run that the run's manifests in S3 require.
 
-    Invalid manifests, and manifests that name objects outside of their run, are skipped with a warning.
+    The function skips invalid manifests, and manifests that name objects of other runs, with a warning.
 
     Raises CloudError if S3 does not answer or refuses the requests.
     """

@@ -30,7 +30,7 @@ class InvalidTransition(ControlPlaneError):
         entity: the job or node, as `job gpt` or `node i-0abc`.
         state: state of the entity when the event arrived.
         event: the event without a transition.
-        story: earlier transitions that led to the current state, one sentence each.
+        story: the entity's earlier transitions up to the current state, one sentence each.
     """
 
     def __init__(self, entity: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
@@ -43,16 +43,16 @@ class InvalidTransition(ControlPlaneError):
 
 
 class ImpossiblePlacement(ControlPlaneError):
-    """The requested copies of each shard need more nodes than exist, or fewer than one copy was requested."""
+    """The requested number of copies per shard exceeds the number of nodes, or is less than one."""
 
 
 class TooManyCases(ControlPlaneError):
-    """The exact probability of a recovery needs more cases than the limit of the computation permits."""
+    """The exact computation of a recovery probability would have to examine more cases than its limit permits."""
 
 
 class ImplausibleClock(ControlPlaneError):
-    """The machine's clock shows a time that cannot be right."""
+    """The machine's clock shows a time that contradicts stored times, such as a time before a backup."""
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A timeout is not positive, or it is shorter than another timeout that must end first."""
+    """A timeout is not positive, or it is shorter than another timeout that must expire before it."""

@@ -1,16 +1,16 @@
-"""Limits HTTP connections that have not sent a valid token yet.
+"""Limits the number and the duration of HTTP connections that have not sent a valid token yet.
 
 uvicorn has no deadline for request headers, and no limit on connections per address.
 
 - Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
-- Until a request has a valid token, the connection counts toward `max_strangers`. At the limit, a new connection closes
-  the oldest one of the address with the most connections.
+- Until a connection has sent a request with a valid token, it counts toward `max_strangers`. At this limit, the server
+  accepts a new connection and closes the oldest counted connection of the address that has the most.
 - After a request with a valid token, neither limit applies to the connection.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. The server answers a
 client that sends its request immediately, even while thousands of slow connections share its address behind a proxy.
 
-Invariant: connections without a valid token hold at most `max_strangers` descriptors.
+Invariant: connections without a valid token occupy at most `max_strangers` file descriptors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPEN_FILES: Final = 65_536
 Each connection of an agent, browser or API client needs one.
 """
 TRUST: Final = "everstep.trust"
-"""Key in a request's state for a function that ends the limits of the request's connection.
+"""Key in a request's ASGI state. The value is a function that exempts the request's connection from the limits.
 
 The API calls the function, without arguments, once it has verified the request's token.
 """
@@ -78,9 +78,9 @@ class Gate:
         return partial(GuardedHttp, gate=self)
 
     def enter(self, connection: GuardedHttp) -> None:
-        """Count a new connection.
+        """Count a new connection, which has not sent a valid token.
 
-        Above the limit, close the oldest connection of the address with the most connections.
+        Above the limit, close the oldest counted connection of the address that has the most.
         """
         self._strangers[connection] = connection.client[0] if connection.client else ""
         if len(self._strangers) <= self._max_strangers:

@@ -1,6 +1,7 @@
-"""Gives a control-plane process an identity.
+"""Determines the identity of a control-plane process, with which it claims leases.
 
-The identity lets a restarted server take over the leases of its dead predecessor immediately.
+With this identity, a restarted server takes over the leases of its dead predecessor immediately. Each process locks a
+file in its state directory. The locked file and the boot of the machine determine its *lineage*:
 
     <state directory>/replicas/0   locked while a process lives
                                1   for a second process with the same state directory
@@ -28,9 +29,9 @@ from types import TracebackType
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
-"""Limit of processes with a lineage per state directory.
+"""Maximum number of processes with a lineage per state directory.
 
-Further processes get an owner without a lineage, so after a restart they wait until their old leases expire.
+Further processes have an identity without a lineage. After a restart, they must wait until their old leases expire.
 """
 
 
@@ -38,8 +39,8 @@ class Replica:
     """The identity of this process, and the file lock that proves the identity. A context manager that holds the lock
     until its end.
 
-    The state directory of the server must be writable. `url` is the address at which the other servers of the
-    installation reach this one; empty if they cannot.
+    The state directory of the server must be writable. `url` is the URL at which the other servers of the installation
+    reach this server. It is empty if they cannot reach it.
     """
 
     def __init__(self, state_directory: Path, url: str = "") -> None:
@@ -61,7 +62,7 @@ class Replica:
 
 
 def is_predecessor(owner: str, other: str) -> bool:
-    """Return whether `other` is a dead process that `owner` has replaced.
+    """Return whether the owner `other` of a lease is a dead process, whose place the calling process has taken.
 
     Args:
         owner: owner of the calling process.

@@ -1,7 +1,7 @@
 """Creates and stores the server's secrets: the first administrator's token and the server secret.
 
 Each secret is a file in the state directory, or a secret of AWS Secrets Manager (`control_plane.cloud.secrets`). The
-server's id is public, and does not depend on the secrets, so that agents keep their settings when a secret changes.
+server's id is public. It does not depend on the secrets, so agents need no new settings when a secret changes.
 
 Invariant: the first start generates each value. All later starts, and all other servers, read the same value.
 """
@@ -63,9 +63,9 @@ class SecretFiles:
 
 
 def server_secret(stored: Secrets) -> bytes:
-    """Return the secret from which the server derives generation keys.
+    """Return the server secret, from which the server derives the key of each generation.
 
-    If the secret is lost, the running generations end, because their keys can no longer be derived.
+    If the secret is lost, the server cannot derive the keys of running generations any more, and these generations end.
     """
     return bytes.fromhex(stored.kept(SERVER_SECRET, lambda: secrets.token_hex(SERVER_SECRET_BYTES)))
 
@@ -79,18 +79,19 @@ def server_id(stored: Secrets) -> str:
 
 
 def ensure_admin(database: Database, stored: Secrets, now: datetime) -> None:
-    """Create the first administrator's token, unless one exists in the database.
+    """Create the first administrator's token, unless the database has an administrator's token.
 
-    The secret is stored before the database is written. After a crash between the two writes, the next start stores the
-    digest of the same token in the database.
+    The function stores the token as a secret before it writes the token's digest to the database. After a crash between
+    the two writes, the next start stores the digest of the same token in the database.
     """
     with database.read() as session:
         if tokens.has_admin(session):
             return
-    secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)  # may ask AWS, so no transaction is open
+    # This call may send a request to AWS, so it runs outside of a transaction.
+    secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)
     with database.write() as session:
         if tokens.has_admin(session):
-            return  # Another server was faster, and stored the same token.
+            return  # Another server has already written the digest of the same token.
         tokens.mint(
             session,
             NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"),
@@ -100,7 +101,7 @@ def ensure_admin(database: Database, stored: Secrets, now: datetime) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file that only its owner can read. The file appears completely or not at all."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

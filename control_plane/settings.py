@@ -1,6 +1,7 @@
 """Defines the settings of a server, from the command line and the environment.
 
-Invariant: a `Settings` object is consistent. Contradictions raise `InvalidSettings` before the server opens anything.
+Invariant: a `Settings` object is consistent. Contradictory options raise `InvalidSettings` before the server opens a
+file, a database or a socket.
 """
 
 from __future__ import annotations
@@ -57,9 +58,12 @@ class Settings:
     webhooks: tuple[str, ...] = ()
     """HTTPS URLs that receive the events of jobs."""
     webhook_receivers: tuple[str, ...] = ()
-    """Host names that `webhooks` may name, and networks that are not public and that webhooks may reach."""
+    """Host names that `webhooks` may contain, and non-public networks that webhooks may reach."""
     webhook_secrets: tuple[str, ...] = ()
-    """Secrets that sign the messages to webhooks. The second one is the old secret during a rotation."""
+    """Secrets with which the server signs its messages to webhooks.
+
+    During a rotation, the second secret is the old one.
+    """
     otlp_endpoint: str = ""
     """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
     log_group: str = ""
@@ -72,11 +76,11 @@ class Settings:
     trusted_proxies: tuple[str, ...] = ("127.0.0.1",)
     """Addresses and networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto the server believes."""
     detection_seconds: float = 3.0
-    """Target time to detect a failure. All timeouts are derived from it."""
+    """Target time in seconds to detect a failure. The server derives all timeouts from this value."""
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     retention: Retention = DEFAULT
-    """Limits for the age of rows in growing tables of the database."""
+    """Limits of age and number of the rows in growing tables, beyond which the server deletes rows."""
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -180,7 +184,7 @@ class Settings:
 
     @property
     def database(self) -> str:
-        """URL of the database: `database_url`, or SQLite in the state directory if that is empty."""
+        """URL of the database: `database_url`, or a SQLite file in the state directory if `database_url` is empty."""
         return self.database_url or embedded_database(self.state_directory)
 
 

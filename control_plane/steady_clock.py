@@ -1,8 +1,8 @@
 """Provides the control plane's clock: Unix time that never jumps.
 
-The control plane computes deadlines and the silence of agents as differences of two readings. NTP or an administrator
-may set the wall clock at any time. This clock advances with the kernel's boot clock and approaches the wall clock
-slowly.
+The control plane computes deadlines, and how long an agent has been silent, as differences of two clock readings. NTP
+or an administrator may set the wall clock at any time. This clock therefore advances with the kernel's boot clock, and
+approaches the wall clock slowly.
 
 Invariant: within a process, the difference of two readings deviates from the elapsed time by at most 5 %.
 """
@@ -27,7 +27,7 @@ def boot_seconds() -> float:
 
 
 class SteadyClock:
-    """A clock whose call returns the time. Thread-safe."""
+    """A clock that never jumps. A call of the object returns the present time. Thread-safe."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
         """Start the clock at the present time of the wall clock.

@@ -6,7 +6,8 @@
 
 `Tracer` records nothing. `otlp_tracer` returns a tracer that exports over OTLP/HTTP, if the extra `otel` is installed.
 
-Invariant: a span contains names, ids and reasons only. Tracing never delays a pass: another thread exports the spans.
+Invariant: a span contains names, ids and reasons only. Tracing never delays a background loop, because another thread
+exports the spans.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ EXPORT_SECONDS = 5.0
 
 
 class TracingUnavailable(Exception):
-    """An endpoint for traces is set, but the extra `otel` is not installed."""
+    """The settings name an endpoint for traces, but the package's extra `otel` is not installed."""
 
 
 class Tracer:
-    """Records nothing. Used without an endpoint for traces."""
+    """A tracer that records nothing, and base class of the exporting tracer.
+
+    The server uses this class if the settings name no endpoint for traces.
+    """
 
     is_recording = False
 
@@ -55,7 +59,10 @@ class Tracer:
 
 
 class ExportingTracer(Tracer):
-    """Records spans with a provider of the OpenTelemetry SDK. The tracer owns the provider."""
+    """A tracer that exports spans with the OpenTelemetry SDK.
+
+    The tracer owns its SDK provider, and stops it in `close`.
+    """
 
     is_recording = True
 
