@@ -1,7 +1,7 @@
-"""The database: one module per kind of record.
+"""Reads and writes the control plane's database, with one module per kind of record.
 
 Functions accept and return frozen dataclasses.
 
-Invariant: functions of this package never return ORM rows. While a transaction is open, no code calls anything outside
-the database.
+Invariant: functions of this package never return ORM rows. While a transaction is open, no code sends requests to AWS,
+to agents or to other servers.
 """

@@ -30,7 +30,7 @@ class NewAuditEntry:
     """Project that the request or the token names. Empty if the token may access every project."""
     token_id: str
     caller: str
-    """Description of the caller's token."""
+    """Description of the caller's token, which a user entered when creating it."""
     role: str
     source_address: str
     """IP address of the client. Empty if the server does not know the address."""

@@ -20,7 +20,7 @@ _SCOPE = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRecord:
-    """The row of the pause."""
+    """The pause of all automatic actions: who paused them, when, and why."""
 
     paused_at: datetime
     paused_by: str
@@ -29,7 +29,10 @@ class PauseRecord:
 
     @property
     def words(self) -> str:
-        """A clause for reasons of jobs and fleets: who paused automation, and why."""
+        """A clause that states who paused automation, and why.
+
+        The reasons of jobs and fleets contain this clause during the pause.
+        """
         return f"{self.paused_by} paused all automatic actions: {self.reason}"
 
 
@@ -50,7 +53,7 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
 
     Args:
         session: from `Database.write`.
-        wanted: its reason may have at most 256 characters.
+        wanted: the pause to store. Its reason has at most 256 characters.
 
     Returns:
         Whether the pause is new. False if automation is already paused for the same reason.

@@ -1,4 +1,4 @@
-"""Backs the database up to a file, and restores it from one.
+"""Writes a backup of the database to a file, and restores the database from such a file.
 
     SQLite        the file is a SQLite database, copied with SQLite's online backup
     PostgreSQL    the file is a dump of pg_dump in custom format
@@ -7,10 +7,12 @@ A backup contains the digests of tokens, but neither the tokens nor the server s
 
     back_up   servers may run; the file has one consistent state
     load      restores the file. No server can start on the result yet
-    finish    one transaction: migrates the schema, raises all numbers, applies the changes that S3 requires
+    finish    one transaction: migrates the schema, raises generation numbers and event ids, and applies the changes
+              that S3 requires
     publish   SQLite: moves the complete file to its place
 
-Invariant: a server never starts on a restored database whose numbers were not raised (`core.database_restore`).
+Invariant: a server never starts on a restored database before `finish` has raised its generation numbers and event ids
+(`core.database_restore`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _SUFFIXES: Final = ("", "-wal", "-shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredRun:
-    """The numbers and checkpoints of an unfinished run in a backup."""
+    """The generation numbers and checkpoints that a loaded backup has of an unfinished run."""
 
     run_id: str
     checkpoint_uri: str
@@ -49,24 +51,24 @@ class RestoredRun:
     generations: frozenset[ids.Generation]
     complete: frozenset[tuple[ids.Generation, ids.Step]]
     deleted: frozenset[tuple[ids.Generation, ids.Step]]
-    """Checkpoints that are deleted or under deletion."""
+    """Checkpoints that the control plane has deleted or is deleting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredManifest:
-    """A manifest in S3 and its bytes, which the row of a checkpoint repeats."""
+    """A checkpoint's manifest in S3, with its bytes, of which the checkpoint's row contains a copy."""
 
     bucket: str
     key: str
     body: bytes
     object_bytes: int
-    """Total size of the checkpoint's objects in bytes, without frozen objects."""
+    """Total size of the checkpoint's objects in bytes, without the shared objects of frozen parameters."""
     modified_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """The changes of one run, with the manifests that they need."""
+    """The changes that the objects in S3 require in one restored run, with the manifests of the checkpoints to add."""
 
     changes: Reconciliation
     manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]
@@ -107,14 +109,14 @@ def back_up(database: Database, file: Path) -> None:
 
 
 def load(file: Path, url: str) -> Database:
-    """Load a backup. The result is not usable by a server before `finish` and `publish`.
+    """Load a backup into a new database. No server can use it before `finish` and `publish`.
 
     Args:
         file: a file that `back_up` wrote.
         url: SQLAlchemy URL of a database that does not exist yet (SQLite) or has no tables (PostgreSQL).
 
     Returns:
-        The loaded database, which the caller closes. For SQLite, it is a temporary file beside its final place.
+        The loaded database, which the caller closes. A SQLite database is in a temporary file beside the file of `url`.
 
     Raises:
         UnusableBackup: the file is no backup, is damaged, or belongs to the other kind of database.
@@ -147,9 +149,9 @@ def newest_time(database: Database) -> datetime | None:
 
 
 def runs(database: Database) -> tuple[RestoredRun, ...]:
-    """Return the numbers and checkpoints of every unfinished run in a loaded backup, by run id.
+    """Return every unfinished run of a loaded backup, by run id.
 
-    Finished runs launch no more generations.
+    A finished run launches no more generations, so a restore need not raise its numbers.
     """
     with database.read() as session:
         numbers: dict[str, set[ids.Generation]] = {}
@@ -182,12 +184,12 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
 
     Args:
         database: the result of `load`.
-        file: the backup, which has the schema revision of a PostgreSQL database.
-        changes: the changes that S3 requires, by run id.
+        file: the backup file. The function reads the schema revision of a PostgreSQL database from it.
+        changes: the changes that the objects in S3 require, by run id.
         now: the time in UTC.
 
     Returns:
-        The number above which all generations from now on are numbered.
+        The number that all generation numbers exceed from now on.
 
     Raises:
         SchemaMismatch: a newer version of Everstep made the backup.
@@ -211,14 +213,14 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
 
 
 def publish(database: Database, url: str) -> None:
-    """Close a finished database. For SQLite, move its file to the place that the URL names.
+    """Close a restored database after `finish`. Move a SQLite file to the path in the URL.
 
     Args:
         database: the result of `load`, after `finish`.
         url: the URL that `load` received.
 
     Raises:
-        DatabaseInUse: a file appeared at this place during the restore.
+        DatabaseInUse: another process created a file at this path during the restore.
     """
     database.close()
     if not database.is_sqlite:
@@ -233,7 +235,7 @@ def publish(database: Database, url: str) -> None:
 
 
 def discard(database: Database) -> None:
-    """Close a loaded database. For SQLite, delete its temporary file. Idempotent."""
+    """Close a loaded database that is not published, and delete a SQLite database's temporary file. Idempotent."""
     database.close()
     if database.is_sqlite:
         _unlink(Path(str(database.url.database)))
@@ -246,7 +248,10 @@ def _raise_numbers(session: Session, first: ids.Generation) -> None:
 
 
 def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
-    """Store the generations and checkpoints that the backup lacks, and mark checkpoints that S3 lacks as deleted."""
+    """Add the generations and checkpoints that the backup lacks.
+
+    Also mark checkpoints as deleted if S3 no longer has their manifest.
+    """
     changes = run.changes
     seen_at: dict[ids.Generation, datetime] = {}
     for (generation, _), manifest in run.manifests.items():
@@ -283,7 +288,7 @@ def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> Non
 
 
 def _record(session: Session, connection: Connection, first: ids.Generation, now: datetime) -> None:
-    """Store the event DatabaseRestored, whose id is above all ids that were issued since the backup."""
+    """Store the event DatabaseRestored. Its id exceeds all event ids that were issued after the backup."""
     number = database_restore.first_event_id(events.newest_id(session), now.timestamp())
     message = f"The database was restored from a backup. New generations have numbers above {first}."
     session.add(Event(id=number, at=now, type="DatabaseRestored", message=message))
@@ -316,7 +321,7 @@ def _load_sqlite(file: Path, place: Path) -> Database:
                 "the restored database works"
             )
     staged = place.with_name(f".{place.name}.restoring")
-    _unlink(staged)  # may remain of a restore that was killed
+    _unlink(staged)  # An earlier restore that was killed may have left this file.
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -335,12 +340,15 @@ def _load_sqlite(file: Path, place: Path) -> Database:
 
 
 def _copy_sqlite(origin: Path, copy: Path) -> None:
-    """Copy one state of a SQLite database, which others may write meanwhile, and check the copy."""
-    # The origin is opened for reading only, but not as immutable, which would ignore its write-ahead log.
+    """Copy one consistent state of a SQLite database, and check the copy.
+
+    Servers may write to the database meanwhile.
+    """
+    # Open the origin read-only, but not with SQLite's option `immutable`, which would ignore its write-ahead log.
     source = f"{origin.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(source, uri=True)) as reading, closing(sqlite3.connect(copy)) as writing:
         reading.backup(writing)
-        writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log
+        writing.execute("PRAGMA journal_mode=DELETE")  # The copy must be one file, without a separate write-ahead log.
         problems: Sequence[tuple[str]] = writing.execute("PRAGMA integrity_check(3)").fetchall()
     if problems != [("ok",)]:
         raise sqlite3.DatabaseError("; ".join(each[0] for each in problems))

@@ -1,4 +1,4 @@
-"""Checkpoints: sets of shards in S3.
+"""Checkpoints: complete sets of shards in S3, and sets whose shards agents are still uploading.
 
 A checkpoint is complete once S3 has its manifest.
 
@@ -106,9 +106,9 @@ def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
 
 
 def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:
-    """Return the keys of the objects with frozen parameters of these checkpoints.
+    """Return the S3 keys of the objects that contain frozen parameters of these checkpoints.
 
-    Training does not change frozen parameters, so several checkpoints share one object.
+    Training does not change frozen parameters, so several checkpoints share one such object.
     """
     manifests = (each.contents() for each in rows)
     return frozenset(frozen.key for each in manifests if each is not None for frozen in each.frozen)
@@ -184,16 +184,16 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 
 
 def deleted_counts(session: Session) -> dict[str, int]:
-    """Return the number of deleted checkpoints of each run that has any."""
+    """Return the number of deleted checkpoints by run. Runs without a deleted checkpoint are missing."""
     query = select(Checkpoint.run_id, func.count()).where(Checkpoint.state == DELETED).group_by(Checkpoint.run_id)
     return {row[0]: row[1] for row in session.execute(query)}
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
-    """Return the runs whose checkpoints the checkpoint keeper must check.
+    """Return the runs whose checkpoints `loop.checkpoint_keeper` must delete or check against the job's limits.
 
-    The result contains each run with a checkpoint in state deleting. It also contains each run with a limit and at
-    least two complete checkpoints, because these may exceed the limit.
+    The result contains each run with a checkpoint in state deleting. It also contains each run that has a limit and at
+    least two complete checkpoints, because these checkpoints may exceed the limit.
     """
     has_limit = or_(
         *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
@@ -242,12 +242,14 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
 
 
 def mark_damaged(session: Session, lease: Lease, generation: int, step: int, reason: str, now: datetime) -> None:
-    """Record that a restore found a checkpoint damaged. The reason of an earlier verdict stays.
+    """Record that a restore found a checkpoint damaged.
+
+    If an earlier verification or restore has already found damage, its description remains.
 
     Args:
         session: from `Database.write`.
         lease: lease of the checkpoint's job.
-        generation: generation whose nodes uploaded the checkpoint. A later generation may have restored the checkpoint.
+        generation: generation whose nodes uploaded the checkpoint. The generation that restored it may be a later one.
         step: number of finished optimizer steps.
         reason: what the restore found. Not empty.
         now: the time in UTC.

@@ -1,4 +1,4 @@
-"""Checks that a database is intact: its schema, its file, its references and its numbers.
+"""Checks that a database is intact: its schema, its file, its foreign keys and its generation numbers.
 
 Invariant: a check only reads. Servers may run meanwhile.
 """
@@ -15,11 +15,13 @@ from control_plane.db.models import Base, Generation, Implication, Job
 from control_plane.db.session import Database
 
 SHOWN_ROWS = 3
-"""Limit of the rows that one finding names."""
+"""Maximum number of rows that each check reports."""
 
 
 def check(database: Database) -> tuple[str, ...]:
-    """Return the faults of a database, one sentence each. The result is empty if the database is intact.
+    """Return the faults that the checks found in a database, one sentence each.
+
+    The result is empty if the database is intact.
 
     Raises SchemaMismatch if the database has another schema than this version needs.
     """
@@ -36,7 +38,10 @@ def _file(session: Session, database: Database) -> Iterator[str]:
 
 
 def _references(session: Session) -> Iterator[str]:
-    """Yield a finding for each foreign key that names no row, on SQLite and on PostgreSQL."""
+    """Yield a sentence for each foreign key that refers to rows that do not exist.
+
+    The query works on SQLite and on PostgreSQL.
+    """
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_key_constraints:
             other = key.referred_table.alias()
@@ -49,7 +54,7 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def _numbers(session: Session) -> Iterator[str]:
-    """Yield a finding for each job that would reuse a generation number, or whose generation is missing."""
+    """Yield a sentence for each job that would reuse a generation number, or whose generations have missing rows."""
     newest = select(func.max(Generation.number)).where(Generation.run_id == Job.run_id).scalar_subquery()
     for name, issued, number in session.execute(
         select(Job.name, Job.issued_generation, newest).where(newest > Job.issued_generation).limit(SHOWN_ROWS)

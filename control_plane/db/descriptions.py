@@ -6,7 +6,7 @@
 DescribeTrainingJob is the most frequent call of waiters and scripts. The queries use SQLAlchemy's Core tables, because
 the creation of ORM objects takes longer than the database's answer.
 
-Invariant: all data of a description is from the same moment.
+Invariant: all data of a description belongs to one consistent state of the database.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _DRILL: Final = Drill.__table__.c
 
 
 def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-    # A name can match jobs of several projects, but a scalar subquery must return one row. `ByNameOrRun` rejects such a
-    # name, so no caller gets the totals of the wrong job.
+    # A name can match jobs of several projects, but a scalar subquery must return one row. The choice of `min` does not
+    # matter, because `ByNameOrRun` rejects such a name.
     run_id = select(func.min(_JOB.run_id)).where(*conditions).scalar_subquery()
     totals = incidents.totals_where_run(run_id).subquery()
     open_drill = select(_DRILL.id).where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None)).limit(1)
@@ -58,7 +58,7 @@ _TOTALS_WIDTH: Final = len(dataclasses.fields(IncidentTotals))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """A job with its related rows."""
+    """A job, with everything from other tables that DescribeTrainingJob returns."""
 
     job: JobRecord
     plan: GenerationPlan | None

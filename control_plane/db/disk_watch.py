@@ -1,4 +1,4 @@
-"""Detects a full disk from failed writes of requests and of the server's loops.
+"""Detects full disks from failed writes of requests and of the server's background loops.
 
     Database.write   reports each failed transaction, on SQLite and on PostgreSQL
     Envelope         reports each failed request that writes a file, such as a temporary file of a source archive
@@ -28,7 +28,7 @@ _POSTGRESQL_DISK_FULL = "53100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDisk:
-    """A full disk to which the service writes."""
+    """A disk to which the server cannot write, because the disk is full."""
 
     place: str
     """A directory on the disk, or the description of a remote database."""
@@ -57,10 +57,10 @@ class DiskWatch:
         self._lock = threading.Lock()
 
     def failed(self, error: BaseException, directory: Path | None = None) -> None:
-        """Record a failed write, if its cause is a full disk. Ignore other errors.
+        """Record a failed write if a full disk caused the failure. Ignore other errors.
 
         Args:
-            error: exception of the write, possibly SQLAlchemy's wrapper of the driver's error.
+            error: the exception that the write raised. It may be an exception of SQLAlchemy that wraps the driver's.
             directory: directory to which the caller writes. Used if an OSError contains no file name.
         """
         if not is_disk_full(error):

@@ -84,7 +84,7 @@ def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
 
 
 def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[DrillUpdate]) -> None:
-    """Update a drill.
+    """Update the progress or the outcome of a drill.
 
     Args:
         session: from `Database.write`.

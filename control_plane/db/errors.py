@@ -104,8 +104,11 @@ class UnusableBackup(DatabaseError):
 
 
 class DatabaseInUse(DatabaseError):
-    """A restore needs a database without tables, and no server that uses it."""
+    """A restore would overwrite data: the database has tables, or a server uses it."""
 
 
 class BackupFailed(DatabaseError):
-    """A program or a disk failed during a backup or a restore. The message contains the program's last words."""
+    """A program or a disk failed during a backup or a restore.
+
+    The message contains the end of the program's output.
+    """

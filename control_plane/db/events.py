@@ -1,8 +1,8 @@
 """Events: an append-only history of jobs, fleets and nodes.
 
-A reader continues from the last id that it has read, so no smaller id may become visible later. Databases assign ids at
-the insert, but rows become visible at the commit. The order is nevertheless correct, because only one write transaction
-runs at a time (`control_plane.db.session`).
+A reader continues after the last event id that it has read. No event with a smaller id may therefore become visible
+later. Databases assign ids when a transaction inserts rows, but other transactions see the rows only after the commit.
+Both orders are the same, because only one write transaction runs at a time (`control_plane.db.session`).
 
 Invariant: an event never changes, and ids become visible in order.
 """
@@ -57,7 +57,7 @@ def append(session: Session, event: NewEvent) -> None:
 def append_for_job(
     session: Session,
     job: JobRecord | Job,
-    type: str,  # The name of the event's field, although it shadows a builtin.
+    type: str,  # The parameter has the name of the event's field, although it shadows a builtin.
     message: str,
     at: datetime,
     *,

@@ -1,6 +1,6 @@
-"""The progress of exports: one row per receiver of events, and one cursor per exported log.
+"""The progress of exports: of events to each receiver, and of each job's log to CloudWatch.
 
-Invariant: a position never decreases. Only the holder of the export's lease writes it.
+Invariant: the position of an export never decreases. Only the server that has the export's lease writes it.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ def logs_to_copy(session: Session) -> tuple[str, ...]:
 
 
 def log_cursor(session: Session, run_id: str) -> str | None:
-    """Return the cursor up to which a log was copied, or None before the first copy."""
+    """Return the position in a run's log up to which the export has copied, or None before the first copy."""
     return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
 
 
 def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str, is_over: bool) -> None:
-    """Store the cursor up to which a run's log was copied.
+    """Store the position in a run's log up to which the export has copied.
 
     Args:
         session: from `Database.write`.
         lease: lease of the export that copies the log.
         run_id: run id of the log.
-        cursor: encoded by `loop.log_exporter`.
+        cursor: the position, as `loop.log_exporter` encodes it.
         is_over: whether the log is complete and completely copied.
 
     Raises:

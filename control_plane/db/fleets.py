@@ -1,6 +1,6 @@
 """Fleets: the registered Auto Scaling groups.
 
-A row contains the users' settings and the fleet loop's observations.
+A row contains settings of users and observations of the fleet loop, the server's background task that manages fleets.
 
 Invariant: only users' requests change the settings, for example the number of spares. Only the fleet loop writes the
 observations, under the fleet's lease.
@@ -67,7 +67,7 @@ class FleetRecord(NewFleet):
     reason: str
     created_at: datetime
     idle_microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Time of nodes without a job by `NodeState`, summed over nodes, up to `idle_until`."""
+    """Time that nodes have spent without a job until `idle_until`, by `NodeState`, summed over nodes."""
     idle_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     idle_until: datetime | None = None
     roll: Mapping[str, Any] | None = None
@@ -131,7 +131,10 @@ def get(session: Session, name: str) -> FleetRecord:
 
 
 def find(session: Session, name: str) -> FleetRecord | None:
-    """Return the fleet with this name, or None. The fleet of an ended job, for example, may be deleted."""
+    """Return the fleet with this name, or None if the fleet does not exist.
+
+    For example, the fleet of an ended job may have been deleted.
+    """
     row = session.get(Fleet, name)
     return None if row is None else record_of(row, FleetRecord)
 
@@ -182,10 +185,10 @@ def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
 
 
 def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
-    """Record a user's statement that a fleet's silent nodes are lost. Idempotent.
+    """Record a user's statement that a fleet's silent nodes are lost (UnfreezeFleet). Idempotent.
 
-    While most of a fleet is silent, silence is no evidence that a node is lost. The user's statement overrides this
-    rule.
+    While the agents of most nodes of a fleet are silent, the fleet loop does not treat a silent node as lost. The
+    user's statement overrides this rule.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the fleet does not exist.
     """
@@ -197,7 +200,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
-    """Update the fleet loop's observations.
+    """Store new observations of the fleet loop about a fleet.
 
     Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
     """

@@ -1,9 +1,9 @@
 """Implications: the fault histories of nodes. Each entry states that an incident involved a node.
 
-The core uses these histories to choose the remedy for a fault.
+The control plane uses these histories to choose the remedy for a fault of a node.
 
-Invariant: an entry never changes. Only the holder of the job's or fleet's lease writes it. Each node keeps at most
-`KEPT` entries.
+Invariant: an entry never changes. Only the server that has the lease of the job or fleet writes it. Each node keeps at
+most `KEPT` entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from control_plane.db.models import Implication, Incident
 from control_plane.db.session import record_of, values_of
 
 KEPT = 20
-"""Limit of entries per node. Above the limit, `record` deletes the oldest entries."""
+"""Maximum number of entries per node. Above it, `record` deletes the oldest entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job or fleet whose pass observed the faults.
+        lease: lease of the job or fleet for which the control plane observed the faults.
         lines: entries to store, for any nodes.
 
     Raises:

@@ -1,7 +1,7 @@
 """Incidents: failures and their recoveries.
 
-Invariant: only the holder of the job's lease writes an incident, and a closed incident never changes. The exceptions
-are the acknowledgement and the owner, which users write.
+Invariant: only the server that has the job's lease writes an incident, and a closed incident never changes. Two
+exceptions are the acknowledgement and the owner, which users write at any time.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class IncidentTotals:
     recovered_count: int
     """Number of failures from which training has recovered."""
     recovery_seconds: float
-    """Total recovery time of recovered failures, each from the failure to the end of the rework."""
+    """Total recovery time in seconds. The recovery of a failure lasts until training has repeated the lost steps."""
     lost_node_count: int
     """Number of nodes that failed or that AWS reclaimed.
 
@@ -194,7 +194,7 @@ class IncidentTotals:
 
     @property
     def mean_recovery_seconds(self) -> float | None:
-        """Mean time from a failure until training has caught up.
+        """Mean time from a failure until training has repeated the lost steps.
 
         None if training has recovered from no failure.
         """
@@ -247,7 +247,7 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
     """Return the query for one run's sums.
 
-    Other modules of this package join it, and decode its row by `totals_of`.
+    Other modules of this package join this query to their own queries, and decode its columns with `totals_of`.
     """
     return _TOTALS.where(Incident.__table__.c.run_id == run_id)
 
@@ -269,7 +269,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Number and lost steps of those closed incidents of one job that share a cause and a restore source."""
+    """Sums over the closed incidents of one job that have the same cause and the same restore source."""
 
     job_name: str
     project: str
@@ -304,18 +304,18 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOfIncident:
-    """The parts of a job that an account of its incidents needs."""
+    """The data of a job that descriptions of its incidents need (`core.incident_accounts`)."""
 
     run_id: str
     fleet_name: str
     state: str
     ended_at: datetime | None
     queued_at: tuple[datetime, ...]
-    """When the job entered the queue."""
+    """Times at which the job entered the queue, oldest first."""
 
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
-    """Return the jobs of incidents by run id, in one query."""
+    """Return the data of several jobs that descriptions of incidents need, by run id, in one query."""
     query = select(Job.run_id, Job.fleet_name, Job.state, Job.ended_at, Job.transitions).where(Job.run_id.in_(run_ids))
     return {
         row.run_id: JobOfIncident(
@@ -344,7 +344,7 @@ def set_owner(session: Session, incident_id: str, owner: str) -> bool:
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
     """Return one incident, or None if the database has no incident with this id.
 
-    For example, a fault of a node without a job has an incident id, but no incident.
+    The history of a node can name such an id: a fault of a node without a job gets an incident id, but no incident.
     """
     row = session.get(Incident, incident_id)
     return None if row is None else record_of(row, IncidentRecord)

@@ -3,8 +3,8 @@
 The control plane records each call before the attempt. If it crashes between the call and the record of the outcome,
 the intent stays open. A later pass with the same key repeats the call and finishes the intent.
 
-Invariant: only the holder of a lease writes an intent. A finished intent stays finished, so no later call can use its
-key.
+Invariant: only the server that has the lease of the job or fleet writes an intent. A finished intent stays finished, so
+no later call can use its key.
 """
 
 from __future__ import annotations

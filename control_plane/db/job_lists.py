@@ -4,7 +4,7 @@ A page starts after a position. The position is the sort value and the run id of
 finds the position directly, so the cost of a page does not depend on the number of preceding jobs. A job that is
 deleted between two pages does not shift the next page.
 
-Invariant: each sortable column has an index that ends with the run, so that no page needs a sort.
+Invariant: each sortable column has an index whose last column is the run id, so that no page needs a sort.
 """
 
 from __future__ import annotations
@@ -123,16 +123,16 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 
 
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
-    """Return a column, or an equivalent expression that no index covers.
+    """Return a column for a filter, or an equivalent expression that no index covers.
 
-    With the expression, the query planner cannot choose an index on this column. Such an index would find the matches
-    unsorted, and the database would sort all of them for each page.
+    The expression prevents the query planner from choosing an index on this column. Such an index would find the
+    matching jobs in another order, and the database would sort all of them for each page.
     """
     return column.expression if is_indexed else column + literal_column("''")
 
 
 def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """Return the conditions of a status.
+    """Return the conditions that select the jobs with a status of the API.
 
     A job with a requested stop has the status Stopping in every state before its end. See `states.training_job_status`.
     """

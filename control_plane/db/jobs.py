@@ -1,9 +1,10 @@
 """Jobs: their specification, state and generations.
 
-Invariant: only the holder of a job's lease writes the job's state. Users' requests are separate columns (for example
-`stop_requested_at`), to which the job loop responds.
+Invariant: only the server that has a job's lease writes the job's state. Users' requests are separate columns (for
+example `stop_requested_at`). The job loop, the server's background task that manages jobs, responds to these columns.
 
-The module has more than 500 lines. All of its statements read or write the same rows under the same rule.
+The module exceeds the project's limit of 500 lines, because all its statements concern the rows of jobs and
+generations.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import GenerationPlan
 
 LAUNCHES_LIMIT = 400
-"""Limit of generations that `launches` returns. It omits older generations."""
+"""Maximum number of generations that `launches` returns. The function omits older generations."""
 TRANSITIONS_LIMIT = 400
-"""Limit of stored transitions per job.
+"""Maximum number of stored transitions per job.
 
-Above the limit, the job's row keeps the first transition and the newest transitions.
+Above it, the job's row keeps the first transition and the newest ones.
 """
 
 
@@ -81,9 +82,9 @@ class JobSpec(JobSettings):
     checkpoint_max_count: int | None = None
     """Number of newest checkpoints that the job keeps. None means all."""
     checkpoint_keep_every_steps: int | None = None
-    """The job keeps the first checkpoint at or past each multiple of this number of steps, beyond its limits.
+    """The job keeps the first checkpoint at or after each multiple of this number of steps, in spite of other limits.
 
-    None: no such checkpoints.
+    None: the rule does not apply.
     """
     checkpoint_max_age_seconds: int | None = None
     output_uri: str
@@ -91,7 +92,7 @@ class JobSpec(JobSettings):
     preemptible: bool = False
     """Whether a job of higher priority may pause this job."""
     fleet_names: list[str] = field(default_factory=list)
-    """Fleets in which the job may start, in order of preference. Empty means only the fleet of the request."""
+    """Fleets in which the job may start, in order of preference. Empty means only the fleet that the request named."""
     initial: InitialState | None = None
     """The checkpoint from which the job starts. None means that the job starts from the script's own initial state."""
     inputs: tuple[JobInput, ...] = ()
@@ -99,7 +100,7 @@ class JobSpec(JobSettings):
     """Path of a requirements file in the source archive. Empty if the job needs no packages."""
     role_arn: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
-    """References of secrets by environment variable. The database never contains the values of secrets."""
+    """Locations of secrets in AWS, by environment variable. The database never contains the values of secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class JobTransition:
     reason: str
     at: datetime
     is_paused: bool = False
-    """Whether a user had paused the job."""
+    """Whether a user had paused the job when it entered the state."""
     stepped_at: datetime | None = None
     """For the state running: when a rank finished the generation's first new step. None before this step."""
 
@@ -150,16 +151,16 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures, which the rules of `core.breakers` compare. JSON values in the core's format."""
+    """Recent failures. `core.breakers` compares them to decide whether to retry. JSON values in the core's format."""
     accounting: Mapping[str, int]
-    """Microseconds by `core.accounting.Bucket`, up to `accounted_until`."""
+    """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: datetime | None
     node_microseconds: int
     """Working time of the job's nodes up to `accounted_until`, summed over nodes."""
     cost_usd: float | None
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """Values that the job loop keeps between passes (`core.observed.jobs.Memo`), as JSON values."""
+    """Values that the job loop remembers from one pass to the next (`core.observed.jobs.Memo`), as JSON values."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 
@@ -223,7 +224,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageEntry:
-    """A generation's parent and times, without its plan."""
+    """A generation without its plan: its parent (the earlier generation from which it took its base), and its times."""
 
     number: int
     parent: int
@@ -292,7 +293,7 @@ class ByNameOrRun:
     """
 
     def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
-        """Build the variants of the statement.
+        """Build the variants of the statement: by name or by run id, with or without a project.
 
         `build` returns the statement for given conditions. Its rows must contain the columns of the table of jobs.
         """
@@ -353,7 +354,7 @@ def named(session: Session, text: str, project: str | None) -> tuple[JobRecord, 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job of a run: name and project."""
+    """Name and project of the job that a run belongs to."""
 
     job_name: str
     project: str
@@ -402,7 +403,7 @@ def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRun:
-    """A run (one job with its id), with the job's newest generation."""
+    """A run that has been launched at least once, with its newest generation."""
 
     run_id: str
     generation: int
@@ -430,7 +431,7 @@ class JobTotals:
     """Sums over all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
-    """Time of all these jobs in microseconds, by `core.accounting.Bucket`."""
+    """Total time of the jobs in microseconds, by accounting bucket (`core.accounting.Bucket`)."""
     node_microseconds: int
     cost_usd: float | None
     """Sum of the jobs' costs. None if no job has a cost."""
@@ -493,7 +494,7 @@ def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
 
 
 def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
-    """Record that a user resumes a job. A job without a pause request stays unchanged.
+    """Record that a user resumes a job, by removing the pause request. A job without a pause request stays unchanged.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
@@ -507,7 +508,7 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
-    """Record a user's request for a checkpoint.
+    """Record a user's request for a checkpoint (CreateCheckpoint).
 
     `step` is the newest committed step. A checkpoint of `step` or of a later step fulfils the request.
     """
@@ -518,7 +519,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Numbers of rows that the deletion of a job also deletes."""
+    """Numbers of rows in other tables that the deletion of a job also deletes."""
 
     generations: int
     checkpoints: int
@@ -526,7 +527,7 @@ class JobRows:
 
 
 def rows_of(session: Session, run_id: str) -> JobRows:
-    """Count the rows that the deletion of a job would also delete."""
+    """Count the rows in other tables that the deletion of a job would also delete."""
 
     def count(table: type[Generation | Checkpoint | Incident]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
@@ -537,8 +538,8 @@ def rows_of(session: Session, run_id: str) -> JobRows:
 def require_ended(session: Session, job: JobRecord) -> None:
     """Check that a job has ended and that no node works for it.
 
-    Raises Conflict if the job has not ended, or if a node still has the job's state. `session` comes from
-    `Database.read` or `Database.write`.
+    Raises Conflict if the job has not ended, or if a node has not yet deleted the job's state from its memory.
+    `session` comes from `Database.read` or `Database.write`.
     """
     if job.ended_at is None:
         raise Conflict(
@@ -566,7 +567,7 @@ def remove(session: Session, run_id: str) -> None:
 
 
 def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
-    """Record that a user controls a job instead of Everstep.
+    """Record that a user takes control of a job from Everstep (TakeOverTrainingJob).
 
     Return False, and change nothing, if a user already controls the job or if the job has ended.
     """
@@ -575,13 +576,13 @@ def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
 
 
 def hand_back(session: Session, run_id: str) -> bool:
-    """End a user's control of a job. Return False if no user had control."""
+    """Return control of a job to Everstep. The result is False if no user had control."""
     query = update(Job).where(Job.run_id == run_id, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
-    """Update a job without a change of state.
+    """Change columns of a job other than its state.
 
     Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
     """
@@ -601,7 +602,7 @@ def transition(
         before: state of the job when the decision was made.
         after: state to enter. The core has checked the transition.
         now: the time in UTC.
-        **changes: other columns to update. `reason` is mandatory.
+        **changes: other columns to update. Must contain `reason`, the reason for the new state.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was
@@ -630,7 +631,7 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
     Args:
         session: from `Database.write`.
         lease: lease of the job whose history changes.
-        stepped_at: time by the ranks' clock.
+        stepped_at: when a rank finished the step, in UTC, by the clock of the rank's node.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
@@ -766,7 +767,7 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 
 
 def record_of_row(row: Job | Row[*tuple[Any, ...]], project_quota: int | None = None) -> JobRecord:
-    """Convert a row of the table of jobs to a record. Other modules of this package use this function too."""
+    """Convert a row of the table of jobs to a record."""
     return JobRecord(
         **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
         spec=msgspec.convert(row.spec, JobSpec),

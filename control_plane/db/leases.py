@@ -1,11 +1,11 @@
-"""Leases: which control-plane server works on a job, a fleet or an export.
+"""Leases: each gives one control-plane server the exclusive right to work on a job, a fleet or an export.
 
     owner       claims before every pass; each claim increments the counter
     contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
     successor   takes over immediately from a dead server with the same state directory (`control_plane.replica`)
 
-No server compares the clocks of two machines, and a lease never expires without a contender. Results computed under a
-lease are written only if `guard` finds owner and counter unchanged in the same transaction.
+No server compares the clocks of two machines, and a lease never expires without a contender. A server may only write
+its results for a row in a transaction in which `guard` finds the owner and the counter of its lease unchanged.
 
 Invariant: if two servers believe that they hold the lease of one row, at most one of them can commit.
 """
@@ -38,7 +38,7 @@ class Lease:
     owner: str
     counter: int
     taken_at: float = field(default=float("-inf"), compare=False)
-    """Time of the owner's claim or last renewal, on the owner's monotonic clock.
+    """Time of this server's claim or last renewal, in seconds of its monotonic clock.
 
     The value has no meaning in other processes.
     """
@@ -78,7 +78,8 @@ class Leaser:
             session: from `Database.write`.
             kind: kind of the row; selects the table.
             key: primary key of the row.
-            at_once: whether to take the lease over without a wait, because its owner can no longer use it.
+            at_once: whether to take the lease over immediately, because the caller knows that its owner can no longer
+                use it.
 
         Returns:
             The lease, or None while another control-plane server holds it.
@@ -107,7 +108,7 @@ class Leaser:
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
     def renew(self, session: Session, lease: Lease) -> Lease:
-        """Renew a lease during a long pass.
+        """Renew a lease while the server works on the row for a long time.
 
         Return the lease with its new counter. The caller must use this lease from now on. Raises StaleLease if another
         control-plane server has taken the lease over.
@@ -118,9 +119,9 @@ class Leaser:
         return renewed
 
     def is_due(self, lease: Lease) -> bool:
-        """Return whether a lease should be renewed.
+        """Return whether this server should renew a lease that it holds.
 
-        True if a third of `ttl_seconds` has passed since the last renewal.
+        The result is true if a third of `ttl_seconds` has passed since the last renewal.
         """
         return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
@@ -153,11 +154,10 @@ class Leaser:
 
 
 def guard(session: Session, lease: Lease) -> None:
-    """Make a write transaction depend on a lease.
+    """Check a lease, and lock it until the end of the write transaction.
 
-    The transaction can commit only if its server still holds the lease.
-
-    The function writes the lease's row, so that a concurrent claim waits for this transaction.
+    Afterwards, the transaction can commit only if its server still holds the lease: the function writes the lease's
+    row, so that a concurrent claim waits for this transaction.
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """

@@ -1,7 +1,11 @@
-"""The ledgers of jobs and fleets at each full hour.
+"""The ledgers of jobs and fleets at each full hour, from which reports compute the figures of a time range.
 
-Invariant: only the holder of the job's or fleet's lease writes an hour, in the transaction that stores the charge which
-passes this hour. A stored hour never changes.
+A ledger is a set of time counters: of a job by accounting bucket, or of a fleet's idle nodes by state
+(`core.ledger_hours`). The server's background loops add the elapsed time to the counters in every pass, and store their
+values at each full hour that has passed since.
+
+Invariant: only the server that has the lease of the job or fleet stores an hour, in the transaction that updates the
+counters past this hour. A stored hour never changes.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job whose pass charged the ledger.
+        lease: lease of the job whose counters the pass updated.
         hours: result of `core.ledger_hours.full_hours` for this pass.
 
     Raises:
@@ -44,7 +48,7 @@ def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: lease of the fleet whose pass charged the ledger.
+        lease: lease of the fleet whose counters the pass updated.
         hours: result of `core.ledger_hours.full_hours` for this pass.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Reads the loss of several runs in a few points.
+"""Reads the training loss of several runs, reduced to a few points per run.
 
-A list of jobs draws them, so this module decodes only the columns and chunks that the points need. The number of SQL
-statements does not depend on the number of runs.
+The dashboard draws these points in lists of jobs. The module decodes only those chunks of stored points, and those
+columns, that it needs. The number of SQL statements does not depend on the number of runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from control_plane.db.models import Job, Metric, MetricChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCurve:
-    """The loss of one run."""
+    """The training loss of one run, reduced to a few points."""
 
     run_id: str
     name: str
@@ -39,7 +39,7 @@ def read(session: Session, run_ids: Sequence[str], project: str | None, limit: i
         session: from `Database.read` or `Database.write`.
         run_ids: run ids. Runs that do not exist, that belong to another project or that log no loss are left out.
         project: the only project to search. None means all projects.
-        limit: most points per curve, at least 2.
+        limit: maximum number of points per curve, at least 2.
 
     Returns:
         One curve per run, with points at equal distances. The last point is the newest value.
@@ -57,7 +57,7 @@ def read(session: Session, run_ids: Sequence[str], project: str | None, limit: i
 
 
 _Chunk = tuple[int, int, bytes, tuple[str, ...]]
-"""First step, number of steps per point, packed points, node ids."""
+"""A chunk of a metric's points: first step, number of steps per point, packed points, node ids."""
 
 
 def _chunks(session: Session, wanted: Mapping[str, str]) -> Mapping[str, list[_Chunk]]:
@@ -91,7 +91,7 @@ def _curve(run_id: str, name: str, chunks: Sequence[_Chunk], limit: int) -> Loss
         assert index is not None, f"run {run_id}: step {step} lies before the first chunk at {starts[0]}"
         steps, values = column(index)
         place = newest_at(steps, step)
-        if place is None:  # All points of this chunk end after the step, so use the chunk before.
+        if place is None:  # All points of this chunk end after the step.
             steps, values = column(index - 1)
             place = len(steps) - 1
         points[steps[place]] = values[place]

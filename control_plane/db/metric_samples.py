@@ -1,10 +1,11 @@
-"""Reads metrics at a coarse resolution, and remembers the coarse points of chunks.
+"""Reads metrics at a coarse resolution, with a cache.
 
-A poll of a long run reads hundreds of chunks, of which only the newest ones have changed. Decoding and joining their
-points takes most of the time, so this module keeps the joined points of each chunk.
+The database stores a metric's points in chunks. A poll of a long run reads hundreds of chunks, of which only the newest
+have changed since the last poll. The decoding of points, and the joining of neighbouring points to coarser ones, take
+most of the time. This module therefore caches the joined points of each chunk.
 
-    key     packed bytes, width, nodes and resolution: a changed chunk is another key
-    limit   `MAX_POINTS` points in total; the least recently used chunks leave first
+    key     packed bytes, steps per point, nodes and resolution, so a changed chunk has another key
+    limit   `MAX_POINTS` points in total; the cache drops the least recently used chunks first
 
 Invariant: the points equal those of `metrics.read` and `resampled`, except for rounding errors of means.
 """
@@ -26,7 +27,7 @@ from control_plane.db.metrics import unpack
 from control_plane.db.models import MetricChunk
 
 MAX_POINTS: Final = 100_000
-"""Number of remembered points: about 35 MB. Source: measured with tracemalloc."""
+"""Maximum number of cached points, about 35 MB. Source: measured with tracemalloc."""
 _STEP: Final = struct.Struct("<q")
 
 
@@ -38,7 +39,7 @@ class _Chunk:
 
     @property
     def count(self) -> int:
-        """Number of points."""
+        """Number of points in the chunk."""
         return len(self.packed) // (24 if self.width == 1 and not self.nodes else 72)
 
     @property
@@ -48,13 +49,16 @@ class _Chunk:
 
     @property
     def last_step(self) -> int:
-        """Last step of the last point. The first column contains it, or the second column if the points are joined."""
+        """Last step of the last point.
+
+        The first column of the encoding contains this step, or the second column if each point covers several steps.
+        """
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])
 
 
 class MetricSamples:
-    """Coarse points of whole runs. Threads may share an instance."""
+    """Reads the metrics of whole runs at a coarse resolution, and caches points. Threads may share an instance."""
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._max_points = max_points

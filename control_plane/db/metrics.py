@@ -1,6 +1,7 @@
-"""Metrics that scripts log and that Everstep measures on nodes.
+"""Stores metrics: values that scripts log, and values that Everstep measures on nodes.
 
-Metrics are stored by run, name and step (`control_plane.core.metrics`).
+A metric has values by run, name and step. Points of old steps are joined to coarser points, each of which covers
+several steps (`control_plane.core.metrics`). The tables and the encoding of points are:
 
     metric_log      per run: number of the next expected value, and the count of dropped values
     metric          per run and name: the newest value
@@ -10,10 +11,11 @@ Metrics are stored by run, name and step (`control_plane.core.metrics`).
                             other:   step, last_step, count, finite_count int64[n] each
                                      at, minimum, mean, maximum, last float64[n] each
 
-Points that several nodes measured always have the second layout. A separate column contains the nodes' ids.
+The points of a metric that several nodes measured always have the second layout. A separate column contains the ids of
+the nodes.
 
-Invariant: a repeated store of a batch has no further effect. When a later generation repeats steps and logs its first
-value, the module deletes the old values of these steps.
+Invariant: storing a batch again changes nothing. If a generation repeats steps of an earlier generation, the module
+deletes the old values of these steps when the later generation logs its first value.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import OWN_METRICS
 
 MAX_NAMES = 256
-"""Limit of metric names per run. The module drops values of further names and counts them as dropped."""
+"""Maximum number of metric names per run.
+
+The module drops the values of further names, and counts them as dropped.
+"""
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
 _INTS = ("step", "last_step", "count", "finite_count")
@@ -62,11 +67,12 @@ def store(
 
     Args:
         session: from `Database.write`.
-        agent_id: id of the sending agent. Each agent numbers its values, so the function recognizes new values by their
-            number.
+        agent_id: id of the sending agent. Each agent numbers its values, and the function skips values whose numbers it
+            has already stored.
         batch: the batch as received. If the run was deleted, the function stores nothing.
-        measured: newest measurements by node, for the generation of the newest point. The function stores only metrics
-            whose names rank 0 sent, so that other nodes cannot use up the run's names.
+        measured: newest measurements of the job's nodes, by node, in the generation of the newest point. The function
+            ignores metrics whose names rank 0 did not send, so that other nodes cannot exhaust the run's limit of
+            names.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -102,7 +108,7 @@ def _store_generation(
     generation: int,
     points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
-    """Store logged values of one generation. Return the number of dropped values."""
+    """Store values that one generation logged, and return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
@@ -141,10 +147,10 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest step that any generation from `before` + 1 to `upto` restored.
+    """Return the lowest base of the generations from `before` + 1 to `upto`: the lowest step that one of them restored.
 
-    The training of these generations repeats all steps after the result. Only started generations and `upto` itself
-    count. None if no generation in the range counts.
+    These generations repeat all steps after the result. Only started generations and `upto` itself count. None if no
+    generation in the range counts.
     """
     is_later = (
         (Generation.number > before)
@@ -177,7 +183,7 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
 
 
 def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
-    """Merge points into a chunk. Return whether the chunk is new."""
+    """Add points to a stored chunk, or create the chunk. Return whether the chunk is new."""
     row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:
@@ -196,7 +202,10 @@ def _put(row: MetricChunk, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: Metric) -> None:
-    """Join the points of the oldest chunks to wider points, until each width has at most its limit of chunks."""
+    """Join points of the oldest chunks to points that cover more steps.
+
+    The function repeats this until no resolution has more chunks than its limit.
+    """
     width = 1
     while True:
         of_width = (MetricChunk.run_id == metric.run_id, MetricChunk.name == metric.name, MetricChunk.width == width)
@@ -294,7 +303,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run were dropped, or lost between agent and server."""
+    """Return how many values of a run the script logged, but the database does not have."""
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 

@@ -1,4 +1,4 @@
-"""Tables of the control plane as SQLAlchemy models.
+"""Tables of the control plane's database as SQLAlchemy models.
 
 Invariant: no function of `control_plane.db` returns rows of these classes. Its modules convert rows to frozen
 dataclasses. The definitions work on SQLite and PostgreSQL.
@@ -16,9 +16,11 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
                                           └─ log_export
 
 A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
-that does not exist yet.
+that does not exist yet. In the comments, the *fleet loop* and the *job loop* are the server's background tasks that
+manage fleets and jobs.
 
-The module has more than 500 lines. A reader finds the whole schema, with its foreign keys, in one place.
+The module exceeds the project's limit of 500 lines, because it shows the whole schema, with its foreign keys, in one
+place.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ NAME_LENGTH = 64
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime in UTC.
+    """A column type for datetimes in UTC.
 
     SQLite stores no time zone, so this type removes the zone on write and restores it on read.
     """
@@ -78,7 +80,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text of any length, including output of ranks.
+    """A column type for text of any length that ranks or users may have written.
 
     PostgreSQL cannot store NUL characters, so this type replaces them on every database.
     """
@@ -92,7 +94,7 @@ class PlainText(TypeDecorator[str]):
 
 
 class StringTuple(TypeDecorator[tuple[str, ...]]):
-    """A tuple of strings, stored as JSON."""
+    """A column type for a tuple of strings, stored as JSON."""
 
     impl = JSON
     cache_ok = True
@@ -110,7 +112,7 @@ _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
 
 
 class RunLengths(TypeDecorator[_Runs]):
-    """A run-length encoded sequence, stored as JSON.
+    """A column type for a run-length encoded sequence, stored as JSON.
 
     The value consists of pairs: a string or number, and how often it is repeated.
     """
@@ -145,7 +147,7 @@ SQLite generates ids only for columns of type INTEGER.
 class Base(DeclarativeBase):
     """Base class of all tables.
 
-    It gives names to constraints, so that migrations can refer to them.
+    The class gives names to constraints, so that migrations can refer to constraints by name.
     """
 
     metadata = MetaData(
@@ -198,9 +200,9 @@ class Fleet(Base):
     replica_encryption: Mapped[str] = mapped_column(default="Auto", server_default="Auto")
     """A value of `core.encryption.ReplicaEncryption`."""
     blindness_lifted_at: Mapped[datetime | None]
-    """When a user stated that the silent nodes are lost.
+    """When a user stated that the fleet's silent nodes are lost (UnfreezeFleet).
 
-    The fleet loop clears this time when most agents report again.
+    The fleet loop clears this time when most agents of the fleet report again.
     """
     max_node_count: Mapped[int]
     """The group's MaxSize at the last poll."""
@@ -209,15 +211,18 @@ class Fleet(Base):
     price_usd_per_hour: Mapped[float | None]
     desired_node_count: Mapped[int] = mapped_column(default=0)
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
-    """Missing instances of the group, as pairs: Unix time since which they are missing, and their number."""
+    """Instances that the group lacks, as pairs: Unix time since which it lacks them, and their number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
     reason: Mapped[str] = mapped_column(default="")
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Time of nodes without a job by `NodeState`, summed over nodes, up to `idle_until` (`core.idle_nodes`)."""
+    """Microseconds that nodes spent without a job until `idle_until`, by `NodeState` (`core.idle_nodes`).
+
+    The value is a sum over all nodes of the fleet.
+    """
     idle_counts: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Number of nodes without a job by `NodeState`, since `idle_until`."""
+    """Number of nodes without a job at `idle_until`, by `NodeState`."""
     idle_until: Mapped[datetime | None]
     roll: Mapped[dict[str, Any] | None]
     """The newest roll (`FleetRoll`), which may have ended."""
@@ -228,7 +233,10 @@ class Fleet(Base):
 
 
 class FleetHour(Base):
-    """The ledger of a fleet's idle nodes at a full hour. Reports compute time ranges from it."""
+    """The time counters of a fleet's nodes without a job (`Fleet.idle_microseconds`), as of a full hour.
+
+    Reports compute the figures of a time range from the differences between hours.
+    """
 
     __tablename__ = "fleet_hour"
 
@@ -239,7 +247,7 @@ class FleetHour(Base):
 
 
 class Node(Base):
-    """One EC2 instance of a fleet and its assignment."""
+    """One EC2 instance of a fleet, its state, and the run to which it is assigned."""
 
     __tablename__ = "node"
 
@@ -259,7 +267,10 @@ class Node(Base):
     """Innermost EC2 network node above the instance. None until AWS has reported this network node."""
     reason: Mapped[str] = mapped_column(default="")
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
-    """Reason why the fleet holds the node (`core.observed.fleets.Hold`)."""
+    """Reason why the fleet loop keeps the node out of use (`core.observed.fleets.Hold`).
+
+    None if the node is not held.
+    """
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request to return or terminate a held node. Empty without a request."""
     request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
@@ -268,29 +279,29 @@ class Node(Base):
     since: Mapped[datetime | None]
     """When the node entered its state."""
     replaced_at: Mapped[datetime | None]
-    """When a replacement of the node was last requested."""
+    """When Everstep last decided to replace the node."""
     returned_at: Mapped[datetime | None]
     """When a user last returned the node to service. Older entries of the node's fault history do not count."""
     evidence_at: Mapped[datetime | None]
-    """When the upload of a held node's evidence to S3 was complete."""
+    """When a held node's evidence, which is data for its inspection, was completely uploaded to S3."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
-    """When the control plane noticed that the group lacked an instance. This instance later filled the gap.
+    """When the control plane noticed that the group lacked the instance that later became this node.
 
-    None if it never noticed.
+    None if the control plane noticed no such lack.
     """
     connected_at: Mapped[datetime | None]
     joined_at: Mapped[datetime | None]
-    """When the node's agent first reported with a session.
+    """When the node's agent first sent a report with a session token.
 
-    None before the first report, and after an administrator has reset the session.
+    None before this report, and after an administrator has reset the session.
     """
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
 
 class Notice(Base):
-    """An announcement by AWS about an instance. Repeated deliveries of an event share one row."""
+    """An announcement by AWS about an instance, such as its end. Repeated deliveries of an event share one row."""
 
     __tablename__ = "notice"
 
@@ -337,7 +348,7 @@ class Job(Base):
     request_digest: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """SHA-256 of the project and the whole request that created the job. None without a ClientRequestToken.
 
-    A later request with the same token must have this digest. Otherwise the API rejects it with a conflict.
+    If a later request has the same token but another digest, the API rejects the request with a conflict.
     """
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     """SHA-256 of the project and the request's ClientRequestToken. None without a token."""
@@ -355,10 +366,13 @@ class Job(Base):
     pause_requested_at: Mapped[datetime | None]
     """When a user paused the job. None if no user has paused it, or after a user has resumed it."""
     checkpoint_wanted_step: Mapped[int] = mapped_column(default=-1)
-    """Lowest step that a checkpoint requested by a user may have. -1 without a request."""
+    """Step of the newest CreateCheckpoint request. A checkpoint of this step or a later one fulfils the request.
+
+    -1 without a request.
+    """
     checkpoint_wanted_at: Mapped[datetime | None]
     taken_over_at: Mapped[datetime | None]
-    """When a user took control of the job instead of Everstep. None if Everstep controls the job."""
+    """When a user took control of the job (TakeOverTrainingJob). None if Everstep controls the job."""
     taken_over_by: Mapped[str] = mapped_column(default="")
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
@@ -375,7 +389,7 @@ class Job(Base):
     proposed_step: Mapped[int] = mapped_column(default=-1)
     boundary: Mapped[int] = mapped_column(default=-1)
     max_boundary: Mapped[int] = mapped_column(default=-1)
-    """Newest step that any generation has finished."""
+    """Highest boundary of any generation: the largest number of steps that a rank has finished."""
     target_step: Mapped[int] = mapped_column(default=-1)
     """Number of finished steps at which the script ends, as its ranks reported last.
 
@@ -383,14 +397,14 @@ class Job(Base):
     """
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """Recent failures, which the rules of `core.breakers` compare, in the core's format."""
+    """Recent failures of the job, in the format of `core.breakers`, which compares them to decide whether to retry."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds by `core.accounting.Bucket`, up to `accounted_until`."""
+    """Microseconds of the job's time until `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: Mapped[datetime | None]
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Values that the job loop keeps between passes (`core.observed.jobs.Memo`)."""
+    """Values that the job loop remembers from one pass to the next (`core.observed.jobs.Memo`)."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
@@ -411,7 +425,10 @@ class Job(Base):
 
 
 class JobHour(Base):
-    """The ledger of a job at a full hour. Reports compute time ranges from it."""
+    """The time counters of a job (`Job.accounting`), as of a full hour.
+
+    Reports compute the figures of a time range from the differences between hours.
+    """
 
     __tablename__ = "job_hour"
 
@@ -442,7 +459,7 @@ class Quota(Base):
 
 
 class Generation(Base):
-    """One start of all ranks of a job, with its plan. The plan never changes."""
+    """One launch of all ranks of a job, with its plan. The plan never changes, but retention deletes old plans."""
 
     __tablename__ = "generation"
 
@@ -460,7 +477,7 @@ class Generation(Base):
     Empty once retention has deleted the plan.
     """
     node_ids: Mapped[tuple[str, ...]] = mapped_column(default=())
-    """The plan's nodes by GROUP_RANK, so that lists need not decode the plan."""
+    """Node ids of the plan in the order of GROUP_RANK. With this copy, lists of nodes need not decode the plan."""
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
 
@@ -477,7 +494,7 @@ class Revision(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     changes: Mapped[list[dict[str, Any]]]
-    """List of `revisions.Change`."""
+    """The changed fields, each a `revisions.Change` as JSON."""
 
 
 class Shard(Base):
@@ -493,12 +510,15 @@ class Shard(Base):
     payload_bytes: Mapped[int]
     reason: Mapped[str]
     verified: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """The newest step that each holder has verified, with the time of the verification, by holder."""
+    """For each holder: its node id, the newest step that it has verified, and the time of the verification."""
     updated_at: Mapped[datetime]
 
 
 class Replica(Base):
-    """One holder of a shard. The control plane writes the row when the holders change, not at each step."""
+    """One holder of a shard.
+
+    The control plane writes the row only when the shard's holders or their view change, not at each step.
+    """
 
     __tablename__ = "replica"
 
@@ -634,9 +654,10 @@ class Drill(Base):
 
 
 class MetricLog(Base):
-    """Progress of a run's metrics.
+    """How much of a run's logged metrics the database has received.
 
-    The row contains the sending agent, the number of its next value, and the count of dropped values.
+    The row names the agent that sends the metrics, the number of the agent's next value, and the count of dropped
+    values.
     """
 
     __tablename__ = "metric_log"
@@ -658,7 +679,7 @@ class Metric(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     fine_from_step: Mapped[int]
-    """Points before this step are already joined to wider points, so late values of these steps are dropped."""
+    """Points before this step are already joined to coarser points, so late values of these steps are dropped."""
     last_step: Mapped[int]
     last_at: Mapped[datetime]
     last_value: Mapped[str] = mapped_column(String(NAME_LENGTH))
@@ -666,7 +687,10 @@ class Metric(Base):
 
 
 class MetricChunk(Base):
-    """A chunk of consecutive points of one metric with one width (steps per point), encoded by `metrics.pack`."""
+    """Consecutive points of one metric at one resolution, encoded by `metrics.pack`.
+
+    The width of a chunk is its resolution: the number of steps per point.
+    """
 
     __tablename__ = "metric_chunk"
 
@@ -683,9 +707,10 @@ class MetricChunk(Base):
 
 
 class Event(Base):
-    """A stored event. Events never change.
+    """An entry of the event history. Events never change.
 
-    No id is used twice, even after retention has deleted the newest events, because clients continue from an id.
+    No id is used twice, even after retention has deleted the newest events, because clients continue reading after an
+    id.
     """
 
     __tablename__ = "event"
@@ -738,7 +763,7 @@ class AutomationPause(Base):
 
 
 class Export(Base):
-    """Progress of an export of events to one EventBridge bus, SNS topic or webhook."""
+    """How far the events have been exported to one EventBridge bus, SNS topic or webhook."""
 
     __tablename__ = "export"
 
@@ -752,7 +777,7 @@ class Export(Base):
 
 
 class LogExport(Base):
-    """Progress of the export of a run's log to the CloudWatch log group."""
+    """How far a run's log has been exported to the CloudWatch log group."""
 
     __tablename__ = "log_export"
 
@@ -803,7 +828,7 @@ class Token(Base):
 
 
 class SpentNonce(Base):
-    """A used nonce of an agent, or the id of a browser session after its sign-out."""
+    """An id that must not be accepted again: a used nonce of an agent, or a browser session that a user signed out."""
 
     __tablename__ = "spent_nonce"
 
@@ -820,7 +845,8 @@ class Source(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     """The project that uploaded the archive.
 
-    Another project cannot use the archive by its digest, until it has also uploaded the archive.
+    Another project can use the archive only after it has uploaded the archive, too; knowledge of the digest is not
+    enough.
     """
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
@@ -831,7 +857,7 @@ class Source(Base):
 
 
 class SourceUpload(Base):
-    """A reservation of a project's quota for an upload.
+    """Space in a project's quota that is reserved for an upload.
 
     The reservation ends when the source is stored or the upload expires.
     """

@@ -1,7 +1,7 @@
 """Nodes: the instances of all fleets, their states and assignments.
 
-Invariant: only the fleet loop assigns nodes to runs. The agents' route stores only facts that agents report about
-themselves.
+Invariant: only the fleet loop, the server's background task that manages fleets, assigns nodes to runs. The websocket
+route of agents stores only facts that agents report about their nodes.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class NodeRecord:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from the time at which the group lacked the instance until the agent's first connection.
+    """Seconds from when the group lacked the instance until the agent's first connection.
 
-    None if one of these times is missing.
+    None if the control plane does not have one of the two times.
     """
     ended_at: datetime | None
 
@@ -82,7 +82,7 @@ class NodeUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """Facts about an agent and its node, from the agent's first message after a connection."""
+    """Facts about an agent and its node, from the first message (Hello) of each connection."""
 
     node_id: str
     fleet_name: str
@@ -115,7 +115,7 @@ def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: boo
 
 @functools.cache
 def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[Node]:
-    """Return a statement with the parameter `of_fleet`. Cached, because its construction takes time."""
+    """Return the SQL statement of the function `of_fleet`. Cached, because its construction takes time."""
     query = select(Node).order_by(Node.created_at, Node.id)
     if not of_all:
         query = query.where(Node.fleet_name == bindparam("of_fleet"))
@@ -189,13 +189,16 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
 
 
 def among(session: Session, node_ids: Collection[str]) -> tuple[NodeRecord, ...]:
-    """Return the stored nodes among the given ones, ended nodes included, ordered by id."""
+    """Return the nodes with the given ids, including ended nodes, ordered by id.
+
+    Ids without a stored node are ignored.
+    """
     rows = session.scalars(select(Node).where(Node.id.in_(node_ids)).order_by(Node.id))
     return tuple(record_of(row, NodeRecord) for row in rows)
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return how many arrival times of a fleet's nodes were measured, and their sum in seconds.
+    """Return the number of measured arrival times of a fleet's nodes, and their sum in seconds.
 
     An arrival time starts when the group lacks an instance, and ends when the new instance's agent first connects.
     """
@@ -237,7 +240,7 @@ def has_joined(session: Session, node_id: str) -> bool:
 
 
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
-    """Record that an agent of the node holds a session token.
+    """Record that the node's agent has received its session token, so that the join is complete.
 
     `note_hello` has stored the node. Return False if an agent of the node had already joined.
     """
@@ -246,7 +249,7 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 
 
 def reset_joined(session: Session, node_id: str) -> None:
-    """Permit an agent of the node to get a session token again.
+    """Permit a node to join again with a join token.
 
     The caller revokes the node's session tokens in the same transaction.
     """
@@ -294,8 +297,8 @@ _FAILED_JOINS: Final = (
 def failed_join_count(session: Session, fleet_name: str) -> int:
     """Count the failed joins of a fleet since its last successful join.
 
-    A failed join is an instance that never connected, was replaced, and has ended. Only instances that are newer than
-    the newest connected instance count.
+    A join has failed if the instance's agent never connected, and Everstep replaced and ended the instance. Only
+    instances that are newer than the newest connected instance count.
     """
     return session.scalar(_FAILED_JOINS, {"of_fleet": fleet_name}) or 0
 
@@ -306,7 +309,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
     Args:
         session: from `Database.write`.
         node_id: id of the node.
-        state: state that the node must have.
+        state: state in which the node must be, else the function raises Conflict.
         release: the user's request: `return` or `terminate`.
         now: the time in UTC. Entries of the node's fault history before this time no longer count.
 
@@ -328,10 +331,10 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
 
 
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
-    """Record a user's request for a node.
+    """Record a user's request to drain, replace, reboot or hold a node.
 
-    Return False if the node already has a request. The fleet loop executes the request later. Until then, only
-    `call_off` withdraws the request.
+    Return False if the node already has a request. The fleet loop executes the request later. Until then, a user can
+    withdraw it (`call_off`).
     """
     query = update(Node).where(Node.id == node_id, Node.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))

@@ -1,9 +1,10 @@
 """Notices: announcements by AWS about instances.
 
 Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
-announced change may still happen. Each pass reads all rows, so the next pass finds a notice that arrives during a pass.
+announced change may still happen. The server reads all rows in each pass over its jobs, so it finds a notice that
+arrives during a pass in the next pass.
 
-Invariant: an event yields one row per node and kind, however often it is delivered.
+Invariant: an event of AWS creates one row per node and kind of notice, however often AWS delivers the event.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class NoticeSource(StrEnum):
     - STATUS: a poll of DescribeInstanceStatus.
     - GROUP: a poll of the Auto Scaling group.
 
-    The control plane deletes notices from polls when AWS no longer reports them.
+    The control plane deletes a notice of STATUS or GROUP when a poll no longer contains it.
     """
 
     EVENT = "event"
@@ -53,11 +54,10 @@ class NoticeRecord:
 
 
 def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
-    """Store a notice, unless the row of this event, node and kind exists.
+    """Store a notice, and return whether the function added a row.
 
-    Return whether the function added a row.
-
-    An existing row stays unchanged. The function ignores an instance that is no node or has ended.
+    If a row with the same event, node and kind exists, it stays unchanged. The function ignores an instance that is no
+    node or has ended.
     """
     is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
     if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:
@@ -70,9 +70,9 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
 def replace_polled(
     session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime
 ) -> bool:
-    """Replace the notices of a polled source by its newest answer.
+    """Replace the stored notices of one source by the notices in the newest poll.
 
-    Only notices of the polled nodes are replaced.
+    Notices of nodes that the poll did not cover remain.
 
     Args:
         session: from `Database.write`.
@@ -83,7 +83,7 @@ def replace_polled(
 
     Returns:
         Whether anything changed. Existing STATUS notices receive the new time and message. Existing GROUP notices keep
-        their time, because only `hold` extends the time of a hook.
+        their time, because only the function `hold` changes the time of a lifecycle hook.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {

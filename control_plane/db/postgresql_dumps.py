@@ -25,11 +25,11 @@ MAGIC: Final = b"PGDMP"
 _VERSION_ROW: Final = "TABLE DATA public alembic_version "
 _TOOLS: Final = "install PostgreSQL's client programs of the server's version or a newer version, for example "
 _MAX_WORDS: Final = 300
-"""Limit of the characters of a program's message that an error repeats."""
+"""Maximum number of characters of a program's error output that an exception's message contains."""
 
 
 def dump(url: URL, file: Path) -> None:
-    """Write all tables and sequences to a file, from one snapshot. Servers may run meanwhile.
+    """Write all tables and sequences to a file, in one consistent state. Servers may run meanwhile.
 
     Raises BackupFailed if pg_dump is missing or fails.
     """
@@ -74,7 +74,7 @@ def revision(file: Path) -> str | None:
 
 
 def _target(url: URL) -> str:
-    """Return the option that names the database, without its password."""
+    """Return the option `--dbname` for pg_dump and pg_restore, with a URL that omits the password."""
     arguments = postgresql_arguments(url)
     query = {**url.query, **({"sslmode": str(arguments["sslmode"])} if "sslmode" in arguments else {})}
     place = URL.create(

@@ -1,9 +1,10 @@
-"""Protection: the shards of all ranks and their holders, as the owners' agents report them.
+"""Protection: the shards of all ranks and their holders.
 
-A holder is in view while commits wait for its verification.
+The agent of a shard's owner reports the shard's holders. A holder is in view while a commit waits until the holder has
+verified its copy.
 
-Invariant: a replica row is written when a holder is added or removed, or when it enters or leaves the view. The rows of
-the shard and the job contain the steps.
+Invariant: the module writes a replica row only when a holder is added or removed, or enters or leaves the view. The
+newest steps, which change often, are in the rows of shards and jobs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _IN_VIEW = and_(
     Replica.is_in_view,
     ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
 )
-"""SQL condition under which a holder counts as in view (commits wait for it).
+"""SQL condition under which a holder counts as in view.
 
-The owner's last report must show the holder in view, and the holder's instance must not have ended. The second
-condition covers owners that have ended themselves and no longer report changes.
+The owner's last report must show the holder in view, and the holder's instance must not have ended. The second part
+matters if the owner has ended, too, and reports no further changes.
 """
 
 
@@ -37,10 +38,7 @@ class HolderRecord:
     node_id: str
     is_in_view: bool
     changed_at: datetime | None = None
-    """When the holder was added, or last entered or left the view.
-
-    A holder is in view while commits wait for it. None before the row is stored.
-    """
+    """When the holder was added, or last entered or left the view. None before the row is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +71,13 @@ class ShardTotals:
 
     shard_count: int
     fewest_in_view: int
-    """The lowest number of holders in view (holders for which commits wait), over all shards."""
+    """The number of holders in view of the shard that has the fewest."""
     most_out_of_view: int
-    """The highest number of holders out of view, over all shards."""
+    """The number of holders out of view of the shard that has the most."""
     least_committed: int
     """The lowest committed step, over all shards. -1 if a rank has not committed a step in this generation."""
     has_reason: bool
-    """Whether at least one owner reports a reason for incomplete protection of its shard."""
+    """Whether at least one owner reports a reason why its shard is not completely protected."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:

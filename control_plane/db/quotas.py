@@ -1,6 +1,4 @@
-"""Quotas: limits of projects.
-
-A quota limits a project's jobs and sources, and the AWS resources that its submitters may use.
+"""Quotas: limits of a project's jobs and sources, and the AWS resources that its submitters may use.
 
 Invariant: a quota never stops a running job. It applies only to new and waiting jobs.
 """
@@ -27,7 +25,7 @@ class QuotaRecord:
     max_job_count: int | None
     """Limit of the project's unfinished jobs in all fleets. None means no limit."""
     max_source_bytes: int | None = None
-    """Size limit of all source archives, including uploads in progress. None means no limit."""
+    """Limit of the total size of all source archives, including uploads in progress. None means no limit."""
     max_priority: int = 0
     """Highest priority that submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()

@@ -1,6 +1,9 @@
-"""Reads the rows of a report: jobs, fleets and incidents of a time range, with their ledgers at the range's bounds.
+"""Reads the rows from which `core.reports` computes a report.
 
-Invariant: the number of rows is bounded, and the queries read no hour between two bounds.
+A report divides a time range into buckets. The rows are the jobs, fleets and incidents of the range, and the time
+counters of jobs and fleets at the bounds of the buckets (`db.ledger_hours`).
+
+Invariant: the number of rows is bounded. Of the hourly rows, the queries read only those at the bounds of buckets.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from control_plane.db.errors import TooMuch
 from control_plane.db.models import Fleet, FleetHour, Incident, Job, JobHour
 
 MOST_POINTS: Final = 50_000
-"""Limit of jobs times bounds: the number of ledgers that one report reads."""
+"""Maximum number of hourly rows of jobs that one report reads: the number of jobs times the number of bounds."""
 MOST_INCIDENTS: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -1,20 +1,21 @@
 """Retention: deletes old rows of growing tables, in bounded passes.
 
-    intents        all, by creation time: keys of past minutes are not used again
-    events         all
+    intents        all intents, by creation time, because the control plane does not reuse old idempotency keys
+    events         all events
     nodes          ended nodes, their fault histories, and their agents' session tokens
     tokens         revoked and expired tokens; used nonces after their expiry
-    generations    of ended jobs, except the newest generation
-    plans          of all jobs, except the newest few; parents and times remain, because restores need them
-    protection     of ended jobs
-    metrics        of ended jobs
+    generations    generations of ended jobs, except the newest generation of each job
+    plans          plans of generations, except the newest few of each job; parents and times of the generations
+                   remain, because restores need them
+    protection     shards and holders of ended jobs
+    metrics        metrics of ended jobs
     audit          entries of the audit log
-    hours          ledgers of jobs and fleets at full hours, from which reports compute time ranges
+    hours          time counters of jobs and fleets at full hours, from which reports compute their figures
 
-Jobs, incidents, checkpoints, sources and fleets are not deleted.
+Retention deletes no jobs, incidents, checkpoints, sources or fleets.
 
-Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction. It deletes no row that a loop
-still reads. Several control-plane servers may run passes at the same time.
+Invariant: a pass deletes at most `batch_rows` rows of a kind, in one short transaction. It deletes no row that the
+server's background loops still read. Several control-plane servers may run passes at the same time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LET_GO = b""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Limits of retention: days per kind of row, plans per job, and rows per pass."""
+    """Limits of retention: days for which rows of each kind are kept, plans kept per job, and rows deleted per pass."""
 
     intents: int = 7
     events: int = 90
@@ -69,12 +70,10 @@ DEFAULT = Retention()
 
 
 def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
-    """Delete rows beyond their limits.
+    """Delete rows beyond the limits in `retention`, and return the number of deleted rows per kind.
 
-    The runner calls this function once a minute, and again immediately if a call reached `batch_rows`.
-
-    `retention` contains the limits of age and number per kind of row, and `batch_rows`. Return the number of deleted
-    rows per kind.
+    `loop.runner` calls this function once a minute, and again immediately if a call has deleted `batch_rows` rows of a
+    kind.
     """
 
     def before(days: int) -> datetime:

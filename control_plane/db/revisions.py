@@ -1,4 +1,4 @@
-"""Revisions: changes of a job after its creation. The creation is revision 1.
+"""Revisions: the changes that users made to a job's configuration. The configuration at creation is revision 1.
 
 Invariant: the revisions of a job are numbered without gaps, and the job's row contains the newest revision.
 """
@@ -24,7 +24,7 @@ from everstep.protocol.codec import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One field that an update of a job changed."""
+    """One field that an UpdateTrainingJob request changed, with its old and new value."""
 
     field: str
     """Path of the field in the API's names, for example `CheckpointConfig.EverySteps`."""

@@ -1,4 +1,6 @@
-"""Rolls: the newest roll of each fleet, in two columns of the fleet's row.
+"""Rolls: a roll replaces or reboots all nodes of a fleet, a few at a time.
+
+Two columns of the fleet's row contain the newest roll and its progress.
 
 Invariant: only users' requests change `roll`. Only the fleet loop writes `roll_progress`, with `fleets.change`.
 """
@@ -32,7 +34,10 @@ def progress_of(fleet: FleetRecord) -> RollProgress | None:
 
 
 def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
-    """Return a fleet's newest roll with its own progress, or None if the fleet never had a roll."""
+    """Return a fleet's newest roll with its progress, or None if the fleet never had a roll.
+
+    The progress is empty if the fleet loop has stored only the progress of an earlier roll.
+    """
     roll, progress = roll_of(fleet), progress_of(fleet)
     if roll is None:
         return None
@@ -41,13 +46,13 @@ def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
 
 
 def stored(value: FleetRoll | RollProgress) -> dict[str, Any]:
-    """Return the JSON value of a column."""
+    """Return a roll or its progress as the JSON value of the column."""
     columns: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return columns
 
 
 def put(session: Session, name: str, roll: FleetRoll) -> FleetRecord:
-    """Store a new roll, or the changed newest roll, as a user requested.
+    """Store a new roll, or a user's change of the newest roll.
 
     `session` comes from `Database.write`. Raises NotFound if the fleet does not exist.
     """

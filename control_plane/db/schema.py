@@ -1,4 +1,4 @@
-"""Schema versions: checks and migrates the database's schema.
+"""Checks the version of the database's schema, and migrates the schema to the version that this code needs.
 
 Invariant: a server runs only if the database has exactly the schema that the server's code needs.
 """
@@ -38,7 +38,7 @@ def migrations() -> Path:
     raise SchemaMismatch("the migrations are missing from this installation of Everstep: reinstall it")
 
 
-@functools.cache  # reading the migrations takes longer than the rest of a server's start
+@functools.cache  # Cached, because reading the migrations takes longer than the rest of a server's start.
 def newest() -> str:
     """Return the schema revision that this code needs."""
     head = ScriptDirectory.from_config(_config()).get_current_head()

@@ -3,12 +3,12 @@
     SQLite        for control-plane servers on one machine
     PostgreSQL    for control-plane servers on several machines (`everstep[postgres]`)
 
-Only one write transaction runs at a time, so its reads remain valid until its commit. SQLite has a single writer by
-design. On PostgreSQL, each write transaction holds an advisory lock from its start to its end. Check-then-write code
-therefore needs no further locks, and ids become visible in order.
+Only one write transaction runs at a time, so the rows that it reads stay unchanged until its commit. SQLite has a
+single writer by design. On PostgreSQL, each write transaction holds an advisory lock from its start to its end. Code
+that checks rows before it writes therefore needs no further locks. Readers see new rows in the order of their ids.
 
-Invariant: a transaction is short and stays in its thread. While a transaction is open, no code calls anything outside
-the database. Code on the event loop runs transactions in threads.
+Invariant: a transaction is short and stays in its thread. While a transaction is open, its thread sends no requests to
+AWS, to agents or to other servers. Code on the event loop runs transactions in threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BUSY_TIMEOUT_MILLISECONDS = 5_000
-"""Longest wait of a writer for another writer. Normal transactions take milliseconds."""
+"""Time that a write transaction waits for another one before it fails. Normal transactions take milliseconds."""
 
 SILENCE_MILLISECONDS = 10_000
 """Time without traffic after which PostgreSQL closes the connection of a control-plane server.
@@ -94,7 +94,7 @@ class Database:
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # The isolation level is explicit, because the database's default may differ.
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            # With this level, a writer sees all commits that precede its acquisition of the lock.
+            # With this level, a write transaction sees all commits from before the time at which it acquired the lock.
             self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")
 
     @property
@@ -129,7 +129,7 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection that commits at the end of the block, without a time limit of the database.
+        """Yield a connection for a migration. It commits at the end of the block, and statements have no time limit.
 
         No other write transaction or migration runs at the same time. A lock that another connection holds still fails
         the migration after `BUSY_TIMEOUT_MILLISECONDS`, so that other connections do not queue behind the migration.
@@ -178,7 +178,7 @@ def record_of(row: Base, kind: type[R]) -> R:
 def columns_of(
     row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the table's columns that have the names of a dataclass's fields.
+    """Return the columns of a table for the fields of a dataclass, in the order of the fields.
 
     The result excludes the fields in `leave_out`, because the caller converts their columns itself.
     """
@@ -209,7 +209,7 @@ def _read(url: str) -> URL:
     """Parse the database's URL and set the driver that Everstep uses."""
     try:
         found = make_url(url)
-    except ValueError as error:  # Raised if, for example, the port is not a number.
+    except ValueError as error:  # SQLAlchemy raises ValueError if, for example, the port is not a number.
         raise ArgumentError(f"the database URL cannot be read: {error}") from error
     match found.get_backend_name():
         case "sqlite":
@@ -253,7 +253,7 @@ def postgresql_arguments(url: URL) -> dict[str, str | int]:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Return an engine whose write transactions exclude each other."""
+    """Return an engine for PostgreSQL. Its write transactions acquire the advisory lock, so only one runs at a time."""
     try:
         engine = create_engine(
             url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json
@@ -270,7 +270,7 @@ def _postgresql(url: URL) -> Engine:
 
 
 def _plain_json(value: Any) -> str:
-    """Encode JSON with NUL replaced (see `models.PlainText`).
+    """Encode a value as JSON, with NUL characters replaced (see `models.PlainText`).
 
     PostgreSQL stores an escaped NUL in a JSON column, but its JSON operators fail on that value.
     """
@@ -285,7 +285,8 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # Otherwise the driver begins transactions itself, and only before a write.
+        # Disable the driver's own transactions, which would begin only before the first write.
+        connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",

@@ -72,7 +72,7 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
 
 
 def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
-    """Return the total size of a project's archives, including uploads in progress.
+    """Return the total size in bytes of a project's archives, including reservations for uploads in progress.
 
     Args:
         session: from `Database.read` or `Database.write`.
@@ -107,5 +107,5 @@ def put_upload(
 
 
 def remove_upload(session: Session, sha256: str, project: str) -> None:
-    """Delete an upload's reservation, if it exists."""
+    """Release the quota that was reserved for an upload, if a reservation exists."""
     session.execute(delete(SourceUpload).where(SourceUpload.sha256 == sha256, SourceUpload.project == project))

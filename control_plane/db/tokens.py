@@ -1,7 +1,7 @@
-"""Bearer tokens: authentication and roles. Only digests are stored.
+"""Bearer tokens, with which callers and agents authenticate. The database contains only digests of tokens.
 
     user      a person or a program; has a role and, except for admins, perhaps a project
-    join      an instance of a fleet that has not joined yet (`db.nodes`: `joined_at`)
+    join      an agent whose instance has not joined its fleet yet (`db.nodes`: `joined_at`)
     session   an agent that has joined; bound to its node, revoked when the node ends
 
 Invariant: only `mint` returns the token itself, and only once.
@@ -96,8 +96,8 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
         session: from `Database.write`.
         new: kind, role, project and expiry of the token.
         now: the time in UTC.
-        secret: a token from `new_secret`, if the caller had to write it to a file before this transaction. None means a
-            new token.
+        secret: a token from `new_secret`, which the caller has stored elsewhere before this transaction. None: the
+            function generates the token.
 
     Returns:
         The token and its record. The database does not contain the token itself, so the caller must show the token now.
@@ -181,8 +181,8 @@ _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    The duration of the call reveals nothing about valid tokens, because the function searches by digest and compares in
-    constant time.
+    An attacker cannot learn valid tokens from the duration of the call, because the function searches by digest and
+    compares in constant time.
     """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
@@ -194,14 +194,14 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
     """Return the record of a valid token, or None.
 
-    The caller must already have verified that the client owns the token.
+    The caller must already have verified that the client has the token, for example by a signed session cookie.
     """
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)
 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
-    """Return those ids of `token_ids` whose tokens are valid now."""
+    """Return the subset of `token_ids` whose tokens are valid at the time `now`."""
     is_good = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
     return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
 

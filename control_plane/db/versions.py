@@ -1,11 +1,11 @@
-"""Checks within microseconds whether the database may have changed.
+"""Provides a version number of the database, with which caches check within microseconds whether they are current.
 
     SQLite        the pragma `data_version` changes with each commit of another connection; this module only reads
     PostgreSQL    counts commits of this process only; callers must limit the age of their caches
 
 `api.answers` and `api.held_tokens` depend on this check.
 
-Invariant: two equal versions mean that no visible commit happened in between. The version covers commits of other
+Invariant: if two reads return the same version, no commit happened between them. The version covers commits of other
 processes only if `sees_everything` is true.
 """
 
@@ -17,7 +17,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """Reads the number of changes of one database. Only one thread at a time may use an instance."""
+    """Reads the version number of one database. Only one thread at a time may use an instance."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite
@@ -25,7 +25,10 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return a number that changes with each visible commit. None if the database cannot be read."""
+        """Return the version, a number that changes with each commit that this server can see.
+
+        None if the database cannot be read.
+        """
         if not self.sees_everything:
             return self._database.commit_number
         try:
