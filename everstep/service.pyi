@@ -64,11 +64,11 @@ class CauseReport(TypedDict):
     Incidents: ReportIncidents
 
 class Changes(TypedDict):
-    """Describes how a response differs from an earlier response to the same request."""
+    """The difference between a response and an earlier response to the same request."""
     ChangeToken: str
     """Token to pass as ChangesSince in the next request."""
     IsIncremental: bool
-    """Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything."""
+    """Whether the response contains only the changes since the earlier response. False if the server does not know the token in ChangesSince. The response then contains everything."""
     Removed: list[str]
     """Keys of the entries that the earlier response contained and that the complete response no longer contains."""
 
@@ -88,7 +88,7 @@ class Checkpoint(TypedDict):
     CreationTime: datetime
     CompletionTime: NotRequired[datetime]
     IsPinned: bool
-    """A pinned checkpoint is not deleted until it is unpinned."""
+    """Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint."""
     Verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
@@ -96,30 +96,30 @@ class Checkpoint(TypedDict):
     """The damaged parts. Absent if no verification has found damage."""
 
 class CheckpointActivity(TypedDict):
-    """The due time of the job's next checkpoint, the running upload, and measurements of the last upload."""
+    """When the job's next checkpoint is due, the running upload, and measurements of the last upload."""
     Policy: str
     """A sentence about the rules that make checkpoints due."""
     NextStep: NotRequired[int]
-    """The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps."""
+    """The first committed step at or after this step becomes a checkpoint. Absent without EverySteps."""
     NextTime: NotRequired[datetime]
     """The first commit after this time becomes a checkpoint. Absent if the job has no interval."""
     IntervalSeconds: NotRequired[float]
     """The current interval: IntervalInSeconds, or the interval that Everstep computes from MaxOverhead. Absent if the job has no interval, or until the first upload is measured."""
     LastUploadSeconds: NotRequired[float]
-    """Duration of the last upload of all shards. Absent before the first upload."""
+    """Duration of the last checkpoint's upload, all shards together. Absent before the first upload."""
     LastUploadCostSeconds: NotRequired[float]
-    """Training time that the last upload cost, estimated from the pace of training during the upload."""
+    """Training time that the last upload cost, estimated from how much it slowed training down."""
     Upload: NotRequired[CheckpointUpload]
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 class CheckpointConfig(TypedDict):
     """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
     Strategy: NotRequired[Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"]]
-    """When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
+    """When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
     EverySteps: NotRequired[int]
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given."""
     IntervalInSeconds: NotRequired[int]
-    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps. Each of them makes checkpoints due."""
+    """Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. If EverySteps is set too, both rules make checkpoints due."""
     MaxOverhead: NotRequired[float]
     """Share of training time that checkpoints may add, for example 0.01 for 1 %. Everstep computes the interval from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds."""
     MaxUploadBytesPerSecond: NotRequired[int]
@@ -145,9 +145,9 @@ class CheckpointConfigUpdate(TypedDict):
     IntervalInSeconds: NotRequired[int]
     """New number of seconds between the beginnings of two checkpoints. 0 removes the interval."""
     MaxOverhead: NotRequired[float]
-    """New overhead bound of the automatic interval, at least 0.0001. 0 removes it."""
+    """New value of MaxOverhead, at least 0.0001. 0 removes the limit and the computed interval."""
     MaxUploadBytesPerSecond: NotRequired[int]
-    """New limit of a node's mean upload rate. 0 removes it."""
+    """New limit of a node's mean upload rate, in bytes per second. 0 removes the limit."""
     OnNotice: NotRequired[bool]
     ThirdSlot: NotRequired[bool]
     """Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run."""
@@ -164,15 +164,15 @@ class CheckpointUpload(TypedDict):
     StoredBytes: int
     """Bytes that S3 has stored, of all shards whose upload has begun."""
     TotalBytes: int
-    """Size of all shards whose upload has begun."""
+    """Total size in bytes of all shards whose upload has begun."""
     SlowestRank: int
-    """The rank whose shard is uploaded the least."""
+    """The rank of whose shard S3 has stored the smallest part."""
     SlowestObject: NotRequired[str]
-    """The S3 URI of this rank's object. Absent until its first request begins."""
+    """The S3 URI of the slowest rank's object. Absent until the upload of this object begins."""
     SlowestStoredBytes: int
-    """Bytes of this rank's shard that S3 has stored."""
+    """Bytes of the slowest rank's shard that S3 has stored."""
     SlowestTotalBytes: int
-    """Size of this rank's shard."""
+    """Size of the slowest rank's shard in bytes."""
 
 class Condition(TypedDict):
     """A current problem of a node or of the service. It is no longer listed once it is resolved."""
@@ -188,11 +188,11 @@ class CreateCheckpointResponse(TypedDict):
     TrainingJobName: str
     RunId: str
     Step: int
-    """The checkpoint's step. While Status is Requested, the checkpoint may still be made of a later committed step instead."""
+    """The checkpoint's step. While Status is Requested, Everstep may still make the checkpoint of a later committed step."""
     Status: Literal["Requested", "Complete"]
 
 class CreateFleetResponse(TypedDict):
-    """The new fleet, or the plan of a dry run."""
+    """The new fleet or, after a dry run, the changes that CreateFleet would make."""
     FleetName: str
     Fleet: NotRequired[Fleet]
     """The new fleet. Absent after a dry run."""
@@ -311,14 +311,14 @@ class ElasticConfig(TypedDict):
     MaxNodeCount: NotRequired[int]
     """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them."""
     PatienceInSeconds: NotRequired[int]
-    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes. 60 unless given."""
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given."""
 
 class ElasticConfigUpdate(TypedDict):
     """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
     MinNodeCount: NotRequired[int]
     MaxNodeCount: NotRequired[int]
     PatienceInSeconds: NotRequired[int]
-    """New patience. It also applies to a wait that has begun."""
+    """New value of PatienceInSeconds. The value also applies to a wait that has begun."""
 
 class Event(TypedDict):
     """A record of a change or an incident of a fleet, a job or a node. Events never change."""
@@ -386,7 +386,7 @@ class Fleet(TypedDict):
     Reason: str
     SpareCount: int
     SparePolicy: NotRequired[SparePolicy]
-    """Computes the number of spares, in place of the fixed SpareCount."""
+    """The rule that determines the number of spares. If set, SpareCount has no effect."""
     MinNodeCount: int
     HoldFailedInstances: bool
     MaxReplacementsPerHour: int
@@ -397,7 +397,7 @@ class Fleet(TypedDict):
     ReplicaEncryption: Literal["Auto", "On", "Off"]
     """When nodes use TLS for the connections between them."""
     EncryptsReplicas: bool
-    """Whether a job that launches its ranks now on this fleet's nodes uses TLS between them."""
+    """Whether the nodes of a job would use TLS for the connections between them if the job launched its ranks now."""
     MaxNodeCount: int
     """MaxSize of the Auto Scaling group."""
     DesiredNodeCount: int
@@ -413,7 +413,7 @@ class Fleet(TypedDict):
     IncidentCount: int
     """Number of incidents of the fleet's jobs, without drills."""
     LostNodeCount: int
-    """Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count."""
+    """Number of nodes that jobs lost because the node failed or AWS reclaimed it. The number excludes nodes that a person drained, and nodes into which a drill injected a fault."""
     NodeSeconds: float
     """Total time that the fleet's nodes have worked for jobs."""
     CostUsd: NotRequired[float]
@@ -434,7 +434,7 @@ class FleetRoll(TypedDict):
     """A roll: the replacement or reboot of all nodes that a fleet had at the start of the roll."""
     RollStatus: Literal["InProgress", "Paused", "Stopped", "Completed"]
     StatusReason: str
-    """What the roll does or waits for."""
+    """What the roll does now, or the reason why it waits."""
     Reboot: bool
     MaxUnavailable: int
     NodeCount: int
@@ -442,7 +442,7 @@ class FleetRoll(TypedDict):
     FinishedNodeCount: int
     """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
     CurrentNodeIds: list[str]
-    """Nodes that the roll has begun and not finished."""
+    """Nodes that the roll is replacing or rebooting now."""
     RequestedBy: str
     Reason: str
     StartTime: datetime
@@ -487,7 +487,7 @@ class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
 class GroupChange(TypedDict):
-    """A setting of an Auto Scaling group that the registration as a fleet changes."""
+    """A change that CreateFleet makes to one setting of an Auto Scaling group."""
     Setting: str
     """The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`."""
     Before: NotRequired[str]
@@ -514,7 +514,7 @@ class HealthResponse(TypedDict):
     """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""
 
 class HeldShard(TypedDict):
-    """The shard of one rank, as the checkpoint object that Everstep would store in S3."""
+    """The held shard of one rank, in the format of a checkpoint object in S3."""
     Rank: int
     OriginGeneration: int
     ObjectBytes: int
@@ -524,14 +524,14 @@ class HeldShard(TypedDict):
     LayoutHash: str
 
 class HoldAdvice(TypedDict):
-    """The recommended decision about a held node."""
+    """Everstep's recommendation to a person about a held node: a node that is kept out of use."""
     Decision: Literal["Terminate", "Release", "Inspect"]
     Description: str
     """One or two imperative sentences that say what to do and why."""
     Command: str
     """The command for the first step."""
     FurtherCommands: list[str]
-    """Alternative commands for the time after the inspection. Empty unless Decision is Inspect."""
+    """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
 
 class HoldSnapshotResponse(TypedDict):
     """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
@@ -543,21 +543,21 @@ class HoldSnapshotResponse(TypedDict):
     HoldInSeconds: int
     """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
     MaxReadBytes: int
-    """Largest range of one ReadSnapshot."""
+    """Maximum number of bytes that one ReadSnapshot returns."""
     Shards: list[HeldShard]
     """The shards, by rank."""
 
 class Holder(TypedDict):
-    """A node that keeps a copy of a shard."""
+    """A node that protects a shard in its memory: with a copy or, with parity, with a share."""
     NodeId: str
     InView: bool
     """Whether a step counts as committed only after this holder has verified it."""
     VerifiedStep: NotRequired[int]
-    """The newest step of which the node holds a complete, verified copy. Absent until the node has verified a step."""
+    """The newest step of which the node has received and verified the whole copy. Absent until the node has verified a step."""
     VerifiedTime: NotRequired[datetime]
     """When the node reported VerifiedStep."""
     LagSteps: NotRequired[int]
-    """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
+    """Number of steps from VerifiedStep to the newest step that the ranks have finished."""
     FailureDomain: NotRequired[str]
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one."""
 
@@ -590,7 +590,7 @@ class Incident(TypedDict):
     InstanceIds: list[str]
     """Instances that the job lost or gave up, for any reason."""
     FaultedInstanceIds: list[str]
-    """Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot determine the instances."""
+    """Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances."""
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
     OpenedAt: datetime
@@ -624,7 +624,7 @@ class Incident(TypedDict):
     """At most 100 notes, oldest first. Only in DescribeIncident."""
 
 class IncidentAction(TypedDict):
-    """Something that a person can do about an incident now."""
+    """An action that a person can take now because of an incident."""
     Urgency: Literal["Now", "Later", "Optional"]
     """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
     Description: str
@@ -632,9 +632,9 @@ class IncidentAction(TypedDict):
     Command: str
     """The command for the first step."""
     FurtherCommands: list[str]
-    """Commands for the next step. The person chooses one of them. Empty if Command is all that is to do."""
+    """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
-    """The held node that the action is about. Absent for an action about the job."""
+    """The held node that the action concerns. Absent if the action concerns the job."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
@@ -698,7 +698,7 @@ class ListMetricsResponse(TypedDict):
     """All metrics of a job. There are at most 256 names, so the response has no pages."""
     Metrics: list[Metric]
     DroppedCount: int
-    """Number of values lost. It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names."""
+    """Number of values that are lost. Values are lost if the script logs too fast, or under more names than the limit."""
 
 class ListNodesResponse(TypedDict):
     """A page of nodes, oldest first."""
@@ -776,7 +776,7 @@ class LossCurve(TypedDict):
     """For each step: the logged value. NaN, Infinity and -Infinity are sent as text."""
 
 class Metric(TypedDict):
-    """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
+    """A metric of a job: a name under which rank 0 logs values, or under which Everstep measures values on nodes."""
     MetricName: str
     LastStep: int
     LastTime: datetime
@@ -941,7 +941,7 @@ class ReadSnapshotResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
 class ReadinessResponse(TypedDict):
-    """The answer of a server that is ready for requests."""
+    """Confirms that the server is ready for requests."""
     Status: Literal["ready"]
     Version: str
 
@@ -952,7 +952,7 @@ class RecoveryOdds(TypedDict):
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
 
 class ReleaseSnapshotResponse(TypedDict):
-    """Confirmation that a hold ends."""
+    """Confirms that the service has ended the hold of a snapshot."""
     SnapshotId: str
 
 class Reliability(TypedDict):
@@ -986,27 +986,27 @@ class Report(TypedDict):
     Jobs: list[JobReport]
     """At most MaxJobs jobs, the most expensive first."""
     OtherJobs: NotRequired[ReportFigures]
-    """Sums over the jobs that Jobs leaves out. Absent if there are none."""
+    """Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs."""
     JobCount: int
     Causes: list[CauseReport]
     """The most frequent cause first."""
 
 class ReportBucket(TypedDict):
-    """The figures of one part of the time range."""
+    """The figures of one bucket: a part of the time range, for example one day."""
     StartTime: datetime
     EndTime: datetime
     Figures: ReportFigures
 
 class ReportFigures(TypedDict):
-    """Time, cost and incidents of one bucket, project, fleet or job, or of the whole report."""
+    """Time, cost and incidents of one project, fleet, job or part of the time range, or of the whole report."""
     AccountingSeconds: dict[str, float]
-    """Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob."""
+    """Time of the jobs by accounting bucket, as in AccountingSeconds of DescribeTrainingJob."""
     ProductiveSeconds: float
-    """Training time: `train` of AccountingSeconds."""
+    """Training time: the accounting bucket `train` of AccountingSeconds."""
     EttrRatio: NotRequired[float]
-    """Training time ÷ time with nodes, over all jobs together. Absent without such time."""
+    """Training time ÷ time during which the jobs had nodes, over all jobs together. Absent if no job had nodes."""
     EttrWithQueueRatio: NotRequired[float]
-    """Training time ÷ all time of the jobs, with queue and pauses. Absent without such time."""
+    """Training time ÷ all time of the jobs, including queue and pauses. Absent if no job has any time."""
     NodeSeconds: float
     """Working time of the jobs' nodes, summed over nodes."""
     RankSeconds: float
@@ -1020,11 +1020,11 @@ class ReportFigures(TypedDict):
     PlannedStops: ReportIncidents
     """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     Drills: ReportIncidents
-    """Incidents that a person injected. No other count contains them."""
+    """Incidents that drills caused. No other count contains them."""
     MttfSeconds: NotRequired[float]
-    """Time without a known failure ÷ number of failures. Absent without a failure."""
+    """Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure."""
     MttrSeconds: NotRequired[float]
-    """Mean time from a failure to the end of the rework. Absent if training recovered from no failure."""
+    """Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure."""
     IdleNodeSeconds: dict[str, float]
     """Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets."""
     SpareCostUsd: NotRequired[float]
@@ -1039,10 +1039,10 @@ class ReportIncidents(TypedDict):
     RecoveredCount: int
     """Number of these incidents from which training has recovered."""
     RecoverySeconds: float
-    """Total time from the failure to the end of the rework, of recovered incidents."""
+    """Total recovery time of the incidents from which training has recovered. The recovery of an incident lasts from the failure until training has repeated the lost steps."""
     RecomputedSteps: int
     CostUsd: NotRequired[float]
-    """Cost of the nodes from the failure to the end of the rework, for the part inside the time range. Absent if no fleet has a price."""
+    """Cost of the jobs' nodes during the recoveries, for the part of each recovery inside the time range. Absent if no fleet has a price."""
 
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job."""
@@ -1103,7 +1103,7 @@ class SimilarIncident(TypedDict):
     """Number of steps that training had to repeat."""
     FaultedInstanceIds: list[str]
     Likeness: list[Literal["Instance", "InstanceType", "Fleet"]]
-    """Properties that both incidents share besides cause and project, the strongest first."""
+    """Properties that both incidents share in addition to cause and project, the most significant first."""
 
 class SourceConfig(TypedDict):
     """The user's code."""
@@ -1111,7 +1111,7 @@ class SourceConfig(TypedDict):
     """The SHA-256 of the archive, as PutSource and CreateSource return it."""
 
 class SourceUpload(TypedDict):
-    """A presigned request: `PUT Url` with these headers and the archive as body. The request needs no token."""
+    """A presigned upload to S3: the client sends `PUT Url` with these headers and the archive as body. The request needs no token."""
     Url: str
     """Secret. The URL accepts only this archive, because its checksum and length are signed."""
     Headers: dict[str, str]
@@ -1119,7 +1119,7 @@ class SourceUpload(TypedDict):
     """When the URL expires. After that, CreateSource returns another URL."""
 
 class SparePolicy(TypedDict):
-    """Number of spares, computed from the fleet's failure rate and replacement times."""
+    """A rule from which Everstep computes the number of spares: a required probability that a spare is free. The computation uses the fleet's measured failure rate and replacement times."""
     Probability: float
     """The probability with which a spare must be free when a failure occurs."""
 
@@ -1155,7 +1155,7 @@ class Token(TypedDict):
     RevocationTime: NotRequired[datetime]
 
 class TrainingJob(TypedDict):
-    """All data about one job."""
+    """A training job: its configuration, its state, its progress and its cost."""
     TrainingJobName: str
     RunId: str
     FleetName: str
@@ -1171,7 +1171,7 @@ class TrainingJob(TypedDict):
     FailureReason: NotRequired[str]
     """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]
-    """Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended."""
+    """Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended."""
     Source: SourceConfig
     EntryPoint: str
     Requirements: NotRequired[str]
@@ -1229,7 +1229,7 @@ class TrainingJob(TypedDict):
     TargetStep: NotRequired[int]
     """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """Time until TargetStep at the job's mean pace, assuming no failures and no waiting. Absent if the pace or the target is unknown, and once the job has ended."""
+    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended."""
     HealthyNodeCount: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     AssignedNodeCount: int
@@ -1241,7 +1241,7 @@ class TrainingJob(TypedDict):
     OpenIncidentCount: int
     """Incidents from which the job has not recovered yet."""
     OpenDrillId: NotRequired[str]
-    """The drill of this job that has no outcome yet."""
+    """Id of the drill of this job that has no outcome yet. Absent without such a drill."""
     AccountingSeconds: dict[str, float]
     """The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond."""
     AccountedUntil: NotRequired[datetime]
@@ -1312,7 +1312,7 @@ class TrainingJobRevision(TypedDict):
     Changes: list[FieldChange]
 
 class TrainingJobSummary(TypedDict):
-    """One entry of a list of jobs."""
+    """A training job in a list of jobs, with fewer fields than DescribeTrainingJob returns."""
     TrainingJobName: str
     RunId: str
     FleetName: str
@@ -1625,7 +1625,7 @@ class EverstepClient(Protocol):
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. With ChangesSince, the response omits jobs whose entry did not change, and names those that left the page. Raises ValidationException if TagValue is set without TagKey."""
     def pause_automation(self, *, Reason: str) -> Automation:
-        """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. Requests for jobs and nodes wait. The service still halts ranks of ended generations. Passes that have already begun end within a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
+        """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. Requests for jobs and nodes wait. The service still halts ranks of ended generations. Actions that the service has already begun may continue for up to a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no state."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1641,7 +1641,7 @@ class EverstepClient(Protocol):
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """Return a held node to service, or terminate its instance. If the node is not held, cancel its pending request. A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing."""
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
-        """End the hold of a snapshot. Repeated calls change nothing."""
+        """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then terminate the instance and launch another. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
@@ -1655,9 +1655,9 @@ class EverstepClient(Protocol):
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training or is taken over."""
     def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
-        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins a node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. Spares are rolled first; held nodes are left alone. A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
+        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins with another node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. The roll replaces or reboots spares first, and skips held nodes. A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
     def stop_fleet_roll(self, *, FleetName: str) -> Fleet:
-        """End the fleet's roll. Jobs stay on nodes that they have not left yet. Nodes that are out of service already are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
+        """End the fleet's roll. The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:

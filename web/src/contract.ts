@@ -74,11 +74,11 @@ export interface CauseReport {
   Incidents: ReportIncidents
 }
 
-/** Describes how a response differs from an earlier response to the same request. */
+/** The difference between a response and an earlier response to the same request. */
 export interface Changes {
   /** Token to pass as ChangesSince in the next request. */
   ChangeToken: string
-  /** Whether the response contains only what changed. False if the server does not know the token of ChangesSince. A response that is not incremental contains everything. */
+  /** Whether the response contains only the changes since the earlier response. False if the server does not know the token in ChangesSince. The response then contains everything. */
   IsIncremental: boolean
   /** Keys of the entries that the earlier response contained and that the complete response no longer contains. */
   Removed: string[]
@@ -100,7 +100,7 @@ export interface Checkpoint {
   Bytes: number
   CreationTime: Timestamp
   CompletionTime?: Timestamp
-  /** A pinned checkpoint is not deleted until it is unpinned. */
+  /** Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint. */
   IsPinned: boolean
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
@@ -109,19 +109,19 @@ export interface Checkpoint {
   VerificationMessage?: string
 }
 
-/** The due time of the job's next checkpoint, the running upload, and measurements of the last upload. */
+/** When the job's next checkpoint is due, the running upload, and measurements of the last upload. */
 export interface CheckpointActivity {
   /** A sentence about the rules that make checkpoints due. */
   Policy: string
-  /** The first commit of this step or a later one becomes a checkpoint. Absent without EverySteps. */
+  /** The first committed step at or after this step becomes a checkpoint. Absent without EverySteps. */
   NextStep?: number
   /** The first commit after this time becomes a checkpoint. Absent if the job has no interval. */
   NextTime?: Timestamp
   /** The current interval: IntervalInSeconds, or the interval that Everstep computes from MaxOverhead. Absent if the job has no interval, or until the first upload is measured. */
   IntervalSeconds?: number
-  /** Duration of the last upload of all shards. Absent before the first upload. */
+  /** Duration of the last checkpoint's upload, all shards together. Absent before the first upload. */
   LastUploadSeconds?: number
-  /** Training time that the last upload cost, estimated from the pace of training during the upload. */
+  /** Training time that the last upload cost, estimated from how much it slowed training down. */
   LastUploadCostSeconds?: number
   /** The checkpoint that is being uploaded. Absent if no upload runs. */
   Upload?: CheckpointUpload
@@ -129,11 +129,11 @@ export interface CheckpointActivity {
 
 /** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
-  /** When the job stores its state. The strategies besides Everstep exist for comparison and keep nothing on peers. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until it is stored. `HighFreq` does so as often as the store allows. `CheckFreq` stores in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
+  /** When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
   Strategy?: 'Everstep' | 'None' | 'Strawman' | 'HighFreq' | 'CheckFreq'
   /** Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given. */
   EverySteps?: number
-  /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. May be set together with EverySteps. Each of them makes checkpoints due. */
+  /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. If EverySteps is set too, both rules make checkpoints due. */
   IntervalInSeconds?: number
   /** Share of training time that checkpoints may add, for example 0.01 for 1 %. Everstep computes the interval from the measured duration of uploads and from the training time that they cost. Cannot be set together with EverySteps or IntervalInSeconds. */
   MaxOverhead?: number
@@ -160,9 +160,9 @@ export interface CheckpointConfigUpdate {
   EverySteps?: number
   /** New number of seconds between the beginnings of two checkpoints. 0 removes the interval. */
   IntervalInSeconds?: number
-  /** New overhead bound of the automatic interval, at least 0.0001. 0 removes it. */
+  /** New value of MaxOverhead, at least 0.0001. 0 removes the limit and the computed interval. */
   MaxOverhead?: number
-  /** New limit of a node's mean upload rate. 0 removes it. */
+  /** New limit of a node's mean upload rate, in bytes per second. 0 removes the limit. */
   MaxUploadBytesPerSecond?: number
   OnNotice?: boolean
   /** Whether to reserve a third memory slot per shard. Cannot be disabled once the job has run. */
@@ -180,15 +180,15 @@ export interface CheckpointUpload {
   Step: number
   /** Bytes that S3 has stored, of all shards whose upload has begun. */
   StoredBytes: number
-  /** Size of all shards whose upload has begun. */
+  /** Total size in bytes of all shards whose upload has begun. */
   TotalBytes: number
-  /** The rank whose shard is uploaded the least. */
+  /** The rank of whose shard S3 has stored the smallest part. */
   SlowestRank: number
-  /** The S3 URI of this rank's object. Absent until its first request begins. */
+  /** The S3 URI of the slowest rank's object. Absent until the upload of this object begins. */
   SlowestObject?: string
-  /** Bytes of this rank's shard that S3 has stored. */
+  /** Bytes of the slowest rank's shard that S3 has stored. */
   SlowestStoredBytes: number
-  /** Size of this rank's shard. */
+  /** Size of the slowest rank's shard in bytes. */
   SlowestTotalBytes: number
 }
 
@@ -215,7 +215,7 @@ export interface CreateCheckpointRequest {
 export interface CreateCheckpointResponse {
   TrainingJobName: string
   RunId: string
-  /** The checkpoint's step. While Status is Requested, the checkpoint may still be made of a later committed step instead. */
+  /** The checkpoint's step. While Status is Requested, Everstep may still make the checkpoint of a later committed step. */
   Step: number
   Status: 'Requested' | 'Complete'
 }
@@ -227,7 +227,7 @@ export interface CreateFleetRequest {
   AutoScalingGroupName: string
   /** 1 unless given. */
   SpareCount?: number
-  /** Computes the number of spares, in place of the fixed SpareCount. */
+  /** The rule that determines the number of spares. If set, SpareCount has no effect. */
   SparePolicy?: SparePolicy
   /** Nodes to keep even when no job runs, spares not included. 0 unless given. */
   MinNodeCount?: number
@@ -253,7 +253,7 @@ export interface CreateFleetRequest {
   ExpectedChanges?: GroupChange[]
 }
 
-/** The new fleet, or the plan of a dry run. */
+/** The new fleet or, after a dry run, the changes that CreateFleet would make. */
 export interface CreateFleetResponse {
   FleetName: string
   /** The new fleet. Absent after a dry run. */
@@ -531,7 +531,7 @@ export interface ElasticConfig {
   MinNodeCount?: number
   /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them. */
   MaxNodeCount?: number
-  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. If fewer nodes than MaxNodeCount are ready, a running job also waits this time before it grows with the ready nodes. 60 unless given. */
+  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given. */
   PatienceInSeconds?: number
 }
 
@@ -539,7 +539,7 @@ export interface ElasticConfig {
 export interface ElasticConfigUpdate {
   MinNodeCount?: number
   MaxNodeCount?: number
-  /** New patience. It also applies to a wait that has begun. */
+  /** New value of PatienceInSeconds. The value also applies to a wait that has begun. */
   PatienceInSeconds?: number
 }
 
@@ -635,7 +635,7 @@ export interface Fleet {
   FleetStatus: 'active' | 'frozen' | 'deleting'
   Reason: string
   SpareCount: number
-  /** Computes the number of spares, in place of the fixed SpareCount. */
+  /** The rule that determines the number of spares. If set, SpareCount has no effect. */
   SparePolicy?: SparePolicy
   MinNodeCount: number
   HoldFailedInstances: boolean
@@ -646,7 +646,7 @@ export interface Fleet {
   AllowCommands: boolean
   /** When nodes use TLS for the connections between them. */
   ReplicaEncryption: 'Auto' | 'On' | 'Off'
-  /** Whether a job that launches its ranks now on this fleet's nodes uses TLS between them. */
+  /** Whether the nodes of a job would use TLS for the connections between them if the job launched its ranks now. */
   EncryptsReplicas: boolean
   /** MaxSize of the Auto Scaling group. */
   MaxNodeCount: number
@@ -662,7 +662,7 @@ export interface Fleet {
   Reliability: Reliability
   /** Number of incidents of the fleet's jobs, without drills. */
   IncidentCount: number
-  /** Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count. */
+  /** Number of nodes that jobs lost because the node failed or AWS reclaimed it. The number excludes nodes that a person drained, and nodes into which a drill injected a fault. */
   LostNodeCount: number
   /** Total time that the fleet's nodes have worked for jobs. */
   NodeSeconds: number
@@ -685,7 +685,7 @@ export interface FleetReport {
 /** A roll: the replacement or reboot of all nodes that a fleet had at the start of the roll. */
 export interface FleetRoll {
   RollStatus: 'InProgress' | 'Paused' | 'Stopped' | 'Completed'
-  /** What the roll does or waits for. */
+  /** What the roll does now, or the reason why it waits. */
   StatusReason: string
   Reboot: boolean
   MaxUnavailable: number
@@ -693,7 +693,7 @@ export interface FleetRoll {
   NodeCount: number
   /** Number of nodes that need no more work, including nodes that ended for another reason or were skipped. */
   FinishedNodeCount: number
-  /** Nodes that the roll has begun and not finished. */
+  /** Nodes that the roll is replacing or rebooting now. */
   CurrentNodeIds: string[]
   RequestedBy: string
   Reason: string
@@ -810,7 +810,7 @@ export interface GetReportRequest {
   MaxJobs?: number
 }
 
-/** A setting of an Auto Scaling group that the registration as a fleet changes. */
+/** A change that CreateFleet makes to one setting of an Auto Scaling group. */
 export interface GroupChange {
   /** The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`. */
   Setting: string
@@ -845,7 +845,7 @@ export interface HealthResponse {
   Conditions: ServiceCondition[]
 }
 
-/** The shard of one rank, as the checkpoint object that Everstep would store in S3. */
+/** The held shard of one rank, in the format of a checkpoint object in S3. */
 export interface HeldShard {
   Rank: number
   OriginGeneration: number
@@ -856,14 +856,14 @@ export interface HeldShard {
   LayoutHash: string
 }
 
-/** The recommended decision about a held node. */
+/** Everstep's recommendation to a person about a held node: a node that is kept out of use. */
 export interface HoldAdvice {
   Decision: 'Terminate' | 'Release' | 'Inspect'
   /** One or two imperative sentences that say what to do and why. */
   Description: string
   /** The command for the first step. */
   Command: string
-  /** Alternative commands for the time after the inspection. Empty unless Decision is Inspect. */
+  /** Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect. */
   FurtherCommands: string[]
 }
 
@@ -880,7 +880,7 @@ export interface HoldSnapshotRequest {
   TrainingJobName: string
   /** A snapshot whose hold this request extends. Without this field, the request begins a new hold of the newest committed step. */
   SnapshotId?: string
-  /** Identifies the request. A repeated request with the same token returns the same hold. After the hold has ended, it is refused. */
+  /** Identifies the request. A repeated request with the same token returns the same hold. After the hold has ended, the service rejects the token. */
   ClientRequestToken?: string
 }
 
@@ -893,22 +893,22 @@ export interface HoldSnapshotResponse {
   Step: number
   /** The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot. */
   HoldInSeconds: number
-  /** Largest range of one ReadSnapshot. */
+  /** Maximum number of bytes that one ReadSnapshot returns. */
   MaxReadBytes: number
   /** The shards, by rank. */
   Shards: HeldShard[]
 }
 
-/** A node that keeps a copy of a shard. */
+/** A node that protects a shard in its memory: with a copy or, with parity, with a share. */
 export interface Holder {
   NodeId: string
   /** Whether a step counts as committed only after this holder has verified it. */
   InView: boolean
-  /** The newest step of which the node holds a complete, verified copy. Absent until the node has verified a step. */
+  /** The newest step of which the node has received and verified the whole copy. Absent until the node has verified a step. */
   VerifiedStep?: number
   /** When the node reported VerifiedStep. */
   VerifiedTime?: Timestamp
-  /** Number of steps by which VerifiedStep trails the newest step that the ranks have finished. */
+  /** Number of steps from VerifiedStep to the newest step that the ranks have finished. */
   LagSteps?: number
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. */
   FailureDomain?: string
@@ -942,7 +942,7 @@ export interface Incident {
   ReplacementInstanceId?: string
   /** Instances that the job lost or gave up, for any reason. */
   InstanceIds: string[]
-  /** Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced their end or a maintenance. Empty if Everstep cannot determine the instances. */
+  /** Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances. */
   FaultedInstanceIds: string[]
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
@@ -977,7 +977,7 @@ export interface Incident {
   Notes?: Note[]
 }
 
-/** Something that a person can do about an incident now. */
+/** An action that a person can take now because of an incident. */
 export interface IncidentAction {
   /** Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts. */
   Urgency: 'Now' | 'Later' | 'Optional'
@@ -985,9 +985,9 @@ export interface IncidentAction {
   Description: string
   /** The command for the first step. */
   Command: string
-  /** Commands for the next step. The person chooses one of them. Empty if Command is all that is to do. */
+  /** Commands for the next step, of which the person chooses one. Empty if Command completes the action. */
   FurtherCommands: string[]
-  /** The held node that the action is about. Absent for an action about the job. */
+  /** The held node that the action concerns. Absent if the action concerns the job. */
   InstanceId?: string
 }
 
@@ -1127,7 +1127,7 @@ export interface ListMetricsRequest {
 /** All metrics of a job. There are at most 256 names, so the response has no pages. */
 export interface ListMetricsResponse {
   Metrics: Metric[]
-  /** Number of values lost. It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names. */
+  /** Number of values that are lost. Values are lost if the script logs too fast, or under more names than the limit. */
   DroppedCount: number
 }
 
@@ -1299,7 +1299,7 @@ export interface LossCurve {
   Values: (number | 'NaN' | 'Infinity' | '-Infinity')[]
 }
 
-/** A metric of a job: a name that rank 0 logs, or that Everstep measures. */
+/** A metric of a job: a name under which rank 0 logs values, or under which Everstep measures values on nodes. */
 export interface Metric {
   MetricName: string
   LastStep: number
@@ -1530,7 +1530,7 @@ export interface ReadSnapshotResponse {
   Body?: Blob
 }
 
-/** The answer of a server that is ready for requests. */
+/** Confirms that the server is ready for requests. */
 export interface ReadinessResponse {
   Status: 'ready'
   Version: string
@@ -1563,7 +1563,7 @@ export interface ReleaseSnapshotRequest {
   SnapshotId: string
 }
 
-/** Confirmation that a hold ends. */
+/** Confirms that the service has ended the hold of a snapshot. */
 export interface ReleaseSnapshotResponse {
   SnapshotId: string
 }
@@ -1606,29 +1606,29 @@ export interface Report {
   Fleets: FleetReport[]
   /** At most MaxJobs jobs, the most expensive first. */
   Jobs: JobReport[]
-  /** Sums over the jobs that Jobs leaves out. Absent if there are none. */
+  /** Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs. */
   OtherJobs?: ReportFigures
   JobCount: number
   /** The most frequent cause first. */
   Causes: CauseReport[]
 }
 
-/** The figures of one part of the time range. */
+/** The figures of one bucket: a part of the time range, for example one day. */
 export interface ReportBucket {
   StartTime: Timestamp
   EndTime: Timestamp
   Figures: ReportFigures
 }
 
-/** Time, cost and incidents of one bucket, project, fleet or job, or of the whole report. */
+/** Time, cost and incidents of one project, fleet, job or part of the time range, or of the whole report. */
 export interface ReportFigures {
-  /** Time of all jobs by use, as in AccountingSeconds of DescribeTrainingJob. */
+  /** Time of the jobs by accounting bucket, as in AccountingSeconds of DescribeTrainingJob. */
   AccountingSeconds: Record<string, number>
-  /** Training time: `train` of AccountingSeconds. */
+  /** Training time: the accounting bucket `train` of AccountingSeconds. */
   ProductiveSeconds: number
-  /** Training time ÷ time with nodes, over all jobs together. Absent without such time. */
+  /** Training time ÷ time during which the jobs had nodes, over all jobs together. Absent if no job had nodes. */
   EttrRatio?: number
-  /** Training time ÷ all time of the jobs, with queue and pauses. Absent without such time. */
+  /** Training time ÷ all time of the jobs, including queue and pauses. Absent if no job has any time. */
   EttrWithQueueRatio?: number
   /** Working time of the jobs' nodes, summed over nodes. */
   NodeSeconds: number
@@ -1642,11 +1642,11 @@ export interface ReportFigures {
   Failures: ReportIncidents
   /** Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause. */
   PlannedStops: ReportIncidents
-  /** Incidents that a person injected. No other count contains them. */
+  /** Incidents that drills caused. No other count contains them. */
   Drills: ReportIncidents
-  /** Time without a known failure ÷ number of failures. Absent without a failure. */
+  /** Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure. */
   MttfSeconds?: number
-  /** Mean time from a failure to the end of the rework. Absent if training recovered from no failure. */
+  /** Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure. */
   MttrSeconds?: number
   /** Time of nodes that work for no job, by node state, summed over nodes. Only in Total, Buckets and Fleets. */
   IdleNodeSeconds: Record<string, number>
@@ -1662,10 +1662,10 @@ export interface ReportIncidents {
   Count: number
   /** Number of these incidents from which training has recovered. */
   RecoveredCount: number
-  /** Total time from the failure to the end of the rework, of recovered incidents. */
+  /** Total recovery time of the incidents from which training has recovered. The recovery of an incident lasts from the failure until training has repeated the lost steps. */
   RecoverySeconds: number
   RecomputedSteps: number
-  /** Cost of the nodes from the failure to the end of the rework, for the part inside the time range. Absent if no fleet has a price. */
+  /** Cost of the jobs' nodes during the recoveries, for the part of each recovery inside the time range. Absent if no fleet has a price. */
   CostUsd?: number
 }
 
@@ -1748,7 +1748,7 @@ export interface SimilarIncident {
   /** Number of steps that training had to repeat. */
   LostSteps?: number
   FaultedInstanceIds: string[]
-  /** Properties that both incidents share besides cause and project, the strongest first. */
+  /** Properties that both incidents share in addition to cause and project, the most significant first. */
   Likeness: ('Instance' | 'InstanceType' | 'Fleet')[]
 }
 
@@ -1758,7 +1758,7 @@ export interface SourceConfig {
   SourceId: string
 }
 
-/** A presigned request: `PUT Url` with these headers and the archive as body. The request needs no token. */
+/** A presigned upload to S3: the client sends `PUT Url` with these headers and the archive as body. The request needs no token. */
 export interface SourceUpload {
   /** Secret. The URL accepts only this archive, because its checksum and length are signed. */
   Url: string
@@ -1767,7 +1767,7 @@ export interface SourceUpload {
   ExpirationTime: Timestamp
 }
 
-/** Number of spares, computed from the fleet's failure rate and replacement times. */
+/** A rule from which Everstep computes the number of spares: a required probability that a spare is free. The computation uses the fleet's measured failure rate and replacement times. */
 export interface SparePolicy {
   /** The probability with which a spare must be free when a failure occurs. */
   Probability: number
@@ -1787,7 +1787,7 @@ export interface StartDrillRequest {
 /** Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time. */
 export interface StartFleetRollRequest {
   FleetName: string
-  /** Maximum number of nodes out of service at which the roll begins another node. Nodes count that jobs and spares need, whatever the cause of their absence. 1 unless given. */
+  /** Limit of nodes that are out of service at the same time. The roll begins another node only below this limit. The count includes every missing node that jobs or spares need, whatever the cause. 1 unless given. */
   MaxUnavailable?: number
   /** Whether to reboot the nodes. Otherwise their instances are replaced. false unless given. */
   Reboot?: boolean
@@ -1846,7 +1846,7 @@ export interface Token {
   RevocationTime?: Timestamp
 }
 
-/** All data about one job. */
+/** A training job: its configuration, its state, its progress and its cost. */
 export interface TrainingJob {
   TrainingJobName: string
   RunId: string
@@ -1862,7 +1862,7 @@ export interface TrainingJob {
   Reason: string
   /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
-  /** Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended. */
+  /** Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended. */
   Conditions: Condition[]
   Source: SourceConfig
   EntryPoint: string
@@ -1920,7 +1920,7 @@ export interface TrainingJob {
   MaxBoundary: number
   /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
   TargetStep?: number
-  /** Time until TargetStep at the job's mean pace, assuming no failures and no waiting. Absent if the pace or the target is unknown, and once the job has ended. */
+  /** Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended. */
   EstimatedRemainingSeconds?: number
   /** Number of the job's nodes that are connected and report no fault of their own. */
   HealthyNodeCount: number
@@ -1932,7 +1932,7 @@ export interface TrainingJob {
   IncidentCount: number
   /** Incidents from which the job has not recovered yet. */
   OpenIncidentCount: number
-  /** The drill of this job that has no outcome yet. */
+  /** Id of the drill of this job that has no outcome yet. Absent without such a drill. */
   OpenDrillId?: string
   /** The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond. */
   AccountingSeconds: Record<string, number>
@@ -2007,7 +2007,7 @@ export interface TrainingJobRevision {
   Changes: FieldChange[]
 }
 
-/** One entry of a list of jobs. */
+/** A training job in a list of jobs, with fewer fields than DescribeTrainingJob returns. */
 export interface TrainingJobSummary {
   TrainingJobName: string
   RunId: string
@@ -2107,7 +2107,7 @@ export interface UpdateTrainingJobRequest {
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfigUpdate
   ElasticConfig?: ElasticConfigUpdate
-  /** The complete set of tags. Tags that are not in it are removed. */
+  /** The complete new set of tags. Tags of the job that this set omits are removed. */
   Tags?: Record<string, string>
 }
 
