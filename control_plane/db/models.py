@@ -654,7 +654,7 @@ class Drill(Base):
 
 
 class MetricLog(Base):
-    """How much of a run's logged metrics the database has received.
+    """The progress with which the database receives a run's logged metrics.
 
     The row names the agent that sends the metrics, the number of the agent's next value, and the count of dropped
     values.
@@ -763,7 +763,7 @@ class AutomationPause(Base):
 
 
 class Export(Base):
-    """How far the events have been exported to one EventBridge bus, SNS topic or webhook."""
+    """The position up to which events have been exported to one EventBridge bus, SNS topic or webhook."""
 
     __tablename__ = "export"
 
@@ -777,7 +777,7 @@ class Export(Base):
 
 
 class LogExport(Base):
-    """How far a run's log has been exported to the CloudWatch log group."""
+    """The position up to which a run's log has been exported to the CloudWatch log group."""
 
     __tablename__ = "log_export"
 
