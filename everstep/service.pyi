@@ -96,7 +96,7 @@ class Checkpoint(TypedDict):
     """The damaged parts. Absent if no verification has found damage."""
 
 class CheckpointActivity(TypedDict):
-    """When the job's next checkpoint is due, the running upload, and measurements of the last upload."""
+    """The checkpoints of a job: when the next is due, the running upload, and figures of the last upload."""
     Policy: str
     """A sentence about the rules that make checkpoints due."""
     NextStep: NotRequired[int]

@@ -109,7 +109,7 @@ export interface Checkpoint {
   VerificationMessage?: string
 }
 
-/** When the job's next checkpoint is due, the running upload, and measurements of the last upload. */
+/** The checkpoints of a job: when the next is due, the running upload, and figures of the last upload. */
 export interface CheckpointActivity {
   /** A sentence about the rules that make checkpoints due. */
   Policy: string

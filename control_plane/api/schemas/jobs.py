@@ -526,7 +526,7 @@ class CheckpointUpload(Shape):
 
 
 class CheckpointActivity(Shape):
-    """When the job's next checkpoint is due, the running upload, and measurements of the last upload."""
+    """The checkpoints of a job: when the next is due, the running upload, and figures of the last upload."""
 
     policy: str
     """A sentence about the rules that make checkpoints due."""
