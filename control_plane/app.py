@@ -88,7 +88,7 @@ It is longer than the idle timeout of load balancers, usually 60 s. A load balan
 server closes the connection would answer with status 502.
 """
 STOP_SECONDS = 10.0
-"""Seconds that the loops may take to finish their current pass when the server stops."""
+"""Seconds that the background loops may take to finish their current pass when the server stops."""
 
 
 class Loop(Protocol):

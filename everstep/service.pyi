@@ -25,7 +25,7 @@ class AuditEntry(TypedDict):
     EntryId: int
     Time: datetime
     Operation: str
-    """Operation of the contract, for example DeleteFleet."""
+    """Name of the API operation, for example DeleteFleet."""
     Resource: NotRequired[str]
     """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
     Project: NotRequired[str]
@@ -45,7 +45,7 @@ class AuditEntry(TypedDict):
     ErrorCode: NotRequired[str]
 
 class Automation(TypedDict):
-    """Whether the service acts by itself."""
+    """The state of the service's automatic actions: active, or paused by an administrator."""
     IsPaused: bool
     Reason: NotRequired[str]
     """Why automation is paused. Absent while automation is active."""
@@ -113,7 +113,7 @@ class CheckpointActivity(TypedDict):
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 class CheckpointConfig(TypedDict):
-    """Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
+    """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
     Strategy: NotRequired[Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"]]
     """When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
     EverySteps: NotRequired[int]
@@ -224,7 +224,7 @@ class CreateTokenResponse(TypedDict):
     Token: Token
 
 class CreateTrainingJobResponse(TypedDict):
-    """The accepted job, or the plan of a dry run."""
+    """The new job or, after a dry run, its plan."""
     TrainingJobName: str
     RunId: NotRequired[str]
     """Id of the job's run. Absent after a dry run."""
@@ -438,7 +438,7 @@ class FleetRoll(TypedDict):
     Reboot: bool
     MaxUnavailable: int
     NodeCount: int
-    """Number of nodes to roll. Nodes that were held at the start are not included."""
+    """Number of nodes that the roll replaces or reboots. It excludes nodes that were held at the start."""
     FinishedNodeCount: int
     """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
     CurrentNodeIds: list[str]
@@ -718,7 +718,7 @@ class ListProjectQuotasResponse(TypedDict):
 class ListSimilarIncidentsResponse(TypedDict):
     """Incidents of the same cause and project as a given one."""
     Incidents: list[SimilarIncident]
-    """The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest."""
+    """The most similar incident first: incidents that share the instance, then the instance type, then the fleet. Among equally similar incidents, the newest is first."""
 
 class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
@@ -913,7 +913,7 @@ class ProtectionConfig(TypedDict):
     Copies: NotRequired[int]
     """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given."""
     ParityGroupSize: NotRequired[int]
-    """Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation."""
+    """Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable."""
 
@@ -927,7 +927,7 @@ class RankMemory(TypedDict):
     """Memory of a rank's process. Child processes of the rank do not count."""
     Rank: int
     ResidentBytes: int
-    """Resident memory of the process. It includes the full size of pages that the process shares with others."""
+    """Resident memory of the process, including the full size of pages that it shares with other processes."""
     PeakResidentBytes: int
     """The highest ResidentBytes since the process started."""
 
@@ -982,7 +982,7 @@ class Report(TypedDict):
     Projects: list[ProjectReport]
     """The most expensive project first."""
     Fleets: list[FleetReport]
-    """The most expensive fleet first. A job belongs to the fleet on which it runs now."""
+    """The most expensive fleet first. A job counts for the fleet in which it runs now or ran last."""
     Jobs: list[JobReport]
     """At most MaxJobs jobs, the most expensive first."""
     OtherJobs: NotRequired[ReportFigures]
@@ -1047,12 +1047,12 @@ class ReportIncidents(TypedDict):
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job."""
     MaxAttempts: NotRequired[int]
-    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an impossible retry. If all retries fail, the job fails. 3 unless given."""
+    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given."""
 
 class S3DataSource(TypedDict):
     """Input objects in S3."""
     S3Uri: str
-    """One object, or a prefix. The folders below a prefix are kept. Without RoleArn the nodes read the objects with their own permissions."""
+    """One object, or a prefix. Nodes keep the folder structure below a prefix. Without RoleArn the nodes read the objects with their own permissions."""
 
 class SecondaryStatusTransition(TypedDict):
     """A period that the job spent in one state."""
@@ -1089,7 +1089,7 @@ class ShardProtection(TypedDict):
     """Reason why a holder is out of view, slow or unreachable, or why the owner or a holder refuses snapshots. Empty without such a problem."""
 
 class SimilarIncident(TypedDict):
-    """An incident of the same cause and project as a given one."""
+    """An incident that is similar to a given incident, with the same cause and project."""
     IncidentId: str
     TrainingJobName: str
     RunId: str
@@ -1521,7 +1521,7 @@ class EverstepClient(Protocol):
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
-        """Confirm that a person has seen an incident, with a note. It does not change the recovery. The service stores only the first acknowledgement."""
+        """Confirm that a person has seen an incident, with a note. The acknowledgement does not affect the recovery. The service stores only the first acknowledgement."""
     def batch_get_loss_curves(self, *, RunIds: str, MaxPoints: int = ...) -> BatchGetLossCurvesResponse:
         """Get the training loss of up to 50 jobs in a few points each. RunIds contains run ids, separated by commas. The loss of a job is its metric `loss`, `train/loss` or `train_loss`, or else the metric with the shortest name that contains `loss`. Jobs without such a metric, and jobs that the caller may not see, are absent. Points have equal distances in steps, and the last point is the newest value."""
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
@@ -1551,7 +1551,7 @@ class EverstepClient(Protocol):
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
         """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned."""
     def describe_automation(self) -> Automation:
-        """Return whether the service acts by itself, and who paused it."""
+        """Return whether the service's automatic actions are active or paused, and who paused them."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:
@@ -1565,7 +1565,7 @@ class EverstepClient(Protocol):
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: its configuration, its state, and the reason for the state."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move a node's job to another node, then hold the drained node. The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing."""
+        """Move a node's job to another node, then keep the drained node out of use until ReleaseNode. The job moves at an agreed stop, once the other node is ready. The job loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
     def export_incident(self, *, IncidentId: str, Format: Literal["markdown"] = ...) -> ExportIncidentResponse:
@@ -1583,7 +1583,7 @@ class EverstepClient(Protocol):
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
     def get_readiness(self) -> ReadinessResponse:
-        """Return whether a load balancer should send requests to this server. A ready server reads and writes the database, its loops finish their sweeps, and this server or another one holds the lease of each fleet. A server that is not ready still lives: do not restart it for that reason. Raises ServiceUnavailableException if the server is not ready. The message names each reason."""
+        """Return whether a load balancer should send requests to this server. A server is ready if it can read and write the database, its background loops complete their passes in time, and a server of the installation manages each fleet. A server that is not ready may still work: do not restart it for that reason. Raises ServiceUnavailableException if the server is not ready. The message names each reason."""
     def get_report(self, *, StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., Period: Literal["Hour", "Day", "Week"] = ..., Project: str = ..., FleetName: str = ..., MaxJobs: int = ...) -> Report:
         """Report time, cost and incidents of jobs and fleets over a time range, and their trend. A token of one project sees only that project's jobs and fleets. Raises ValidationException if EndTime is not after StartTime, or if the range has too many buckets, jobs or incidents for one report."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
@@ -1613,7 +1613,7 @@ class EverstepClient(Protocol):
     def list_project_quotas(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListProjectQuotasResponse:
         """List quotas by project. A token of one project sees only that project's quota."""
     def list_similar_incidents(self, *, IncidentId: str, MaxResults: int = ...) -> ListSimilarIncidentsResponse:
-        """List the incidents of the same cause and project that are most like a given one, and how they ended. An incident on the same instance comes first, then one on the same instance type, then one in the same fleet. Compares the newest 200 incidents of the cause."""
+        """List the incidents of the same cause and project that are most similar to a given incident, and how they ended. Incidents on the same instance come first, then incidents on the same instance type, then incidents in the same fleet. The service compares the newest 200 incidents of the cause."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
@@ -1639,7 +1639,7 @@ class EverstepClient(Protocol):
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Return a held node to service, or terminate its instance. If the node is not held, cancel its pending request. A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing."""
+        """Return a held node, which Everstep keeps out of use, to service, or terminate its instance. If the node is not held, cancel its pending request. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
         """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
@@ -1663,7 +1663,7 @@ class EverstepClient(Protocol):
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
         """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
-        """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift."""
+        """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It has no effect on drift: while the settings of the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ...) -> Fleet:
@@ -1671,7 +1671,7 @@ class EverstepClient(Protocol):
     def update_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Paused: bool = ...) -> Fleet:
         """Pause or continue the fleet's roll, or change how many nodes may be out of service."""
     def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
-        """Set or remove the owner of an incident: the person who takes care of it. It does not change the recovery."""
+        """Set or remove the owner of an incident: the person who takes care of it. The owner does not affect the recovery."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
         """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies. Raises ConflictException if the job has ended."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

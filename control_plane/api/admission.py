@@ -159,8 +159,8 @@ def own_place(bucket: str, project: str, name: str, run_id: str) -> str:
 def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return the number of nodes that hold each shard.
 
-    Without Copies in the request, the result is 2. It is 1 for a job of one node, for a job with parity, and for any
-    strategy but Everstep.
+    If the request does not set Copies, the result is 2 in general. It is 1 for a job of one node, for a job with
+    parity, and for other strategies than Everstep.
     """
     asked = request.protection
     is_copied = Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP and not _parity_group_size(request)

@@ -40,7 +40,8 @@ OPEN_PATHS: Final = frozenset(
 )
 """Paths that need no bearer token.
 
-They serve health checks, the contract, a browser's sign-in, and agents that prove their instance in another way.
+They serve health checks, the OpenAPI document, the sign-in of browsers, and agents that prove the identity of their
+instance through STS.
 """
 MAX_TOKEN_LENGTH = 512
 

@@ -280,7 +280,7 @@ def page_of(
 
 
 def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
-    """Return a check for `page_tokens.position` that rejects tokens of a list in the other order."""
+    """Return a check for `page_tokens.position` that rejects a page token of a list with the opposite order."""
 
     def check(value: Any) -> SortOrder:
         if SortOrder(value) is not order:

@@ -50,7 +50,7 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""Maps the prefix of a pydantic error type to the contract's name for the type that the field should have."""
+"""For a value of a wrong type: the prefix of pydantic's error type, and the API's name of the expected type."""
 
 
 class ApiError(Exception):
@@ -291,7 +291,10 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Return pydantic's error as a sentence, with the same words as the validation in the client."""
+    """Return pydantic's error as a sentence.
+
+    The client validates requests, too, and reports the same error in the same words.
+    """
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:
         case "missing":

@@ -35,7 +35,7 @@ from control_plane.loop.records import job_record, prefix_of
 from everstep.protocol.ids import Step
 
 COMPARED_INCIDENTS = 200
-"""Number of the newest incidents of the same cause and project among which the API looks for similar ones."""
+"""Number of incidents that the API compares with a given incident: the newest of the same cause and project."""
 _AROUND = timedelta(seconds=30)
 """The post-mortem lists events from this long before the failure until this long after the incident's end."""
 _EVENTS = 100
@@ -118,7 +118,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
 
 
 def similar(session: Session, record: IncidentRecord, limit: int) -> tuple[views.Similar, ...]:
-    """Return the incidents of the same cause and project that are most like a given one, the most similar first.
+    """Return the incidents of the same cause and project that resemble a given incident most, the most similar first.
 
     The function compares the newest `COMPARED_INCIDENTS` incidents and returns at most `limit` of them. `session` comes
     from `Database.read`.

@@ -40,8 +40,8 @@ SUSPENDED_PROCESSES: Final = frozenset(
 """Processes of Auto Scaling that the contract suspends.
 
 Launch, Terminate, HealthCheck and AddToLoadBalancer stay active, because the group must launch requested instances and
-report their health. A suspended Launch process is no difference from the contract: the fleet shows it as the reason
-why it waits for instances.
+report their health. A suspended Launch process does not violate the contract: the fleet shows the suspension as the
+reason why it waits for instances.
 """
 ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
 """Processes of Auto Scaling that only the group's owner may resume, because Everstep cannot know why they are
@@ -77,7 +77,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one setting that the contract requires."""
+    """A change of one setting of an Auto Scaling group that the contract requires."""
 
     setting: str
     """The name of the setting in Auto Scaling's API."""

@@ -1,4 +1,4 @@
-"""Events of AWS, which EventBridge delivers to an SQS queue.
+"""Receives and parses events of AWS, which EventBridge delivers to an SQS queue.
 
     EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint, or a notice
 

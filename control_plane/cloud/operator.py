@@ -32,8 +32,8 @@ class Ec2State(StrEnum):
 
     ABSENT means that EC2's answer does not list the id. EC2 drops terminated instances after about an hour, so ABSENT
     usually means the same as TERMINATED. But EC2 is eventually consistent: an answer may omit an instance that runs, or
-    that its group is still launching. One such answer therefore proves nothing. Source: Amazon EC2 Developer Guide,
-    eventual consistency.
+    that its group is still launching. A single answer without the instance is therefore no evidence that the instance
+    has ended. Source: Amazon EC2 Developer Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -224,7 +224,7 @@ class InstanceStatus:
 
 
 class CloudOperator(Protocol):
-    """The cloud as the fleet and job loops use it.
+    """The operations on AWS that the server's background loops use.
 
     Each server has one instance, which its threads share. Every method can raise a `CloudError`: `NotFound`,
     `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.

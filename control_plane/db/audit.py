@@ -23,7 +23,7 @@ class NewAuditEntry:
 
     at: datetime
     operation: str
-    """Operation of the contract, for example `DeleteFleet`."""
+    """Name of the API operation, for example `DeleteFleet`."""
     resource: str
     """Names of the resource that the call addresses, joined by `/`. Empty if the service generates the name."""
     project: str

@@ -75,7 +75,7 @@ class DiskWatch:
 
     def stored(self) -> None:
         """Record a committed transaction, which is evidence that the database's disk has space again."""
-        if not self._records:  # The usual case without a failed write takes no lock.
+        if not self._records:  # Return without the lock in the usual case, in which no write has failed.
             return
         with self._lock:
             for place, record in self._records.items():

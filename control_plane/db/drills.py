@@ -1,6 +1,7 @@
 """Drills: faults that users inject deliberately, and the outcome of each drill.
 
-Invariant: a job has at most one unfinished drill. Only the holder of the job's lease writes the progress of a drill.
+Invariant: a job has at most one unfinished drill. Only the server that has the job's lease writes the progress of a
+drill.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""The statement is a constant, because each description of a job executes it and its construction takes time."""
+"""The statement is a constant, because each DescribeTrainingJob executes it and its construction takes time."""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:

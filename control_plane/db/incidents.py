@@ -186,7 +186,7 @@ class IncidentTotals:
     lost_node_count: int
     """Number of nodes that failed or that AWS reclaimed.
 
-    Nodes that a person drained or a drill terminated do not count.
+    The number excludes nodes that a person drained or a drill terminated.
     """
     lost_steps: int
     cost_usd: float | None

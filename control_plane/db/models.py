@@ -340,7 +340,7 @@ class Job(Base):
 
     run_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    """Unique among the jobs of a project. Other projects may have a job with the same name."""
+    """Name of the job, unique within its project. Other projects may have a job with the same name."""
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     priority: Mapped[int] = mapped_column(default=0)

@@ -157,7 +157,7 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""The statement is a constant, because each description of a job executes it and its construction takes time."""
+"""The statement is a constant, because each DescribeTrainingJob executes it and its construction takes time."""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -268,9 +268,9 @@ _REPLACED_SINCE: Final = (
 
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
-    """Return the times at which Everstep decided to replace nodes of a fleet.
+    """Return the times since `moment` at which Everstep decided to replace a node of a fleet.
 
-    Only replacements since `moment` count, including replacements of nodes that have ended.
+    The replaced nodes may have ended.
     """
     found = session.scalars(_REPLACED_SINCE, {"of_fleet": fleet_name, "moment": moment})
     return tuple(at for at in found if at is not None)

@@ -45,7 +45,7 @@ class NoticeRecord:
     kind: str
     """Value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event. For polled sources, a name that stays the same between polls."""
+    """AWS's id of the event. For a notice from a poll, a name that each poll of the same notice repeats."""
     source: str
     message: str
     """The text of AWS's announcement."""
@@ -125,7 +125,7 @@ _OF_FLEET: Final = (
 
 
 def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
-    """Return the notices for the living nodes of a fleet, by node, kind and event."""
+    """Return the notices for the nodes of a fleet that have not ended, sorted by node, kind and event."""
     return tuple(record_of(row, NoticeRecord) for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}))
 
 

@@ -25,7 +25,7 @@ export interface AcknowledgeIncidentRequest {
 export interface AuditEntry {
   EntryId: number
   Time: Timestamp
-  /** Operation of the contract, for example DeleteFleet. */
+  /** Name of the API operation, for example DeleteFleet. */
   Operation: string
   /** Name of the resource that the call addressed or created. Names of nested resources are joined by `/`. */
   Resource?: string
@@ -46,7 +46,7 @@ export interface AuditEntry {
   ErrorCode?: string
 }
 
-/** Whether the service acts by itself. */
+/** The state of the service's automatic actions: active, or paused by an administrator. */
 export interface Automation {
   IsPaused: boolean
   /** Why automation is paused. Absent while automation is active. */
@@ -127,7 +127,7 @@ export interface CheckpointActivity {
   Upload?: CheckpointUpload
 }
 
-/** Checkpoints in S3: when they are written and how long they are kept. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
+/** Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
   /** When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
   Strategy?: 'Everstep' | 'None' | 'Strawman' | 'HighFreq' | 'CheckFreq'
@@ -229,7 +229,7 @@ export interface CreateFleetRequest {
   SpareCount?: number
   /** The rule that determines the number of spares. If set, SpareCount has no effect. */
   SparePolicy?: SparePolicy
-  /** Nodes to keep even when no job runs, spares not included. 0 unless given. */
+  /** Number of nodes that the fleet keeps even if no job runs, in addition to spares. 0 unless given. */
   MinNodeCount?: number
   /** Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price. */
   PriceUsdPerHour?: number
@@ -381,7 +381,7 @@ export interface CreateTrainingJobRequest {
   DryRun?: boolean
 }
 
-/** The accepted job, or the plan of a dry run. */
+/** The new job or, after a dry run, its plan. */
 export interface CreateTrainingJobResponse {
   TrainingJobName: string
   /** Id of the job's run. Absent after a dry run. */
@@ -689,7 +689,7 @@ export interface FleetRoll {
   StatusReason: string
   Reboot: boolean
   MaxUnavailable: number
-  /** Number of nodes to roll. Nodes that were held at the start are not included. */
+  /** Number of nodes that the roll replaces or reboots. It excludes nodes that were held at the start. */
   NodeCount: number
   /** Number of nodes that need no more work, including nodes that ended for another reason or were skipped. */
   FinishedNodeCount: number
@@ -1180,7 +1180,7 @@ export interface ListSimilarIncidentsRequest {
 
 /** Incidents of the same cause and project as a given one. */
 export interface ListSimilarIncidentsResponse {
-  /** The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest. */
+  /** The most similar incident first: incidents that share the instance, then the instance type, then the fleet. Among equally similar incidents, the newest is first. */
   Incidents: SimilarIncident[]
 }
 
@@ -1464,7 +1464,7 @@ export interface ProjectReport {
 export interface ProtectionConfig {
   /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given. */
   Copies?: number
-  /** Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation. */
+  /** Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation. */
   ParityGroupSize?: number
   /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable. */
   MaxSlowdown?: number
@@ -1504,7 +1504,7 @@ export interface PutSourceResponse {
 /** Memory of a rank's process. Child processes of the rank do not count. */
 export interface RankMemory {
   Rank: number
-  /** Resident memory of the process. It includes the full size of pages that the process shares with others. */
+  /** Resident memory of the process, including the full size of pages that it shares with other processes. */
   ResidentBytes: number
   /** The highest ResidentBytes since the process started. */
   PeakResidentBytes: number
@@ -1550,7 +1550,7 @@ export interface RecoveryOdds {
   Probability: number
 }
 
-/** Ends the hold of a node. */
+/** Ends the time during which Everstep keeps a node out of use. */
 export interface ReleaseNodeRequest {
   NodeId: string
   /** True: terminate the instance. False: use the node again and ignore its earlier failures. false unless given. */
@@ -1602,7 +1602,7 @@ export interface Report {
   Buckets: ReportBucket[]
   /** The most expensive project first. */
   Projects: ProjectReport[]
-  /** The most expensive fleet first. A job belongs to the fleet on which it runs now. */
+  /** The most expensive fleet first. A job counts for the fleet in which it runs now or ran last. */
   Fleets: FleetReport[]
   /** At most MaxJobs jobs, the most expensive first. */
   Jobs: JobReport[]
@@ -1683,7 +1683,7 @@ export interface ResumeTrainingJobRequest {
 
 /** Limits after which Everstep stops retrying a failing job. */
 export interface RetryStrategy {
-  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an impossible retry. If all retries fail, the job fails. 3 unless given. */
+  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given. */
   MaxAttempts?: number
 }
 
@@ -1693,7 +1693,7 @@ export interface RevokeTokenRequest {
 
 /** Input objects in S3. */
 export interface S3DataSource {
-  /** One object, or a prefix. The folders below a prefix are kept. Without RoleArn the nodes read the objects with their own permissions. */
+  /** One object, or a prefix. Nodes keep the folder structure below a prefix. Without RoleArn the nodes read the objects with their own permissions. */
   S3Uri: string
 }
 
@@ -1734,7 +1734,7 @@ export interface ShardProtection {
   Reason: string
 }
 
-/** An incident of the same cause and project as a given one. */
+/** An incident that is similar to a given incident, with the same cause and project. */
 export interface SimilarIncident {
   IncidentId: string
   TrainingJobName: string

@@ -1,4 +1,4 @@
-"""The audit log: calls that could change something, for administrators."""
+"""Lists the audit log, which contains all calls that could change something. Only administrators can read it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ router = Router(prefix="/v1/automation", tags=["Automation"])
 
 @router.get("", operation_id="DescribeAutomation")
 def describe_automation(_caller: Reader, services: ServicesDep) -> automation_schemas.Automation:
-    """Return whether the service acts by itself, and who paused it."""
+    """Return whether the service's automatic actions are active or paused, and who paused them."""
     with services.database.read() as session:
         return _shown(automation.find(session))
 

@@ -1,10 +1,10 @@
-"""Operations on checkpoints: create, verify, pin and delete. `routes.jobs` lists them.
+"""Operations that create, verify, pin and delete checkpoints. `routes.jobs` has the operation that lists checkpoints.
 
 A request names a checkpoint by its step. If two generations of a job have a checkpoint of the same step, the request
 must also name the generation.
 
-Invariant: these operations never delete a pinned checkpoint, nor the checkpoint from which the job would be restored
-next.
+Invariant: DeleteCheckpoint refuses to delete a pinned checkpoint, and the checkpoint from which an unfinished job would
+be restored next.
 """
 
 from __future__ import annotations

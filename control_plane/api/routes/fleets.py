@@ -110,7 +110,8 @@ def update_fleet(
 def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
     """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them.
 
-    The confirmation expires once most of the fleet is connected again. It does not lift a freeze because of drift.
+    The confirmation expires once most of the fleet is connected again. It has no effect on drift: while the settings of
+    the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node.
     """
     now = services.now()
     with services.database.write() as session:

@@ -25,8 +25,9 @@ async def get_health(services: ServicesDep) -> health_schemas.HealthResponse:
 async def get_readiness(services: ServicesDep) -> health_schemas.ReadinessResponse:
     """Return whether a load balancer should send requests to this server.
 
-    A ready server reads and writes the database, its loops finish their sweeps, and this server or another one holds
-    the lease of each fleet. A server that is not ready still lives: do not restart it for that reason.
+    A server is ready if it can read and write the database, its background loops complete their passes in time, and a
+    server of the installation manages each fleet. A server that is not ready may still work: do not restart it for that
+    reason.
 
     Raises ServiceUnavailableException if the server is not ready. The message names each reason.
     """

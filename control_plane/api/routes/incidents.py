@@ -100,7 +100,7 @@ def update_incident(
 ) -> incidents_schemas.Incident:
     """Set or remove the owner of an incident: the person who takes care of it.
 
-    It does not change the recovery.
+    The owner does not affect the recovery.
     """
     now = services.now()
     with services.database.write() as session:
@@ -122,10 +122,10 @@ def list_similar_incidents(
     services: ServicesDep,
     max_results: Annotated[int, Query(alias="MaxResults", ge=1, le=50)] = 5,
 ) -> incidents_schemas.ListSimilarIncidentsResponse:
-    """List the incidents of the same cause and project that are most like a given one, and how they ended.
+    """List the incidents of the same cause and project that are most similar to a given incident, and how they ended.
 
-    An incident on the same instance comes first, then one on the same instance type, then one in the same fleet.
-    Compares the newest 200 incidents of the cause.
+    Incidents on the same instance come first, then incidents on the same instance type, then incidents in the same
+    fleet. The service compares the newest 200 incidents of the cause.
     """
     with services.database.read() as session:
         record = _visible(session, incident_id, caller)
@@ -169,7 +169,7 @@ def acknowledge_incident(
 ) -> incidents_schemas.Incident:
     """Confirm that a person has seen an incident, with a note.
 
-    It does not change the recovery. The service stores only the first acknowledgement.
+    The acknowledgement does not affect the recovery. The service stores only the first acknowledgement.
     """
     now = services.now()
     with services.database.write() as session:

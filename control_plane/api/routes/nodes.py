@@ -65,11 +65,12 @@ def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) ->
 def release_node(
     node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Return a held node to service, or terminate its instance.
+    """Return a held node, which Everstep keeps out of use, to service, or terminate its instance.
 
     If the node is not held, cancel its pending request.
 
-    A node that is held for inspection is terminated only after its evidence is in S3. Repeated calls change nothing.
+    Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated
+    calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -105,9 +106,9 @@ def release_node(
 def drain_node(
     node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Move a node's job to another node, then hold the drained node.
+    """Move a node's job to another node, then keep the drained node out of use until ReleaseNode.
 
-    The job moves at an agreed stop, once the other node is ready. It loses no step. Repeated calls change nothing.
+    The job moves at an agreed stop, once the other node is ready. The job loses no step. Repeated calls change nothing.
     """
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 

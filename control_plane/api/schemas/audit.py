@@ -14,7 +14,7 @@ class AuditEntry(Shape):
     entry_id: int
     time: datetime
     operation: str
-    """Operation of the contract, for example DeleteFleet."""
+    """Name of the API operation, for example DeleteFleet."""
     resource: str | None
     """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
     project: str | None

@@ -18,7 +18,7 @@ class PauseAutomationRequest(Request):
 
 
 class Automation(Shape):
-    """Whether the service acts by itself."""
+    """The state of the service's automatic actions: active, or paused by an administrator."""
 
     is_paused: bool
     reason: str | None = None

@@ -65,7 +65,7 @@ class CreateFleetRequest(Request):
     spare_policy: SparePolicy | None = None
     """The rule that determines the number of spares. If set, SpareCount has no effect."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
-    """Nodes to keep even when no job runs, spares not included."""
+    """Number of nodes that the fleet keeps even if no job runs, in addition to spares."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price."""
     hold_failed_instances: bool = False
@@ -166,7 +166,7 @@ class FleetRoll(Shape):
     reboot: bool
     max_unavailable: int
     node_count: int
-    """Number of nodes to roll. Nodes that were held at the start are not included."""
+    """Number of nodes that the roll replaces or reboots. It excludes nodes that were held at the start."""
     finished_node_count: int
     """Number of nodes that need no more work, including nodes that ended for another reason or were skipped."""
     current_node_ids: list[str]
@@ -265,6 +265,6 @@ class RankMemory(Shape):
 
     rank: int
     resident_bytes: int
-    """Resident memory of the process. It includes the full size of pages that the process shares with others."""
+    """Resident memory of the process, including the full size of pages that it shares with other processes."""
     peak_resident_bytes: int
     """The highest ResidentBytes since the process started."""

@@ -130,7 +130,7 @@ class UpdateIncidentRequest(Request):
 
 
 class SimilarIncident(Shape):
-    """An incident of the same cause and project as a given one."""
+    """An incident that is similar to a given incident, with the same cause and project."""
 
     incident_id: str
     training_job_name: str
@@ -152,7 +152,10 @@ class ListSimilarIncidentsResponse(Shape):
     """Incidents of the same cause and project as a given one."""
 
     incidents: list[SimilarIncident]
-    """The most similar first: a shared instance, then a shared instance type, then the same fleet, then the newest."""
+    """The most similar incident first: incidents that share the instance, then the instance type, then the fleet.
+
+    Among equally similar incidents, the newest is first.
+    """
 
 
 class ExportIncidentResponse(Shape):

@@ -60,7 +60,9 @@ class ProtectionConfig(Request):
     The default is 2, or 1 for a job of one node or with ParityGroupSize.
     """
     parity_group_size: int | None = Field(default=None, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)
-    """Nodes per group that protects its shards by parity, for hosts short of memory. The default is no parity.
+    """Number of nodes in each group that protects its shards by parity, which needs less memory than copies.
+
+    The default is no parity.
 
     Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives
     the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last
@@ -77,7 +79,7 @@ class ProtectionConfig(Request):
 
 
 class CheckpointConfig(Request):
-    """Checkpoints in S3: when they are written and how long they are kept.
+    """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them.
 
     EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint
     when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
@@ -157,7 +159,7 @@ class S3DataSource(Request):
     """Input objects in S3."""
 
     s3_uri: S3Uri
-    """One object, or a prefix. The folders below a prefix are kept.
+    """One object, or a prefix. Nodes keep the folder structure below a prefix.
 
     Without RoleArn the nodes read the objects with their own permissions.
     """
@@ -225,8 +227,8 @@ class RetryStrategy(Request):
     max_attempts: int = Field(default=3, ge=1, le=30)
     """Number of times that the same failure may occur at the same step.
 
-    At the limit, Everstep retries once without the node of the failing rank, then once from an older state. It skips an
-    impossible retry. If all retries fail, the job fails.
+    At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep
+    skips a retry that is impossible. If all retries fail, the job fails.
     """
 
 
@@ -349,7 +351,7 @@ class TakeOverTrainingJobRequest(Request):
 
 
 class CreateTrainingJobResponse(Shape):
-    """The accepted job, or the plan of a dry run."""
+    """The new job or, after a dry run, its plan."""
 
     training_job_name: str
     run_id: str | None = None

@@ -126,7 +126,7 @@ class Report(Shape):
     projects: list[ProjectReport]
     """The most expensive project first."""
     fleets: list[FleetReport]
-    """The most expensive fleet first. A job belongs to the fleet on which it runs now."""
+    """The most expensive fleet first. A job counts for the fleet in which it runs now or ran last."""
     jobs: list[JobReport]
     """At most MaxJobs jobs, the most expensive first."""
     other_jobs: ReportFigures | None
