@@ -9,8 +9,10 @@
 
 Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. If the
 receiver rejects some entries of a call, the order of each job's events therefore stays correct. The sink then returns
-the receiver's reason. Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS
-(PublishBatch: 10 entries, 256 KB in total).
+the receiver's reason.
+
+Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
+in total).
 """
 
 from __future__ import annotations
