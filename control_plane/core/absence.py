@@ -15,18 +15,19 @@ from everstep.protocol.plan import Timeouts
 def settled(
     condition: InstanceCondition, *, is_connected: bool, silent_seconds: float, timeouts: Timeouts
 ) -> InstanceCondition:
-    """Return an instance's condition, with ABSENT replaced by ENDED or UNKNOWN.
+    """Decide whether an instance that EC2's answers omit (condition ABSENT) has ended.
 
-    The observer calls this function for each node in each pass.
+    `loop.observer` calls this function for each node, each time before the control plane decides about a job or a
+    fleet. Conditions other than ABSENT are returned unchanged.
 
     Args:
         condition: the condition according to AWS alone.
         is_connected: whether the node's agent is connected.
         silent_seconds: how long the agent has been silent, as far as this control plane could have heard the agent.
-        timeouts: the lease is the limit of the silence.
+        timeouts: an absent instance counts as ended if its agent is silent for longer than `lease_seconds`.
 
     Returns:
-        PRESENT, ENDED or UNKNOWN.
+        PRESENT, ENDED or UNKNOWN. Never ABSENT.
     """
     if condition is not InstanceCondition.ABSENT:
         return condition

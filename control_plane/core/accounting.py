@@ -2,17 +2,18 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-Ranks count as training from their first new step after a start. Their own time stamps determine the time of this step.
-While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. The start after a
-pause also counts as `restore`.
+Ranks count as training from the first step that they finish after a start. The ranks' own time stamps say when they
+finished it. While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. The
+start after a pause also counts as `restore`.
 
-The ledger counts whole microseconds, because sums of floats are inexact. `accounted_until` is the time up to which the
-ledger has charged. It never decreases. If the clock steps back behind `accounted_until`, the ledger charges no time
-until the clock has caught up. A job that ends meanwhile gets `accounted_until` as its end.
+To charge a period means to add its length to one bucket. The ledger counts whole microseconds, because sums of floats
+are inexact. All time up to `accounted_until` is charged. `accounted_until` never decreases. If the clock steps back
+behind `accounted_until`, the ledger charges no time until the clock has caught up. A job that ends meanwhile gets
+`accounted_until` as its end.
 
 Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
-job has ended, `accounted_until` is the job's end. Late charges, charges by another control-plane server and clock steps
-preserve this sum.
+job has ended, `accounted_until` is the job's end. This also holds if a server charges late, if another server continues
+to charge, and if the clock jumps.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ _BY_INCIDENT = {
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 """The buckets of an incident's four phases, in the order of the phases."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""Job states whose bucket also applies to periods in which no control plane was active.
+"""Job states that continue without a control plane, so that their bucket also receives the time of its absence.
 
-In any other state, the ledger charges such a period to UNACCOUNTED, unless an incident is open.
+In any other state, the ledger charges a period without a control plane to UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -92,12 +93,12 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""Buckets to which the ledger charges the time between a failure and its detection.
+"""Buckets that may contain the time between a failure and its detection, in which the job seemed healthy.
 
 Once the failure is detected, `follow` moves this time to the incident's phases, from these buckets in this order.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-"""Buckets of time without nodes. `ettr_ratio` counts them as queue time."""
+"""Buckets of time in which the job has no nodes. `ettr_ratio` counts this time as queue time."""
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
 """Buckets of time in which the ranks ran without a known failure. They are the base of the MTTF."""
 _MICRO = 1_000_000
@@ -105,13 +106,13 @@ _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
 Members = tuple[int, int]
-"""The size of a generation: the number of its nodes, and how many nodes fewer than NodeCount it has."""
+"""The size of a generation: its number of nodes, and the number of nodes that it lacks compared with NodeCount."""
 WHOLE: Members = (1, 0)
-"""The size of a generation that lacks no node."""
+"""The size of any generation that lacks no node. Only the ratio of the two numbers counts."""
 
 
 def members_of(record: JobRecord) -> Members:
-    """Return the size of the newest generation."""
+    """Return the size of the newest generation: its number of nodes, and the number of nodes that it lacks."""
     return record.member_count, record.missing_count
 
 
@@ -134,7 +135,7 @@ def is_stepping(record: JobRecord) -> bool:
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
-    """Return the bucket to which the ledger charges the current second.
+    """Return the bucket (category of time) that receives the time from now until the next charge.
 
     Args:
         record: the current record of a job that has not ended.
@@ -160,22 +161,24 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 def charge(
     record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
 ) -> JobRecord:
-    """Return the record, with the time since the last charge added to its ledger.
+    """Return a job's record, with the time since the last charge added to the buckets of its ledger.
 
-    The job loop calls this function at the start of each pass, with the record that the database holds. The function
-    adds the time to the bucket of that record's state. It also adds the time of each node to `node_microseconds`. If
-    the number of nodes changes, the caller must store the returned record: the next charge uses its number of nodes.
+    The job loop calls this function each time before it decides about the job, with the record that the database holds.
+    The function adds the time to the bucket of that record's state. It also adds the time of each node to
+    `node_microseconds`. If the number of nodes changes, the caller must store the returned record: the next charge uses
+    its number of nodes.
 
     Args:
-        record: the record as read at the start of the pass.
+        record: the record as the job loop has read it from the database.
         now: Unix seconds. If the clock went back, the function charges no time.
-        gap_seconds: the longest time between two passes of a working control plane.
+        gap_seconds: the longest time between two calls by a working control plane. A longer time means that no control
+            plane worked on the job meanwhile.
         node_count: the number of nodes that work for the job from now on, for later charges.
         is_stalled: see `bucket`.
 
     Returns:
-        The record, charged until `now`. If more than `gap_seconds` have passed, `unwatched` is set to this period.
-        Unchanged if the job has ended.
+        The record, charged until `now`. If more than `gap_seconds` have passed, its field `unwatched` contains the
+        period without a control plane. Unchanged if the job has ended.
     """
     until = microseconds(now)
     passed = until - microseconds(accounted_until(record))
@@ -200,11 +203,11 @@ def charge(
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
     """Move the time since a generation's first new step to the bucket TRAIN.
 
-    Until the job loop observes this step, the ledger charges the time as START or RESTORE. The loop calls this function
-    in the pass that first observes the step, before it updates `record.boundary`. No incident may be open.
+    Until the job loop observes this step, the ledger charges the time as START or RESTORE. The job loop calls this
+    function when it first observes the step, before it updates `record.boundary`. No incident may be open.
 
     Args:
-        record: charged up to this pass.
+        record: the job's record. Its ledger is already charged until now.
         stepped_at: Unix seconds at which a rank completed the step, by the rank's own time stamp.
 
     Returns:
@@ -227,17 +230,17 @@ def follow(
     stalled_since: float | None,
     members: Members = WHOLE,
 ) -> JobRecord:
-    """Correct a job's ledger after a pass that changed the job's incidents.
+    """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
 
-    Each pass calls this function at its end. Earlier in the pass, `charge` has charged the time by the incident's state
-    at the start of the pass. This charge can be wrong for three reasons. The failure occurred before its detection, a
-    phase ended before this pass, or a second failure voids the phases of the first attempt.
+    The job loop calls this function after each decision about the job. Before the decision, `charge` has charged the
+    time by the incident's earlier state. This charge can be wrong for three reasons. The failure occurred before its
+    detection, a phase ended before the decision, or a second failure voids the phases of the first recovery attempt.
 
     Args:
         record: charged up to this pass.
-        before: the open incident at the start of the pass, or None.
-        after: the same incident and all incidents that the pass opened, after the pass.
-        seemed: the bucket that receives time outside of all incidents.
+        before: the incident that was open before the decision, or None.
+        after: this incident as it is after the decision, and all incidents that the decision opened.
+        seemed: the bucket for time that no incident covers, because the job seemed to be in this state.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
         members: the size of the generation that trained before the incidents.
 
@@ -274,7 +277,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # Reached only if the buckets of `_SEEMED` have too little time.
+    for into in _PHASES if missing else ():  # Runs only if `_SEEMED` had too little time.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -292,7 +295,7 @@ def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the record with up to `amount` microseconds moved from one bucket to another.
+    """Return the job's record, with up to `amount` microseconds moved from bucket `was` to bucket `into`.
 
     The sum of all buckets stays the same.
     """
@@ -311,8 +314,8 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return how long nodes were idle because of an incident, summed over the job's nodes.
 
     Args:
-        incident: an open incident, or an incident that this pass has closed.
-        record: the job's record, charged in this pass.
+        incident: an open incident, or an incident that has closed since the job's previous charge.
+        record: the job's record. Its ledger is already charged until now.
 
     Returns:
         Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet
@@ -393,7 +396,10 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
 
 
 def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
-    """Return the buckets with an amount added to one of them. Training time is split between TRAIN and SHORTAGE."""
+    """Return the buckets, with `amount` microseconds added to bucket `into`.
+
+    An amount for TRAIN is split between TRAIN and SHORTAGE, by the size of the generation.
+    """
     trained = _trained(amount, members) if into is Bucket.TRAIN else amount
     added = {**spent, into.value: spent.get(into, 0) + trained}
     if trained != amount:

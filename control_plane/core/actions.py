@@ -1,9 +1,10 @@
-"""The results of decisions: what to store and which actions to execute.
+"""The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
-A decision has two parts. The control plane first writes the stored part (`record`, `plan`, `incidents`, `events` …) in
-one transaction, under its lease. Then it executes the actions: it sends messages to agents and calls AWS. Each action
-is idempotent and follows from stored state: one pass stores a state, and the next pass acts on it. If a control plane
-crashes between the two parts, the next pass decides the same actions again.
+The control plane decides about each job and each fleet again and again; one such round is a *pass*. A decision has two
+parts. The control plane first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction,
+under its lease. Then it executes the actions: it sends messages to agents and calls AWS. Each action is idempotent and
+follows from stored state: one pass stores a state, and the next pass executes the actions for this state. If a control
+plane crashes between the two parts, the next pass decides the same actions again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Send:
 class SendLoad:
     """Send a node the stored plan of its generation.
 
-    The executor adds the key with which the agents authenticate each other.
+    The executor (`loop.executor`) adds the key with which the agents of the generation authenticate each other.
     """
 
     node_id: NodeId
@@ -61,7 +62,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Set an Auto Scaling group's desired capacity: raise it, or lower it to the number of existing instances."""
+    """Set an Auto Scaling group's desired capacity. It never falls below the number of existing instances."""
 
     group: str
     desired_count: int
@@ -69,7 +70,7 @@ class SetDesired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
-    """Terminate one named instance, or remove an already ended instance from its Auto Scaling group."""
+    """Terminate one instance by its id, or remove an instance that has already ended from its Auto Scaling group."""
 
     group: str
     node_id: NodeId
@@ -79,9 +80,10 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one named instance, once for each entry of its node into state REBOOTING.
+    """Reboot one instance by its id, once for each time that its node enters the state REBOOTING.
 
-    `since` is the time at which the node entered this state, and distinguishes one reboot from the next.
+    `since` is the Unix time at which the node entered this state. It distinguishes one reboot of the node from the
+    next.
     """
 
     group: str
@@ -91,9 +93,9 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key under which the control plane stores its intent to reboot a node.
+    """Return the key under which the control plane records that it reboots a node, before it calls EC2.
 
-    `since` is the time at which the node entered state REBOOTING. The stored intent also records whether EC2 accepted
+    `since` is the Unix time at which the node entered the state REBOOTING. The record later shows whether EC2 accepted
     the reboot.
     """
     return f"reboot/{node_id}/{since:.3f}"
@@ -170,7 +172,7 @@ After such an action, earlier answers of AWS about the group are outdated, and t
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
 """Actions on a fleet's group or its instances.
 
-The executor stores an intent before each of them.
+Before it executes such an action, the executor records the intended call in the database.
 """
 FleetAction = GroupAction | Send | SendKeepEvidence
 Action = JobAction | FleetAction
@@ -184,7 +186,7 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The run of the job that the event is about. Members of other projects must not read this event.
+    """The run of the job that the event is about. Users of other projects must not read this event.
 
     An event about a node names the job that the node works for, or last worked for.
     """
@@ -194,19 +196,19 @@ class EventDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The decision of one pass over a job."""
+    """The decision about a job: what the job loop stores, and which actions it then executes."""
 
     record: JobRecord
-    """The record to store. It equals the observed record if nothing changed."""
+    """The job's record to store. It equals the record from which the decision was made if nothing changed."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
     """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
     """The fleet to whose queue the job moves. None means that the job stays in its fleet."""
     incidents: tuple[IncidentRecord, ...] = ()
-    """Incidents that this pass opened, changed or closed."""
+    """Incidents that the decision opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes that were involved in incidents."""
+    """Entries for the histories of nodes that were involved in incidents."""
     damaged: tuple[DamagedCheckpoint, ...] = ()
     """Checkpoints whose objects differed from the manifest when a node loaded them."""
     events: tuple[EventDraft, ...] = ()
@@ -220,7 +222,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """The decision of one pass over a fleet."""
+    """The decision about a fleet: what the fleet loop stores, and which actions it then executes."""
 
     records: tuple[NodeRecord, ...] = ()
     """Changed rows of the node table."""
@@ -228,20 +230,21 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the group desires but does not have. The next pass reads this value from the database."""
+    """Instances that the group desires but does not have, for the next decision about the fleet."""
     is_frozen: bool = False
     is_blind: bool = False
     """Whether most of the fleet's agents are silent.
 
-    Remains true after a person has confirmed that these nodes are lost, although the fleet then terminates nodes.
+    Stays true after a person has confirmed that the silent nodes are lost, although the fleet then terminates nodes
+    again.
     """
     reason: str = ""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes that work for no job."""
+    """Entries for the fault histories of nodes that work for no job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
     """Nodes whose instances have ended. The control plane deletes the last reports of their agents."""
     roll_progress: RollProgress | None = None
-    """The progress of the fleet's newest roll. None if the fleet never had a roll."""
+    """The progress of the fleet's newest roll (replacement or reboot of all its nodes). None without a roll."""
     is_empty: bool = False
     """Whether the fleet is being deleted and has no more nodes. If so, the control plane deletes the fleet's row."""

@@ -33,7 +33,7 @@ _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The parts of an agent's signed STS request that the control plane cannot derive itself."""
+    """The part of a signed STS request that the agent sends. The control plane derives the rest of the request."""
 
     authorization: str
     amz_date: str
@@ -42,7 +42,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The identity that STS returned for a signature."""
+    """The AWS identity that STS returned for an agent's signed request."""
 
     account: str
     arn: str
@@ -67,10 +67,10 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return when a nonce expires, in Unix seconds.
+    """Return the Unix time at which a nonce expires, if this server created it and it is still valid.
 
-    Return None if this server did not create the nonce, or if the nonce has expired. The function does not detect a
-    reused nonce. The database does.
+    Return None if this server did not create the nonce, or if the nonce has expired. The function does not detect that
+    a nonce is used twice. The database detects this.
     """
     said, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
@@ -80,7 +80,7 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
 
 
 def refusal_of_signature(signature: Signature, region: str) -> str:
-    """Return why a signature has the wrong form, or an empty string.
+    """Return why an agent's signed request has the wrong form, or an empty string if its form is correct.
 
     The control plane checks the form before it sends the signature to STS.
 
@@ -111,7 +111,7 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
     """Return the headers of the request to STS, except `host`. The HTTP client adds `host`.
 
     Args:
-        signature: a signature whose form was checked.
+        signature: a signature that `refusal_of_signature` has accepted.
         server_id: this server's id, so that STS rejects a signature made for another server.
         nonce: the nonce of this attempt.
 
@@ -127,7 +127,7 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 
 
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
-    """Return why a principal is not the node that its agent claims to be, or an empty string.
+    """Return why an AWS identity is not that of the node that the agent names, or an empty string if it is.
 
     The session name of an instance role is the instance id. If the role's trust policy admits only EC2, nobody else can
     open a session with this name.

@@ -8,7 +8,8 @@
     change of state    the job restores an older step than in the last two attempts, in case the state causes them
 
 Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
-an older state other than the script's initial one. If the job still fails after both changes, the script is at fault.
+an older stored state; the state that the script builds at step 0 does not count. If the job still fails after both
+changes, the script is at fault, and the job fails.
 
 A failure counts until training passes the highest step that any generation had reached before the failure.
 
@@ -27,15 +28,14 @@ from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3
-"""Limit of failures without progress, as a multiple of `max_attempts`.
+"""Number of failures without progress after which a job fails, as a multiple of `max_attempts`.
 
-The job fails after this many failures between which training reached no new highest step. The failures may differ from
-each other.
+Progress means that training reached a new highest step. The failures may differ from each other.
 """
 
 
 class Course(StrEnum):
-    """The way in which a job continues or ends after a failure.
+    """The four ways in which a job can continue or end after a failure.
 
     - AGAIN: the job restarts on the same nodes, from the newest state.
     - OTHER_NODE: the job restarts with a spare in place of the failing node.
@@ -51,7 +51,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision of the breakers about one job."""
+    """The decision of `rule` about a job that has failed."""
 
     course: Course
     why: str = ""
@@ -67,17 +67,17 @@ def rule(
     older_base: Step,
     is_sole_holder: bool = False,
 ) -> Ruling:
-    """Return how a job continues after its last failure.
+    """Decide whether a job retries after its last failure, changes the node or the state, or fails.
 
     Args:
-        failures: failures that count as the job's own, oldest first. The consequences of a lost node are excluded.
+        failures: failures that the job itself may have caused, oldest first. Consequences of a lost node are excluded.
         trials: changes of node or state that earlier calls chose because of these failures.
         spec: the job's specification, with `max_attempts`.
         has_spare: whether a spare can take over the failing node's ranks and restore a step after step 0.
         older_base: the newest step that every rank can restore, older than the step from which the last attempt
             started. 0 without such a step.
         is_sole_holder: whether the job loses committed steps if it gives up the node of the last failure. If so, the
-            rule tries the older state before the other node.
+            function chooses the older state before the other node.
 
     Returns:
         The ruling. Its reason contains the counts and describes the last failure.
@@ -113,9 +113,9 @@ def rule(
 def remembered(
     failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
 ) -> tuple[FailureRecord, ...]:
-    """Return the failures to store after one more failure.
+    """Return the failures that the job's record keeps, with `failure` as the newest one.
 
-    The result omits failures that are too old for any rule.
+    The result omits failures that are so old that `rule` no longer considers them.
     """
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
@@ -130,7 +130,7 @@ def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple
 
 
 def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:
-    """Return the failures that training has not passed yet.
+    """Return the failures since which training has reached no new highest step.
 
     Once training reaches a new highest step, earlier failures no longer count.
 
@@ -148,7 +148,7 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
-    """Return the trials (changes after repeated failures) that succeeded.
+    """Return the trials (changes of node or state after repeated failures) that succeeded.
 
     Args:
         trials: the changes tried so far.
@@ -156,7 +156,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
         boundary: the newest step that all ranks of the running generation have finished.
 
     Returns:
-        The trials after which training has passed the step of the failure.
+        The trials after which training has passed the step at which the job had failed.
     """
     return tuple(
         trial
@@ -184,7 +184,7 @@ def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_b
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the last failure, after the failures directly before it that equal it.
+    """Return the last failure and all equal failures directly before it, oldest first.
 
     Failures are equal if they occurred at the same step, with the same exit class and exit code.
     """

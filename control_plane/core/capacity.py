@@ -24,10 +24,10 @@ LONGEST_RETRY_SECONDS = 900.0
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return the time of the next retry in Unix seconds, or None if no launch has failed.
+    """Return the Unix time at which Everstep next retries failed launches of a group, or None if no launch has failed.
 
-    The result is the first planned time after the newest failure. If AWS itself retried after a planned time, Everstep
-    skips this time.
+    The result is the first time of Everstep's schedule after the newest failure. If AWS itself retried after a
+    scheduled time, Everstep skips this time.
     """
     if group.failing_since is None or group.failed_at is None:
         return None
@@ -40,14 +40,15 @@ def retry_at(group: GroupObserved) -> float | None:
 
 
 def pause_seconds(failure_count: int) -> float:
-    """Return the pause before the next retry, after `failure_count` failures in a row."""
+    """Return the pause in seconds before the next retry, after `failure_count` failed launches in a row."""
     return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
-    """Return the time since which launches have been failing.
+    """Return the Unix time of the first failed launch since the last successful launch.
 
-    AWS lists only the newest activities. In a long shortage, its list no longer contains the first failures.
+    AWS lists only a group's newest activities. In a long shortage, its list no longer contains the first failures, so
+    the function uses the result of the previous poll.
 
     Args:
         before: the group as the previous poll observed it, or None at the first poll.
@@ -79,14 +80,14 @@ def waiting_words(group: GroupObserved) -> str:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Return the remaining vacancies of a group, and the start times of the filled vacancies.
+    """Return a group's vacancies (missing instances) that remain, and the start times of those that instances filled.
 
     A vacancy is an instance that the group desires and does not have. The measured duration of a replacement starts
     when the vacancy occurs, before AWS launches the instance. AWS does not report which instance fills which vacancy.
     This function assumes that the oldest vacancy is filled, or given up, first.
 
     Args:
-        before: the vacancies after the previous pass.
+        before: the vacancies that the previous call returned.
         missing: how many instances the group lacks now.
         joined: how many instances the group lists for the first time.
         now: Unix seconds.

@@ -50,7 +50,7 @@ class CheckpointStatus(StrEnum):
 
 
 class Verification(StrEnum):
-    """The result of the last verification of a checkpoint, which reads all of its objects from S3.
+    """The result of a checkpoint's last verification. A verification reads all objects of the checkpoint from S3.
 
     VERIFYING: a verification is in progress.
     """
@@ -107,10 +107,10 @@ def policy_words(
     max_bytes_per_second: int | None,
     on_notice: bool,
 ) -> str:
-    """Return a clause that lists the events which make a checkpoint of a job due.
+    """Return a clause for users that lists when a job makes a checkpoint.
 
-    `on_notice` means that AWS's notices make a checkpoint due. The other arguments are those of `contradictions`, and
-    the job's strategy.
+    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The other arguments
+    are those of `contradictions`, and the job's strategy.
     """
     if strategy is Strategy.NONE:
         return "never, because the strategy is None"
@@ -129,7 +129,7 @@ def policy_words(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
-    """A complete checkpoint, with the facts that decide whether the control plane keeps it."""
+    """A complete checkpoint, with the facts from which `surplus` decides whether the control plane may delete it."""
 
     generation: int
     step: int
@@ -211,7 +211,7 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
 def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
     """Return the checkpoints that exceed the limits, oldest step first.
 
-    The function does not check whether a later checkpoint is verified.
+    Unlike `surplus`, the function does not require that a later checkpoint is verified.
     """
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
@@ -228,9 +228,9 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 
 
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
-    """Return the first checkpoint at or past each multiple of a number of steps.
+    """Return the first checkpoint at or after each multiple of `every_steps`; these checkpoints are exempt from limits.
 
-    A later checkpoint never replaces a checkpoint in the result.
+    A checkpoint in the result therefore stays in it when training adds later checkpoints.
     """
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]
@@ -249,13 +249,14 @@ def due(
         plan: the plan of the newest generation.
         reports: the members' reports about that generation.
         lineage: the records of all generations of the job that have a plan.
-        known: checkpoints whose manifests are already written.
+        known: checkpoints whose manifests the control plane has already written.
         dropped: generation and step of each checkpoint that a person has deleted. Agents still report the shards of
             such a checkpoint.
 
     Returns:
         Manifests, oldest step first: one per step whose shards are all in S3 and belong to the newest generation's
-        history. Complete and deleted checkpoints are excluded, and so are shards outside the generation's own folders.
+        history. The result omits checkpoints that are complete or deleted, and ignores shards outside the generation's
+        own S3 folder.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
@@ -291,7 +292,7 @@ def newest_restorable(
 def restorable(
     known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
 ) -> tuple[CheckpointRecord, ...]:
-    """Return the checkpoints from which a job could resume. The arguments are those of `newest_restorable`."""
+    """Return all checkpoints from which a job could resume. The arguments are those of `newest_restorable`."""
     path = recovery.path_of(lineage, generation)
     return tuple(
         each
@@ -304,10 +305,11 @@ def restorable(
 def found_damaged(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], known: Collection[CheckpointRecord]
 ) -> tuple[DamagedCheckpoint, ...]:
-    """Return the checkpoints whose objects differ from their manifest, according to agents whose load failed.
+    """Return the checkpoints that agents found damaged when they loaded shards from S3.
 
-    An object that an agent could not reach does not count as damaged. An agent reports a mismatch only if every source
-    of the shard had other content than the plan states.
+    A checkpoint is damaged if an object differs from its manifest. An object that an agent could not reach does not
+    count as damaged. An agent reports a mismatch only if every source of the shard had other content than the plan
+    states.
 
     Args:
         plan: the plan of the generation whose load failed.
@@ -339,9 +341,9 @@ def found_damaged(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return the upload time of the slowest shard of the newest uploaded step, in seconds.
+    """Return how many seconds the slowest shard of the newest uploaded checkpoint took.
 
-    Return None if no upload was measured.
+    Return None if the agents' reports contain no finished upload.
     """
     timed = [upload for report in reports.values() for upload in report.uploads if upload.upload_seconds > 0]
     newest = max((upload.step for upload in timed), default=NO_STEP)
@@ -412,7 +414,8 @@ def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
-    # The control plane deletes shared objects later, so it computes their keys instead of trusting the agents.
+    # Several shards share these objects. The control plane later deletes them by their keys, so it computes the keys
+    # itself and does not trust those that agents report.
     frozen = _shared(f"{_run_folder(plan)}frozen/", (each for shard in shards.values() for each in shard.frozen))
     replicated = _shared(
         f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)
@@ -445,7 +448,7 @@ def _manifest(
 
 
 def _shared(folder: str, reported: Iterable[SharedObject]) -> tuple[SharedObject, ...]:
-    """Return the shared objects that shards need, each once, with keys in `folder`."""
+    """Return the S3 objects that several shards of a checkpoint share, each once, with keys in `folder`."""
     sizes = {each.sha256: each.object_bytes for each in reported}
     return tuple(
         SharedObject(key=f"{folder}{sha256}.safetensors", object_bytes=sizes[sha256], sha256=sha256)

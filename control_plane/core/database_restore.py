@@ -1,4 +1,4 @@
-"""Decides what a database that was restored to an earlier point must not reuse, and what S3 adds to it.
+"""Decides which numbers a database restored from a backup must not issue again, and which rows S3 adds to it.
 
 After the time of a backup, the control plane may have issued more generation numbers, planned generations, and
 completed or deleted checkpoints. The restored database contains none of this, but agents and S3 still do:
@@ -31,10 +31,11 @@ MAX_CLOCK_BEHIND_SECONDS = 60.0
 
 
 def first_number(now: float, newest_time: float) -> Generation:
-    """Return a generation number that no control plane has issued before the restore.
+    """Return a generation number that is higher than every number issued before the restore.
 
     The number is the time of the restore in Unix seconds. A job launches less than once a second, so all numbers that
-    were issued after an earlier restore are lower. Numbers of a database that was never restored count from 1.
+    were issued after an earlier restore are lower. A database that was never restored counts from 1, so its numbers are
+    lower too.
 
     Args:
         now: Unix seconds of the restore.
@@ -57,7 +58,7 @@ def first_number(now: float, newest_time: float) -> Generation:
 
 
 def issued_number(issued: Generation, first: Generation) -> Generation:
-    """Return the highest number that a job of the restored database counts as issued.
+    """Return the generation number up to which all numbers of a job count as issued after the restore.
 
     Args:
         issued: the job's highest issued number in the backup.
@@ -101,11 +102,11 @@ class Reconciliation:
 
 
 def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
-    """Return whether a manifest belongs to its place in S3 and names only objects of its own run.
+    """Return whether a manifest has the key that its content implies, and names only objects of its own run.
 
-    Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest from
-    outside of the database must not name objects of another run. `folder` is the key prefix of the run, which ends with
-    `run=<run>/`, and `key` is the key of the manifest itself.
+    Agents may write to S3. The control plane reads and deletes the objects that a manifest names, so a manifest that
+    the database does not have must not name objects of another run. `folder` is the key prefix of the run, which ends
+    with `run=<run>/`, and `key` is the key of the manifest itself.
     """
     step = f"{folder}gen={manifest.generation}/step={manifest.step}/"
     return (
@@ -129,13 +130,14 @@ def reconcile(
 
     Args:
         manifests: all valid manifests of one run in S3.
-        generations: numbers of the generations in the backup. The backup's parents and base steps stay.
+        generations: numbers of the generations in the backup. The function does not change their parents and base
+            steps.
         complete: generation and step of each complete checkpoint in the backup.
-        deleted: generation and step of each checkpoint that the backup has as deleted, or under deletion. These stay
-            deleted.
+        deleted: generation and step of each checkpoint that the backup has as deleted, or under deletion. The function
+            does not restore these.
 
     Returns:
-        The changes.
+        The generations and checkpoints to add, and the checkpoints to mark as missing.
     """
     found = {(each.generation, each.step): each for each in manifests}
     worlds = {each.generation: len(each.shards) for each in found.values()}

@@ -20,9 +20,9 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Limit for the number of states that the count tracks at the same time.
+"""Limit of the cases that `_component` tracks at the same time while it counts survivable losses.
 
-Placements over at most sixteen domains stay below this limit. Losses of only two domains also stay below it.
+A placement over at most sixteen domains stays below this limit, and so does every loss of only two domains.
 """
 
 Domain = str
@@ -62,7 +62,7 @@ def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_cou
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(losses, domains)
-    if frozenset() in edges:  # An edge without domains is a shard without holders. Such a shard never survives.
+    if frozenset() in edges:  # a shard without holders is always lost
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(
@@ -84,9 +84,9 @@ def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return how many losses of `lost` out of `count` domains are survivable.
+    """Return how many sets of `lost` out of `count` domains can be lost without the loss of a shard.
 
-    A loss is survivable if every edge keeps at least one domain.
+    An edge is the set of domains that hold one shard. A shard survives if at least one domain of its edge remains.
     """
     fatal = {edge for edge in edges if len(edge) <= lost}
     if all(len(edge) == lost for edge in fatal):
@@ -98,7 +98,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the connected components of the edges. Edges of different components share no domain."""
+    """Return the edges (sets of domains) in groups that share no domain: the connected components."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -119,11 +119,11 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return a component's domain count, and its number of survivable losses by number of lost domains.
+    """Return a component's number of domains, and how many losses of 0, 1, 2 … of its domains are survivable.
 
-    A loss is survivable if every edge keeps a domain. The function counts losses of at most `most` domains. It
-    processes the domains in order and treats each as lost or alive. Its state is a bit set of the edges whose domains
-    so far are all lost.
+    A loss is survivable if at least one domain of every edge remains. The function counts losses of at most `most`
+    domains. It processes the domains one by one and follows both cases, lost and alive. Its state is a bit set of the
+    edges of which all processed domains are lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
@@ -153,7 +153,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
 
 
 def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
-    """Return the product of two polynomials without powers above `most`."""
+    """Return the product of two polynomials, given and returned as coefficients, without powers above `most`."""
     product = [0] * min(len(one) + len(other) - 1, most + 1)
     for i, a in enumerate(one):
         for j, b in enumerate(other[: len(product) - i]):

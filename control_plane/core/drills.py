@@ -10,15 +10,15 @@
 The control plane stores the state STRUCK before it injects the fault. A drill therefore strikes at most once, even if
 the control plane crashes in between.
 
-Consequences of a drill have the cause DRILL. An independent fault during the drill's incident keeps its own cause and
-turns the incident into a failure. MTTF and MTTR count such an incident. Its lost nodes, except the struck node, also
-count when the fleet computes its number of spares.
+Faults that follow from a drill have the cause DRILL. An independent fault during the drill's incident keeps its own
+cause, and the incident then counts as a failure in MTTF and MTTR. Its lost nodes also count when the fleet computes its
+number of spares, except the node into which the drill injected its fault (the struck node).
 
-Other nodes can report consequences before the struck node reports its own fault. For example, other ranks end because
-the killed rank is missing. Members can report an unreachable coordinator before AWS reports that its instance has
-ended.
+Other nodes can report consequences of a drill before the struck node reports its own fault. For example, other ranks
+end because the killed rank is missing. Members can report an unreachable coordinator before AWS reports that its
+instance has ended.
 
-Invariant: pure. The consequences of a drill count neither as failures of the job nor in the history of a node.
+Invariant: pure. Faults that follow from a drill count neither as failures of the job nor in the history of a node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ detects a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
-"""Job states in which training continues, provided that no incident is open."""
+"""Job states in which ranks train unless an incident is open."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
@@ -62,7 +62,7 @@ No drill makes an agent report a fault of its own node.
 
 
 class Course(StrEnum):
-    """The action that a pass executes for a drill.
+    """The action that the job loop takes for a drill now.
 
     - WAIT: no action.
     - STRIKE: inject the fault now.
@@ -74,7 +74,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The drill after a pass, and the action that the pass executes for the drill."""
+    """The result of `follow`: the drill to store, and the action that the job loop then takes for it."""
 
     drill: DrillObserved
     course: Course = Course.WAIT
@@ -83,13 +83,13 @@ class Followed:
 def follow(
     drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts
 ) -> Followed:
-    """Return the next state of a drill.
+    """Return the next state of a drill, and whether the job loop injects its fault now.
 
-    The job loop calls this function in every pass over a job that has an open drill.
+    The job loop calls this function after each decision about a job that has an open drill.
 
     Args:
         drill: the drill as stored; it has not ended.
-        record: the job's record after the decision of this pass.
+        record: the job's record after the job loop's present decision.
         plan: the plan of the job's newest generation.
         now: Unix seconds.
         timeouts: a drill waits for at most `PATIENCE_TIMES` times `exclude_seconds`.
@@ -109,7 +109,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # The pass that entered state STRUCK also set `struck_at`.
+    assert struck_at is not None  # The control plane sets `struck_at` with the state STRUCK.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
@@ -155,8 +155,7 @@ def attributed(
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
     """Return the faults of a generation, with the cause DRILL for each consequence of a drill.
 
-    The job loop calls this function when faults end a generation, and when later reports show more faults of an ended
-    generation.
+    The job loop calls this function when faults end a generation, and again when later reports show more faults of it.
 
     Args:
         drill: the open drill of the job, or None.
@@ -186,7 +185,8 @@ def attributed(
         if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
     }
     if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
-        # The struck node held the only copy of a shard, so the drill also caused this loss.
+        # The drill killed the node that held the only copy of the shard, so the drill also caused the loss of the
+        # shard.
         followed = set(range(len(found)))
     told = tuple(
         replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault
@@ -203,7 +203,7 @@ def attributed(
 
 
 def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:
-    """Return whether the agent reports that the rank killed by the drill has ended.
+    """Return whether an agent reports that the rank that the drill killed has ended.
 
     A rank that Everstep halted or that exited with success does not count, because the drill did not end it.
     """
@@ -213,15 +213,15 @@ def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberR
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Change the cause of an incident to DRILL if the drill caused it after all.
+    """Return the incident, with the cause DRILL if later reports show that the drill caused it.
 
-    The exit of another rank can open the incident before the struck node reports its own damage. A later pass then
-    corrects the cause.
+    The exit of another rank can open the incident before the node that the drill struck reports its own fault. The job
+    loop then corrects the cause as soon as that report arrives.
 
     Args:
         drill: the open drill of the job, or None.
-        incident: the job's incident that is not closed.
-        found: the faults of this pass, as `attributed` returned them.
+        incident: the job's open incident, with any cause.
+        found: the faults that the job loop observes now, as `attributed` returned them.
 
     Returns:
         The incident, with the cause DRILL if its rank failed because of the struck rank or instance. Otherwise the
@@ -232,7 +232,8 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
-    if drill.kind is DrillKind.KILL_RANK:  # A rank that ended before the drill struck ended for another reason.
+    # A rank that ended before the drill injected its fault ended for another reason.
+    if drill.kind is DrillKind.KILL_RANK:
         is_of_it = is_of_it and drill.struck_at is not None and incident.failed_at >= drill.struck_at
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
@@ -244,9 +245,10 @@ def in_words(drill: DrillObserved) -> str:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether the drill caused a fault on the struck node.
+    """Return whether the drill explains a fault of the node into which it injected its own fault.
 
-    AWS can report the end of a terminated instance several generations later. Such a report still belongs to the drill.
+    If the drill terminated an instance, AWS may report its end several generations later. The drill explains this
+    report too.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
@@ -265,7 +267,7 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return a clause about the event that interrupted the recovery from a drill."""
+    """Return a clause that says why the job did not recover from a drill."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

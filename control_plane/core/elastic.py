@@ -4,8 +4,9 @@
                            a node in time ──▶ 4 nodes              ── a failure, and a node is ready ──▶ 4 nodes
             ── another job needs 2 of them ── agreed stop ──▶ 2 nodes
 
-A job that lacks nodes starts or continues on fewer nodes after its patience. A job that trains returns nodes at an
-agreed stop, and grows at an agreed stop by all ready nodes together.
+A job that lacks nodes waits for its patience (`patience_seconds`), and then starts or continues on fewer nodes. A job
+that trains changes its number of nodes only at an agreed stop, a step after which all ranks stop together. There it
+returns nodes to its fleet, or grows by all ready nodes together.
 
 Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes. After a user has changed these
 limits, the job keeps its present nodes until an agreed stop.
@@ -33,7 +34,7 @@ class Limits:
     max_size: int
     project: str = ""
     quota: int | None = None
-    """Limit for the nodes of one fleet that all jobs of `project` hold together. None means no limit."""
+    """Maximum number of nodes of the fleet that all jobs of `project` together may hold. None means no limit."""
 
 
 def contradictions(node_count: int, least: int | None, most: int | None, limits: Limits) -> Iterator[tuple[str, str]]:
@@ -70,15 +71,18 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes that the latest decision about the job's size chose. Ignores the present limits."""
+    """Return the number of nodes that the control plane last decided for the job.
+
+    The function ignores limits that a user has changed since that decision.
+    """
     return record.reduced_count or record.member_count or spec.node_count
 
 
 def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
     """Return the time from which a job that waits for its first nodes may start with fewer than NodeCount nodes.
 
-    The patience starts when the job begins to wait. It starts again after a period without a control plane, because
-    nobody could launch instances in this period.
+    The job waits for `patience_seconds` for all of its nodes. This time starts again after a period without a control
+    plane, because no instance could be launched in that period.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
@@ -98,7 +102,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
 def is_settled(record: JobRecord) -> bool:
     """Return whether a job trains and an agreed stop would lose almost no work.
 
-    It runs without an open incident, its newest generation has committed a new step, and no person has taken it over.
+    The job has no open incident, its newest generation has committed a new step, and no person manages the job.
     """
     return (
         record.state is JobState.RUNNING
@@ -109,7 +113,7 @@ def is_settled(record: JobRecord) -> bool:
 
 
 def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, heard_count: int) -> int:
-    """Return the number of members of the next generation.
+    """Return the number of members with which the job prepares its next generation.
 
     If a user lowered MaxNodeCount, the members beyond it also take part, because they may hold the only copies of a
     shard. The job returns them at an agreed stop (`kept_count`).
@@ -118,11 +122,10 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
         spec: settings of the job, with its limits of nodes and its patience.
         record: the record of this pass.
         available_count: number of the job's nodes, without excluded ones.
-        heard_count: number of these nodes whose agents are not silent.
+        heard_count: number of the available nodes whose agents are not silent.
 
     Returns:
-        At least the number from `needed_count`. A larger number if more nodes are available and the job's limit permits
-        them.
+        At least `needed_count`. More if more nodes are available and the job's MaxNodeCount permits them.
     """
     return max(
         needed_count(spec, record),
@@ -155,17 +158,18 @@ def reduced_count(
 
 
 def followed(growth: Growth | None, ready: Sequence[NodeId], now: float) -> Growth | None:
-    """Return the ready nodes by which a job can grow.
+    """Return the ready nodes by which a job can grow, and the time since which all of them are ready.
 
-    The result also contains the time since which all of these nodes are ready.
+    The job loop calls this function for each running job, whenever it decides about the job.
 
     Args:
-        growth: the result of the previous pass.
+        growth: the result of the previous call, or None.
         ready: nodes that the job has, that can work immediately, and that its generation does not use.
         now: Unix seconds.
 
     Returns:
-        `growth` without a change if the agreed stop was requested or the nodes are the same. None without ready nodes.
+        `growth` itself if the agreed stop was already requested, or if the same nodes are ready. None without ready
+        nodes.
     """
     if growth is not None and (growth.asked_at is not None or growth.node_ids == tuple(sorted(ready))):
         return growth
@@ -204,7 +208,7 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
     Args:
         spec: settings of the job. A user may have lowered its MaxNodeCount.
         record: the record of this pass.
-        wanted: the number of nodes that the fleet's queue leaves to the job, or None.
+        wanted: the number of nodes that the fleet's queue leaves to the job. None if the job may keep its nodes.
 
     Returns:
         At most the present number of nodes. At least the job's minimum, unless the present number is already smaller.
@@ -226,8 +230,9 @@ def returned_nodes(
 ) -> tuple[NodeId, ...]:
     """Return the members that a job returns to its fleet, in the order of their selection.
 
-    Members without which the remaining members still hold every shard are selected first: the job then need not wait
-    for a checkpoint. Otherwise, a higher GROUP_RANK is selected first, and `departing` decides before the GROUP_RANK.
+    A member is selected first if the remaining members hold every shard without it, because the job then need not wait
+    for a checkpoint. Among equal members, those in `departing` come first (or last, see `is_for_other`), then those
+    with a higher GROUP_RANK.
 
     Args:
         plan: the plan of the running generation.
@@ -252,15 +257,18 @@ def returned_nodes(
 
 
 def size_words(spec: JobSettings, count: int) -> str:
-    """Return a clause about a generation that has fewer nodes than the job requested.
+    """Return a clause for users that says on how many of its requested nodes a generation runs.
 
-    Empty for any other generation.
+    Empty if the generation has all requested nodes.
     """
     return f"on {count} of {spec.node_count} nodes" if count < spec.node_count else ""
 
 
 def start_words(spec: JobSettings) -> str:
-    """Return a clause about the start of an elastic job that waits for nodes. Empty for a job that needs all nodes."""
+    """Return a clause that says when a waiting elastic job starts on fewer nodes.
+
+    Empty for a job that needs all of its nodes.
+    """
     if spec.least_node_count >= spec.node_count:
         return ""
     return f"starts on at least {spec.least_node_count} nodes after {spec.patience_seconds:g} s"

@@ -56,7 +56,8 @@ def is_needed(setting: ReplicaEncryption, instance_types: Collection[str]) -> bo
         instance_types: the instance types of the generation's nodes; empty, or with an empty text, if unknown.
 
     Returns:
-        True if agents encrypt their connections. With AUTO: if EC2 does not encrypt between all of these types.
+        True if agents must use TLS. With AUTO, this is the case if any of these types is unknown or does not encrypt
+        traffic between instances.
     """
     if setting is not ReplicaEncryption.AUTO:
         return setting is ReplicaEncryption.ON

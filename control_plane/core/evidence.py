@@ -45,9 +45,10 @@ COUNTER_EVIDENCE_BOUNDARIES = 2
 A single step proves nothing, because it may have been under way when the silence began.
 """
 WATCHED_FROM_LEASES = 2 / 3
-"""Fraction of a lease after which the control plane starts to track a silence.
+"""Fraction of a lease after which the control plane starts to track an agent's silence.
 
-A silence counts as evidence only after a whole lease. Until then, the control plane can observe whether steps advance.
+A silence counts as evidence only after a whole lease. Until then, the control plane observes whether training completes
+steps during the silence.
 """
 BLIND_FLEET_SIZE = 3
 """Smallest fleet in which the silence of most nodes is no evidence against these nodes.
@@ -73,7 +74,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The conclusion about one node, with its evidence."""
+    """The conclusion about one node (whether the job keeps it), with the evidence."""
 
     node_id: NodeId
     standing: Standing
@@ -92,7 +93,7 @@ class Verdict:
     what: str = ""
     """The fault code, or an empty string without a fault."""
     since: float | None = None
-    """Time of the last evidence that a silent node was alive, in Unix seconds."""
+    """Time of the last evidence that a silent node was alive, in Unix seconds. None if the node is not silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +129,14 @@ def judge(
 
     Args:
         node: the node as observed.
-        silence: the node's tracked silence, or None while the node reports.
+        silence: the node's silence as `track_silences` recorded it, or None while its agent reports.
         stepped_at: Unix seconds at which ranks of other members finished their newest step. A step after the node's
             last report is evidence that the node was alive.
         out_of_view: whether other members report that the node does not answer them. This is the data plane's evidence.
         is_blind: whether most of the fleet is silent. Silence then proves nothing.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
-        impairment: a problem tracked for a node whose agent still reports, or None.
+        impairment: the node's problem as `track_impairments` recorded it although its agent reports, or None.
         is_training: whether the ranks of the node's generation run. If so, the verdict also considers whether steps
             advance.
         is_launching: whether the node is in the plan and no rank runs yet. In this case, a fault of the node does not
@@ -175,7 +176,7 @@ def judge(
         ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    # The wall clock may jump, so the monotonic age of the last report is an upper bound.
+    # The wall clock may jump, so the silence is never longer than the age of the last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
@@ -203,8 +204,8 @@ def _own_word(
     """Return the verdict that follows from the report of the node's own agent, or None.
 
     The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
-    is IMPAIRED while it is still useful: steps advance, or ranks that have not started need its shards. Otherwise the
-    node is GONE.
+    is IMPAIRED while it is still useful: training completes steps, or ranks that have not started yet need its shards.
+    Otherwise the node is GONE.
     """
     if is_silent(node, timeouts):
         return None
@@ -231,11 +232,11 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
-    """Return the verdict on a node that reports, but does not answer other members.
+    """Return the verdict on a node whose agent reports to the control plane, but does not answer other members.
 
-    The node's replica threads, which receive shards from the owners, do not answer. One class of evidence counts only
-    after it has lasted for T_max. The verdict is never final, because the node may hold the only copy of its own
-    shards. A job gives up the node only if this loses no committed step.
+    The threads of the node that receive shards from other nodes do not answer. This is one class of evidence, so it
+    counts only after it has lasted for T_max (`exclude_seconds`). The verdict is never final, because the node may hold
+    the only copy of its own shards. A job gives up the node only if this loses no committed step.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
@@ -245,7 +246,8 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        remedy=Remedy.RETIRE,  # A person decides, because the reports of a live agent permit no termination.
+        # The fleet then holds the node for a person, because a node whose agent reports may not be terminated.
+        remedy=Remedy.RETIRE,
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
 
@@ -253,8 +255,8 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
     """Return whether training still completes steps.
 
-    The result is also true before the node's impairment is tracked: a standstill counts only once the control plane has
-    observed it for T_max.
+    The result is False only if the control plane has observed no new step for T_max (`exclude_seconds`). It is
+    therefore True while `impairment` is None.
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
@@ -267,7 +269,7 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
 def unvouched(
     nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
 ) -> frozenset[NodeId]:
-    """Return the silent nodes whose last report no longer counts as proof of copies.
+    """Return the silent nodes whose last report no longer proves that their peers hold copies of shards.
 
     The report states which peers hold copies of the node's shards. A silent agent may hang, and then replicates
     nothing, although its last report showed all copies. A commit during the silence proves the opposite, because every
@@ -294,22 +296,22 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
-    """Return the silences to store for the next pass. Verdicts ignore a silence that is shorter than a lease.
+    """Return the silences of agents to store in the job's record, updated from the previous ones.
 
-    A silence begins with the node's last report. If training finishes two steps during a silence, the silence begins
-    again, because these steps prove the node's ranks alive. The control plane tracks a silence once it has lasted
-    `WATCHED_FROM_LEASES` of a lease. If no control plane observed the start of a longer silence, only this fraction of
-    a lease counts.
+    A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
+    finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
+    control plane tracks a silence once it has lasted `WATCHED_FROM_LEASES` of a lease. If no control plane observed the
+    start of a longer silence, only this fraction of a lease counts.
 
     Args:
-        known: the silences of the previous pass.
-        nodes: the members.
+        known: the silences that the job's record contains.
+        nodes: the members, with the reports of their agents.
         progress: for each node, the progress that all other members report.
         now: Unix seconds.
         timeouts: the timeouts, whose lease decides when a silence begins to count.
 
     Returns:
-        One entry per silent node, sorted by id, for the next pass.
+        One entry per silent node, sorted by node id.
     """
     before = {silence.node_id: silence for silence in known}
     tracked: list[Silence] = []
@@ -318,7 +320,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # The silence is too short to track, or AWS's report makes tracking unnecessary.
+            continue  # The silence is too short to track, or AWS has reported the instance as ended.
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
@@ -340,26 +342,28 @@ def track_impairments(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
-    """Return the impairments to store for the next pass: members that have a problem, but whose agents report.
+    """Return the impairments to store in the job's record: members that have a problem although their agents report.
 
-    Each impairment also records when steps last advanced.
+    The problem is a fault that the agent reports, or other members that the node does not answer. Each impairment also
+    records when training last completed steps.
 
     Args:
-        known: the impairments of the previous pass.
-        nodes: the members.
+        known: the impairments that the job's record contains.
+        nodes: the members, with the reports of their agents.
         out_of_view: members that do not answer other members.
         progress: for each node, the progress that all other members report.
         now: Unix seconds.
         timeouts: limits that decide which problems count as impairments.
 
     Returns:
-        One entry per impaired member, sorted by id, for the next pass.
+        One entry per impaired member, sorted by node id.
     """
     before = {(each.node_id, each.is_out_of_view): each for each in known}
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # AWS's report is sufficient evidence, or `track_silences` tracks this node.
+            # AWS has reported the instance as ended, or the agent is silent and `track_silences` handles this node.
+            continue
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue
@@ -422,10 +426,10 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
 
 
 def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return when the first rank finished step `least` or a later step.
+    """Return the Unix time at which the first rank had finished step `least`, according to the reports.
 
-    The time stamps are the ranks' own. A rank reports only the time of its newest step. If a rank is beyond step
-    `least`, its time is therefore too late. Return None if no rank reported.
+    The time stamps are the ranks' own. A rank reports only the time of its newest step, so the result is too late if
+    every rank is already beyond step `least`. Return None if no rank has reported this step or a later one.
     """
     stamps = [
         rank.passed_at_seconds

@@ -1,8 +1,12 @@
-"""Faults that end a generation: failed ranks, lost nodes, restarted agents, failed loads.
+"""Finds the faults that end a generation: failed ranks, lost nodes, restarted agents and failed loads.
+
+The job loop's decision (`core.job`) calls these functions with the agents' reports and the verdicts on nodes
+(`core.evidence`), and then decides how the job continues.
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
 
-The module has more than 500 lines. Each function turns the same reports and verdicts into faults of one kind.
+The module has more than 500 lines. It is one module because all functions read the same reports and verdicts; each
+finds the faults of one kind.
 """
 
 from __future__ import annotations
@@ -41,9 +45,9 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
-    """Return the ranks that ended without success, earliest first.
+    """Return the ranks that ended without success, in the order of their ends.
 
-    Ranks that the control plane killed come last.
+    Ranks that the control plane killed are at the end, because their exits show no fault.
     """
     failing = [
         (node, rank)
@@ -114,7 +118,7 @@ def failure_of_ranks(
 def of_nodes(
     plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
-    """Return one fault per lost member, and an additional fault if a shard lost all its holders.
+    """Return one fault per lost member, and one more fault if no remaining node holds or can rebuild some shard.
 
     Args:
         plan: the plan of the generation.
@@ -133,7 +137,7 @@ def of_nodes(
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id
             if verdict.is_final
-            else None,  # A node that is only silent may still take part in the next generation.
+            else None,  # A node that is only silent does not count as lost yet: it may still join the next generation.
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
@@ -144,7 +148,7 @@ def of_nodes(
 
 
 def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
-    """Return the best known time at which a lost node failed.
+    """Return the best estimate of the time at which a lost node failed.
 
     Args:
         verdict: the verdict on the node.
@@ -159,7 +163,7 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
 
 
 def implied(verdict: Verdict, now: float) -> Implication | None:
-    """Return the history entry that a verdict adds to its node, or None.
+    """Return the entry that a verdict adds to the fault history of its node, or None.
 
     A termination by AWS adds no entry, and neither does a planned departure.
     """
@@ -194,7 +198,7 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
-    """Return whether the loss of these nodes loses a rank's shard from memory."""
+    """Return whether no node holds a rank's shard in memory, or can rebuild it by parity, once these nodes are lost."""
     owner, *peers = rank.holders
     return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 
@@ -206,7 +210,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     restored.
 
     Args:
-        forgotten: ranks whose shard no node holds.
+        forgotten: ranks whose shard no remaining node holds.
         at: Unix seconds when the first holder was lost.
 
     Returns:
@@ -356,9 +360,10 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
 
 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
-    """Return whether a node could not load its shards.
+    """Return whether the agent or the ranks of a node failed to load the node's shards.
 
-    If another number of ranks wrote the state, the ranks load the shards themselves. Such a rank fails after its start.
+    Agents normally load shards before the ranks start. If another number of ranks wrote the state (a relayout), the
+    ranks load the shards themselves, so the load can also fail after their start.
     """
     if report.phase is MemberPhase.LOAD_FAILED:
         return True
@@ -367,7 +372,7 @@ def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FailedSources:
-    """Sources of shards from which nodes failed to load.
+    """The sources from which nodes failed to load shards, as `failed_sources` judges them.
 
     No source occurs twice. The order is that of nodes and ranks.
     """
@@ -387,7 +392,7 @@ def failed_sources(
     nodes: Mapping[NodeId, NodeObserved],
     doubted: Collection[RefusedSource],
 ) -> FailedSources:
-    """Return which sources the failed loads prove unusable.
+    """Return the sources of shards that later plans must not use after failed loads.
 
     - A slot in a node's memory is refused if the loading agent reports wrong or missing data while the serving node was
       connected to the control plane. A rebuild by parity is refused if all serving nodes were connected. A slot that
@@ -436,10 +441,10 @@ def failed_sources(
 def _failed_earlier_shards(
     relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
 ) -> list[tuple[RefusedSource, bool]]:
-    """Return the sources of the shards that one node failed to load in a relayout.
+    """Return the sources from which one node failed to load earlier shards in a relayout.
 
-    In a relayout, another number of ranks or another job wrote these shards. The second value of each pair is true if
-    the node reported wrong content.
+    In a relayout, another number of ranks or another job wrote the shards (the earlier shards), and each rank fetches
+    the parts that it needs. The second value of each pair is true if the node reported wrong content.
     """
     return [
         (
@@ -482,7 +487,7 @@ def failure_of_loads(
 
 
 def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
-    """Return a fault of the job that no new generation can repair, if an agent reports one."""
+    """Return the fault after which another generation would fail too, if an agent reports such a fault."""
     found = [
         (node, fault)
         for node, report in sorted(reports.items())
@@ -493,7 +498,7 @@ def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
-    """Return the newest step that any live or ended rank has finished, according to the reports."""
+    """Return the newest step that any rank has finished according to the reports. Ranks that have ended count too."""
     steps = [rank.boundary for report in reports.values() for rank in report.ranks]
     steps += [rank.exit.boundary for report in reports.values() for rank in report.ranks if rank.exit is not None]
     steps += [report.round.boundary for report in reports.values() if report.round is not None]
@@ -501,7 +506,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: Verdict, why: str) -> Verdict:
-    """Return the final verdict on a member that the fleet has removed from the job.
+    """Return the final verdict GONE on a member that the fleet has removed from the job.
 
     A verdict that is already GONE keeps its evidence. Any other verdict becomes GONE, with `why` as its evidence.
     """
@@ -530,7 +535,7 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 
 
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether all nodes that serve a source from memory are connected."""
+    """Return whether the agents of all nodes that serve a source from memory are connected."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
     return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 

@@ -88,9 +88,9 @@ A node fetches any other archive when the fleet assigns it to the job.
 """
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
-"""Clause in the fleet's reason text while the hourly limit blocks a replacement."""
+"""Words in the fleet's reason text while the hourly limit of replacements delays the replacement of a node."""
 NOT_JOINED = "its agent has not connected"
-"""Clause about instances whose agent did not connect in time.
+"""Words about instances whose agent did not connect in time.
 
 The fleet's reason text and the reason of each termination contain it.
 """
@@ -102,9 +102,9 @@ MOST_DOUBLINGS = 10
 
 
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
-    """Return what to do about a fleet.
+    """Return the changes of a fleet's node table, and the actions on its Auto Scaling group and agents.
 
-    The fleet loop calls this function once per pass.
+    The fleet loop calls this function repeatedly for each fleet. One call and the execution of its result are a *pass*.
 
     Args:
         now: Unix seconds.
@@ -123,7 +123,8 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            is_blind=spec.is_blindness_lifted,  # The pass judges no agent, so it keeps a person's confirmation.
+            # False would end a person's confirmation that the silent nodes are lost.
+            is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )
     table = _Table(now, spec, observed)
@@ -189,7 +190,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 
 
 class _Table:
-    """The node table during one pass."""
+    """The fleet's node table while `decide` changes it."""
 
     def __init__(self, now: float, spec: FleetSpec, observed: FleetObserved) -> None:
         self.now = now
@@ -206,7 +207,8 @@ class _Table:
     def counts(self) -> Mapping[RunId, int]:
         """Return how many nodes each job may hold.
 
-        A held node occupies an instance of the group, so the result changes when the pass holds a node.
+        A node in state HELD (kept out of use) still counts against the group's MaxSize. The result therefore changes
+        when a node enters this state.
         """
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
@@ -221,7 +223,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        # In these states, the node keeps a person's pending request. Any other state clears the request.
+        # A person's pending request for the node stays in these two states. Any other state clears the request.
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
@@ -247,7 +249,7 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Update the table with new members, new connections, and instances that AWS reports as ended.
+        """Add new members of the group to the table, and record agents that connected and instances that ended.
 
         AWS still lists an ended instance for some time. Such an instance does not become a new member.
         """
@@ -278,11 +280,12 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                if _has_successor(row):  # The fleet requested the replacement while it held the node.
+                # The replacement was requested while the node was held. It still counts, so request no second one.
+                if _has_successor(row):
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
-        """Store the requests of the fleet's roll, or withdraw them if a person has stopped the roll."""
+        """Store the node requests of the fleet's roll, or withdraw them if a person has stopped the roll."""
         roll = self.seen.roll
         if roll is None:
             return
@@ -311,7 +314,7 @@ class _Table:
         self.roll_progress = step.progress
 
     def _unavailable_count(self, policy: Policy) -> int:
-        """Return how many of the nodes that jobs and spares need are not in service."""
+        """Return how many nodes the fleet lacks for its jobs and spares, because they are out of service."""
         available = [
             row
             for row in self.in_state(NodeState.SPARE, NodeState.ASSIGNED)
@@ -391,7 +394,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "its agent reports again and has no job")
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
-        """Remove unusable spares from service, and complete reboots.
+        """Remove unusable spares from service, and return rebooted nodes to service.
 
         A spare is unusable if it is faulty, silent for T_max, or involved in too many incidents. A rebooted node
         returns to service if its fault is gone. Otherwise the fleet replaces the node.
@@ -441,7 +444,7 @@ class _Table:
         return min(self.now - since, node.silent_seconds)
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
-        """Change the state of a node as its remedy requires."""
+        """Take a node out of service: move it to the state that its remedy requires (for example HELD or REBOOTING)."""
         match remedy:
             case Remedy.RELEASE:
                 self.move(row, NodeEvent.RELEASED, reason)
@@ -487,9 +490,9 @@ class _Table:
         )
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
-        """Mark the nodes whose replacement this pass requests, within the fleet's hourly limit.
+        """Mark the nodes whose replacements the fleet now requests, within its hourly limit of replacements.
 
-        Other nodes wait for a later pass.
+        The remaining nodes wait until the limit permits their replacement.
         """
         room = self.spec.max_replacements_per_hour - sum(
             self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
@@ -500,9 +503,10 @@ class _Table:
                 room -= 1
 
     def waiting(self) -> list[NodeRecord]:
-        """Return the nodes that the fleet has taken out of service but not yet replaced.
+        """Return the nodes that the fleet has taken out of service, and whose replacement it has not requested yet.
 
-        No pass has requested a replacement for these nodes.
+        The result omits surplus nodes, nodes that AWS ends, and nodes that a roll replaces: the hourly limit of
+        replacements does not apply to them.
         """
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
         return [
@@ -558,14 +562,15 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the idle nodes that the job has not excluded."""
+        """Return those of the idle nodes that the job may use, because it has not excluded them."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key of a spare for a job whose nodes are in these failure domains.
+        """Return the sort key by which the fleet chooses a spare for a job.
 
-        The fleet assigns the spare with the lowest key first. An unknown domain counts as a separate domain.
+        The fleet assigns the spare with the lowest key first. `team` contains the number of the job's nodes by failure
+        domain. An unknown domain counts as a separate domain.
         """
         node = self.node(row.node_id)
         crowd = team.get(node.domain, 0) if node.domain is not None else 0
@@ -577,8 +582,8 @@ class _Table:
     def _leaving(self, job: FleetJob) -> list[NodeRecord]:
         """Return the nodes that a job must give up.
 
-        For every job that has a generation, these are the nodes that AWS will reclaim. For a job that trains, the
-        result also contains the nodes that the job itself has decided to give up.
+        These are the job's nodes that AWS will reclaim. If the job trains, the result also contains the nodes that the
+        job itself has decided to give up. Empty if the job has no generation, stops, or is managed by a person.
         """
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
@@ -590,7 +595,7 @@ class _Table:
         ]
 
     def leaving(self) -> tuple[int, int]:
-        """Return how many nodes the jobs must give up, as a pair: nodes that AWS will reclaim, and other nodes.
+        """Return how many nodes all jobs must give up, as a pair: nodes that AWS will reclaim, and other nodes.
 
         The first number excludes nodes that their Auto Scaling group already terminates.
         """
@@ -600,10 +605,10 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Return surplus nodes of running jobs to the spares.
+        """Make surplus nodes of running jobs spares again.
 
-        A job has surplus nodes if the fleet assigned a replacement for a node that the job now keeps. The fleet takes
-        back only nodes whose agents hold no state of the job yet.
+        A job has a surplus node if it decided to give up a node, received a replacement, and then kept its node. The
+        fleet takes back only nodes whose agents hold no state of the job yet.
         """
         counts = self.counts()
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
@@ -617,7 +622,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "the job no longer needs to leave a node")
 
     def failed_join_count(self) -> int:
-        """Return how many instances in a row failed to connect in time.
+        """Return the number of consecutive instances whose agents failed to connect in time.
 
         The result includes instances that the fleet is terminating for this reason.
         """
@@ -678,14 +683,15 @@ def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
 
 
 def _has_successor(row: NodeRecord) -> bool:
-    """Return whether the fleet has requested a replacement since the node went out of service."""
+    """Return whether the fleet has requested a replacement for this node since the node went out of service."""
     return row.replaced_at is not None and row.replaced_at >= row.since
 
 
 def _is_announced(row: NodeRecord) -> bool:
-    """Return whether the reason for a node's termination is an announcement of AWS.
+    """Return whether the fleet terminates a node because AWS announced the end of its instance.
 
-    The hourly limit applies only to Everstep's own verdicts, so it excludes such terminations.
+    The hourly limit of replacements does not count such terminations, because it protects only against wrong verdicts
+    of Everstep.
     """
     return notices.ANNOUNCED in row.reason
 
@@ -705,7 +711,7 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 
 
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return the desired capacity.
+    """Return the desired capacity that the fleet wants its Auto Scaling group to have.
 
     A held node adds one to the capacity, because its replacement also needs an instance of the group.
     """
@@ -730,12 +736,12 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the desired capacity, reduced by pending launches that the fleet no longer needs.
+    """Return the group's desired capacity, reduced by the pending launches that the fleet no longer needs.
 
-    The fleet cancels pending launches before it terminates surplus nodes. Otherwise the pending instances would arrive
-    and also be surplus. Every instance is protected from scale-in. A capacity equal to the number of existing instances
-    therefore terminates no instance. If an instance arrives meanwhile, the fleet later terminates this instance as
-    surplus.
+    Pending instances that nobody needs would only arrive as surplus, so the fleet first cancels their launches and then
+    terminates surplus nodes. Every instance is protected from scale-in. A capacity equal to the number of existing
+    instances therefore terminates no instance. If an instance arrives meanwhile, the fleet later terminates this
+    instance as surplus.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
@@ -752,7 +758,7 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return the action that protects members in service from scale-in, also in a frozen fleet.
+    """Return the action that protects the group's members in service from scale-in. A frozen fleet executes it too.
 
     A member that was starting while CreateFleet changed its group enters service without protection.
     """
@@ -800,8 +806,9 @@ def _held_back(
 ) -> list[FleetAction]:
     """Return the actions for instances that a terminating lifecycle hook holds.
 
-    The fleet completes the hook once no job uses the instance, or once the instance's agent is dead. While a job gives
-    up the instance at an agreed stop, the fleet extends the hook, for at most `HOLD_SECONDS`.
+    The fleet completes the hook once no job uses the instance, or once the agent is silent past the coordinator
+    deadline. While a job moves away from the instance at an agreed stop, the fleet extends the hook, for at most
+    `HOLD_SECONDS`.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -830,7 +837,8 @@ def _held_back(
 def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetAction]:
     """Return orders for agents that hold a job's state although their node no longer works for this job.
 
-    The first order kills running ranks and keeps their output. The second order, in a later pass, deletes the state.
+    If ranks of the job still run, the order kills them and keeps their output. Once no rank runs, the order is to
+    delete the state.
     """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
@@ -911,8 +919,9 @@ def _evidence(table: _Table) -> list[FleetAction]:
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """Return the terminations of nodes in state DRAINING, except surplus nodes.
 
-    The result contains only nodes whose replacement was requested, or whose end AWS or a roll caused. The first `extra`
-    terminations lower the desired capacity. After each other termination, the group launches a replacement.
+    The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll replaces.
+    The first `extra` terminations also lower the desired capacity. After each further termination, the group launches a
+    replacement.
     """
     staying = set(group.staying)
     due = [
@@ -931,10 +940,10 @@ _SURPLUS = "surplus"
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
-    """Return terminations of idle nodes that the fleet does not need.
+    """Return the terminations of idle nodes that the fleet does not need (surplus nodes).
 
-    The fleet terminates nodes with a notice of AWS first, then the newest nodes. `extra` is the number of nodes beyond
-    the need.
+    The fleet terminates nodes with a notice of AWS first, then the newest nodes. `extra` is the number of surplus
+    nodes.
 
     The first `room` terminations lower the desired capacity. `room` is less than `extra` if the group has more members
     than its desired capacity. Auto Scaling launches no replacement for such members.
@@ -953,7 +962,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # Sort, so that each pass selects the same terminations to lower the desired capacity.
+    # Without an order, two passes could lower the desired capacity for different nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

@@ -1,4 +1,4 @@
-"""Decides whether a disk of the service counts as full, from failed and successful writes. Pure.
+"""Decides from failed and successful writes whether a disk of the control plane, or its database, counts as full. Pure.
 
     a write fails for lack of space                                         full
     a write succeeds, the last failure is `QUIET_SECONDS` old,
@@ -7,7 +7,7 @@
 On a nearly full disk, small writes succeed while larger writes fail. Such a disk still counts as full, because its last
 failure is younger than `QUIET_SECONDS`.
 
-Invariant: the disk counts as usable again without a restart or a person's action.
+Invariant: once space is free, the disk counts as usable again without a restart or a person's action.
 """
 
 from __future__ import annotations

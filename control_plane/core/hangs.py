@@ -1,4 +1,4 @@
-"""Hangs: rules that decide when agents read the stacks of ranks without progress, and when a hang is a fault.
+"""Hangs: rules that decide when agents read the stacks of ranks that stand still, and when a hang ends a generation.
 
 docs/design.md#failures explains the rules.
 
@@ -6,8 +6,9 @@ docs/design.md#failures explains the rules.
     first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
 
-A script may declare a limit itself (`session.phase`), for ranks that wait on purpose. The rules apply the declared
-limit without a factor. Waits within a declared limit do not change the limits that Everstep has learned.
+A *phase* is what a rank does at the moment: start, restore, a step, or a phase that the script declares. A script may
+declare the limit of a phase (`session.phase`), for ranks that wait on purpose. The rules apply a declared limit without
+a factor. Waits within a declared limit do not change the limits that Everstep has learned.
 
 Stacks prove a hang in these cases:
 
@@ -40,7 +41,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""First limit of a rank's time without progress, as a multiple of the job's longest earlier time without progress.
+"""First limit of a rank's time without progress, as a multiple of the longest such time that the job has shown.
 
 A healthy step rarely takes this many times the longest earlier step, snapshots and garbage collection included.
 """
@@ -78,7 +79,7 @@ _FRAMES_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits for a rank's time without progress, in seconds."""
+    """Limits for a rank's time without progress, in seconds (see the docstring of the module)."""
 
     first: float
     second: float
@@ -87,26 +88,29 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The result of one check for hangs."""
+    """The result of `watch`: what one check for hangs found, and what the job loop does next."""
 
     suspicion: Suspicion | None
     ask: tuple[NodeId, ...] = ()
-    """Nodes from which this pass requests the stacks of ranks. They have not answered the newest request yet."""
+    """Nodes whose agents the job loop now asks for the stacks of their ranks.
+
+    These agents have not answered the newest request yet.
+    """
     faults: tuple[Fault, ...] = ()
     stuck: NodeId | None = None
     """The node for which all other nodes wait. None if the stacks do not identify one node."""
     events: tuple[EventDraft, ...] = ()
     words: str = ""
-    """Text for the job's reason.
+    """Words about the ranks without progress, for the job's reason text.
 
-    It contains no elapsed times, and is empty if every rank makes progress.
+    The words contain no elapsed times. Empty if every rank makes progress.
     """
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
     """Return the pace (longest times without progress), updated from the ranks' reports.
 
-    Times that another number of ranks took are dropped.
+    The function drops times that were measured with another number of ranks.
     """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():
@@ -149,15 +153,15 @@ def watch(
     *,
     is_heard: bool,
 ) -> Watched:
-    """Check ranks for missing progress, and return the resulting requests, faults and events.
+    """Check whether ranks stand still, and return the requests for stacks, faults and events that follow.
 
-    The job loop calls this function in every pass over a running job.
+    The job loop calls this function whenever it decides about a running job.
 
     Args:
         now: Unix seconds.
         reports: the members' reports, of the newest generation.
         pace: the job's longest times without progress so far.
-        suspicion: the stored suspicion of the previous pass, or None.
+        suspicion: the suspected hang that the job's record contains, or None.
         timeouts: the lower bounds of all limits.
         is_heard: whether every member is connected and reports. If not, the result contains no fault, because
             `core.evidence` judges silent members.
@@ -222,9 +226,9 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    # If several nodes are stuck, no node is blamed for the hang.
+    # Without a single stuck node (`odd`), the fault names no node.
     seen_on = () if odd is None else (odd,)
-    # The time that the script declared does not count as part of the hang.
+    # The hang begins when the limit that the script declared is exceeded.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
@@ -235,7 +239,7 @@ def watch(
 def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
     """Return a job's reason text for the API, with the age and limit of a suspected hang.
 
-    The stored reason contains no elapsed time. Otherwise the control plane would store a new reason in every pass.
+    The stored reason contains no elapsed time. Otherwise it would change, and be stored again, every second.
 
     Args:
         reason: the job's reason as stored, without a duration.
@@ -262,7 +266,7 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
-    """Return the longest limit that the script declared for any live rank's phase, in seconds.
+    """Return the longest limit, in seconds, that the script declared for a phase in which a live rank is now.
 
     0 without a declaration.
     """
@@ -318,9 +322,9 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that wait within a limit that their script, or a strategy, declared.
+    """Return a sentence about ranks that wait on purpose, within a limit that their script or a strategy declared.
 
-    Empty while no wait exceeds the learned limit of an ordinary step.
+    Empty while no such wait exceeds `stall_seconds`.
     """
     at_gate = {
         rank: status
@@ -345,7 +349,7 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return a clause that proves from the stacks that the ranks cannot continue by themselves.
+    """Return the proof from the stacks that the ranks cannot continue by themselves, as a clause.
 
     Return an empty string if the stacks prove nothing.
     """
@@ -418,7 +422,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line of text per distinct stack of a main thread, in order of the number of ranks."""
+    """Return one line of text per distinct stack of a main thread, the stack with the most ranks first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 

@@ -1,8 +1,9 @@
-"""The advice for a held node: whether a person should terminate, release or first inspect it, and why.
+"""The advice for a held node: whether a person should terminate, release or first inspect the node, and why.
 
-The API shows the advice with the node and in the actions of an incident, so that all pages and commands agree.
+A fleet holds a node if it neither uses nor terminates the node, usually until a person decides. The API shows the
+advice with the node and in the actions of an incident, so that all pages and commands agree.
 
-Invariant: pure. Everstep releases an unreachable node by itself, so such a node has no advice.
+Invariant: pure. Everstep itself releases a node that was held as unreachable, so there is no advice for such a node.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HoldDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HoldAdvice:
-    """Names what a person can do with a node that Everstep holds, and why."""
+    """Advice to a person about a held node: what to do, why, and by which commands."""
 
     decision: HoldDecision
     words: str
@@ -45,11 +46,11 @@ def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
 
     Args:
         node_id: EC2 instance id, which the sentence and the commands contain.
-        hold: the reason class of the hold, as the fleet stores it.
+        hold: why the fleet holds the node (unreachable, distrusted, for inspection, or for a person).
         reason: the words that the fleet stores with the node. They contain the code of a reported fault.
 
     Returns:
-        The words, and the commands that follow from them.
+        The decision, its reason in words, and the commands that carry it out.
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"

@@ -1,7 +1,7 @@
 """The ledger of a fleet's idle nodes: instances that cost money and work for no job.
 
-The fleet loop charges the time since its last charge to the state of each idle node. Reports derive the cost of spares
-from this ledger.
+The ledger counts idle time by the state of the nodes (`NodeState`). To charge the ledger means to add the time since
+the last charge. The fleet loop does this. Reports derive the cost of spares from this ledger.
 
 Invariant: a counter never decreases, and no period is charged twice.
 """
@@ -18,7 +18,7 @@ from control_plane.core.ledger_hours import HOUR, Ledger
 from control_plane.core.states import NodeState
 
 CHARGE_SECONDS: Final = 60.0
-"""Longest time between two charges. A change of a state or a new hour needs a charge at once."""
+"""Longest time between two charges. The fleet loop charges at once if a node changes its state or a new hour begins."""
 _NOT_IDLE: Final = frozenset({NodeState.ASSIGNED, NodeState.GONE})
 
 
@@ -39,7 +39,7 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
     Args:
         idle: the ledger that the database contains, charged until `idle.until`.
-        states: states of all nodes of the fleet after this pass. They apply from now until the next charge.
+        states: the states that all nodes of the fleet have from now until the next charge.
         now: Unix seconds. If the clock went back, the function charges no time.
 
     Returns:

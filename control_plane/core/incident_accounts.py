@@ -1,4 +1,4 @@
-"""The account of an incident for people: how it ended, its verdict, and what a person can do now.
+"""The account of an incident for people: what failed, how it ended, what it cost, and what a person can do now.
 
 The API, the command line, the dashboard and the post-mortem show these sentences, so that they never disagree.
 
@@ -21,13 +21,13 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
-"""Two stored times that differ by at most this come from the same decision of the job loop."""
+"""If two stored times differ by at most this, the job loop stored both with the same decision."""
 _NAMED_NODES = 3
 """Maximum number of instance ids in a verdict."""
 _SCRIPT_ERROR = re.compile(
     r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
 )
-"""The last line of a Python traceback, with which torch may print the rank."""
+"""Pattern of the last line of a Python traceback, which may begin with the rank, such as `[rank3]: `."""
 _OCCURRENCES: Mapping[Cause, str] = {
     Cause.NOTICE: "AWS announced the end of {node}",
     Cause.REQUESTED: "a person requested {node}",
@@ -45,7 +45,10 @@ _OCCURRENCES: Mapping[Cause, str] = {
     Cause.SHRUNK: "lost nodes were not replaced",
     Cause.GROUP_LOST: "all nodes that held a shard were lost",
 }
-"""What happened, by cause. `{node}` and `{instance}` become the ids of the nodes, and `{on}` becomes ` on` with ids."""
+"""Sentences that say what happened, by cause.
+
+The ids of the nodes replace `{node}` and `{instance}`. The word ` on` with these ids replaces `{on}`.
+"""
 SOURCES: Mapping[str, str] = {
     "local": "the memory of its own nodes",
     "peer": "the memory of other nodes",
@@ -56,9 +59,10 @@ SOURCES: Mapping[str, str] = {
 
 
 def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
-    """Return what happened as a sentence without its full stop. Without `nodes`, it contains no instance id.
+    """Return what happened in an incident, as a sentence without its full stop.
 
-    The post-mortem, the API's verdict and the dashboard's titles (`web/src/contract.ts`) use these words.
+    The sentence names the nodes in `nodes`. The post-mortem, the API's verdict and the dashboard's titles
+    (`web/src/contract.ts`) use it.
     """
     ids = _listed(nodes)
     return _capital(
@@ -97,7 +101,7 @@ _BY_END = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCourse:
-    """The parts of a job's history that determine how its incidents ended."""
+    """The facts of a job's history from which `outcome_of` derives how the job's incidents ended."""
 
     state: JobState
     ended_at: float | None
@@ -143,12 +147,12 @@ class Account:
     job_reason: str
     """Reason of the job's present state, for example `waits for 1 node: …`.
 
-    For a failed job, this is the reason of the failure. It ends with the traceback of the script if a script failed.
+    For a failed job, this is the reason of the failure. The script's traceback follows if the script failed.
     """
     taken_over_by: str = ""
     """The person who controls the job. Empty while Everstep controls it."""
     reached_step: Step | None = None
-    """Newest step before the failure. For a job that ended with the incident: the newest step of any generation."""
+    """Newest step before the failure. For a job that ended during the incident: the newest step of any generation."""
     from_step: Step | None = None
     repeated_steps: int | None = None
     """Steps that training repeated. None until the control plane has chosen the step to restore."""
@@ -176,8 +180,8 @@ class Account:
     def lost_steps(self) -> int | None:
         """Number of steps that the incident cost.
 
-        For a job that ended with the incident, the steps after the newest checkpoint are lost. Otherwise training
-        repeats the lost steps. None if the number is unknown.
+        If the job ended during the incident, all steps after the newest checkpoint are lost. Otherwise training repeats
+        the lost steps. None if the number is unknown.
         """
         if not self.has_ended_the_job:
             return self.repeated_steps
@@ -192,7 +196,8 @@ class Account:
 def verdict(account: Account, now: float) -> str:
     """Return what failed, how it ended, and what it cost: one short sentence for each.
 
-    Further sentences name an absence of the control plane, and nodes that Everstep keeps out of use by itself.
+    Further sentences say how long no control plane was running, and which nodes Everstep keeps out of use until they
+    answer.
     """
     sentences = (_failure(account), _absence(account), _ending(account, now), _loss(account), _silent_nodes(account))
     return " ".join(each for each in sentences if each)
@@ -234,7 +239,7 @@ def actions(account: Account) -> tuple[Action, ...]:
 
 
 def duty(account: Account) -> str:
-    """Return whether a person must act, and what is most urgent, in one or two sentences."""
+    """Return one or two sentences that say whether a person must act on an incident, and what is most urgent."""
     first = next(iter(actions(account)), None)
     if first is None:
         return "Nothing to do."
@@ -362,7 +367,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _capital(text: str) -> str:
-    """Return a text that begins a sentence. Instance ids keep their case."""
+    """Return a text with a capital first letter, unless the text begins with an instance id."""
     return text if text.startswith("i-") else text[:1].upper() + text[1:]
 
 

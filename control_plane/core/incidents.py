@@ -1,4 +1,4 @@
-"""The lifecycle of an incident, from the first fault until training has caught up.
+"""The lifecycle of an incident, from the first fault until training again reaches the step before the failure.
 
     failed_at ── detect ── opened_at ── replace ── replaced_at ── restore ── restored_at ── rework ── closed_at
 
@@ -21,7 +21,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
 ABSENCE = "no control plane was running"
-"""Beginning of the evidence about a period without a control plane."""
+"""First words of the evidence that no control plane was running for a while."""
 PHASES = ("detect", "replace", "restore", "rework")
 
 
@@ -38,7 +38,7 @@ class Fault:
     seen_on: tuple[NodeId, ...] = ()
     """Nodes whose ranks, agents or connections showed the fault, whether or not these nodes are lost."""
     implicates: Implication | None = None
-    """The entry for the history of the node that is involved, lost or not.
+    """The entry for the fault history of the node involved, whether or not the node is lost.
 
     The function that stores the entry sets the incident id.
     """

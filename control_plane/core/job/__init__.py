@@ -1,4 +1,4 @@
-"""The decisions about one job. `decide` calls the module for the job's state.
+"""The decisions about one job. The function `decide` calls the module that handles the job's present state.
 
 view, outcome                        what a pass observes, and how the pass ends
 waiting, preparing, launching,       one module per phase of a job

@@ -1,9 +1,12 @@
-"""The decision of a pass over a job. The job loop calls `decide`.
+"""Decides what the control plane does for one job.
 
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
        ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
        │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
+
+The job loop calls `decide` about once a second, and earlier if an agent reports a change. One such call, together with
+the execution of its result, is a *pass* over the job.
 
 Invariant: pure and level-triggered. The same input gives the same decision, and a job in its desired state needs no
 action. Each action follows from stored state. One pass stores the number of a generation, and the next pass prepares

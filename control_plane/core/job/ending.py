@@ -1,4 +1,4 @@
-"""How a job ends after an agreed stop: completion, a user's stop, or a pause."""
+"""Ends or pauses a job whose ranks stop: because the script finished, a user stopped the job, or the job pauses."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def _success_words(view: JobView) -> str:
 
 
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether the newest committed step can still become a checkpoint.
+    """Return whether an ended job must still wait, because its newest committed step can become a checkpoint.
 
-    True if complete shards lack their manifest. Also true if every rank has exited, the newest committed step is not in
-    S3, and less than `final_round_seconds` have passed since the end.
+    This is so if all shards of a step are in S3 and only their manifest is missing. It is also so if every rank has
+    exited less than `final_round_seconds` ago and the newest committed step is not in S3.
     """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
@@ -104,9 +104,9 @@ def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
 
 
 def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
-    """Return whether the control plane must still write a manifest for complete shards in S3.
+    """Return whether a manifest is still missing for shards that are all in S3, and the job still waits for it.
 
-    The control plane retries a failed write until `_upload_patience` ends.
+    The control plane retries a failed write of the manifest. The job waits for at most `_upload_patience`.
     """
     return not is_durable and watched_seconds(view, _ended_at(view)) < _upload_patience(view)
 
@@ -121,7 +121,7 @@ def _ended_at(view: JobView) -> float:
 
 
 def _upload_patience(view: JobView) -> float:
-    """Return how many seconds the upload may last after the ranks' end."""
+    """Return for how many seconds after the ranks' end the job waits for the upload of its last checkpoint."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
 
@@ -129,10 +129,10 @@ def _upload_patience(view: JobView) -> float:
 def awaits_restart_source(view: JobView) -> bool:
     """Return whether a job that stopped at an agreed step must wait for the checkpoint of its last committed step.
 
-    The caller calls this function before it starts a new generation on other nodes. A new generation cancels the
-    upload. If the job's strategy restores no step from memory, the job would then repeat all steps since its last
-    checkpoint. The wait ends after `_upload_patience`. The result is always False for a strategy that restores steps
-    from memory, and for a strategy that makes no checkpoints.
+    `leave` and `grow` call this function before they start a new generation on other nodes, which cancels the upload.
+    If the job's strategy restores no step from memory, the job would then repeat all steps since its last checkpoint.
+    The wait ends after `_upload_patience`. The result is always False for a strategy that restores steps from memory,
+    and for a strategy that makes no checkpoints.
     """
     rules, committed = STRATEGIES[view.spec.checkpoint_strategy], view.record.committed
     if rules.uses_memory or rules.snapshots is Snapshots.NEVER or durable_step(view) >= max(committed, FIRST_STEP):
@@ -181,11 +181,9 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 def _stop_patience(view: JobView) -> float:
     """Return the time limit for an agreed stop, after which the ranks are killed.
 
-    The result is in seconds.
-
-    The time starts when the ranks last completed a step. Ranks agree on a stop between two steps, so ranks that hang
-    cannot agree. The limit is therefore short if ranks seem to hang. The limit is also short before the first new step
-    of the generation, because killing the ranks then loses no step.
+    The limit is in seconds, from the last step that the ranks completed. Ranks agree on a stop between two steps, so
+    ranks that hang cannot agree. The limit is therefore short if ranks seem to hang. The limit is also short before the
+    first new step of the generation, because killing the ranks then loses no step.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -194,7 +192,7 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Request the agreed stop in each pass, until the job is paused.
+    """Request the agreed stop of a job that pauses, again and again until its ranks have stopped.
 
     If a pause fails, the control plane treats the failure as a fault: training restarts, and the control plane
     postpones the pause. Ranks agree at the end of a step. The pause therefore waits longer if the script declared a
@@ -221,8 +219,8 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     """Pause a job whose ranks reached the agreed stop.
 
-    The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. Once
-    `_upload_patience` has passed, the exits no longer matter. If the last step is not in S3 by then, training resumes.
+    The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. After
+    `_upload_patience`, the job no longer waits for the exits. If the last step is not in S3 by then, training resumes.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)

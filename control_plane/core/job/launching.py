@@ -1,4 +1,4 @@
-"""LOADING and STARTING: every node loads and verifies its shards, then starts its ranks."""
+"""Handles a job in state LOADING or STARTING: every node loads and verifies its shards, then starts its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RUNNING: a job gives up a node at an agreed stop, and continues on another node."""
+"""Moves a running job off a node: the ranks stop at an agreed step, and the job continues on another node."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from everstep.protocol.ids import NodeId
 def leave(view: JobView) -> Decision | None:
     """Give up nodes of the job in three stages, each in separate passes.
 
-    - Let the ranks agree on a stop.
+    - Request a step at which all ranks stop.
     - Store the last step in S3, if the remaining time suffices.
     - Start a new generation without these nodes.
 
-    One pass stores the request to stop, and the next pass sends it. Without the stored request, the control plane would
-    treat the stopped ranks as a completed job.
+    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
+    pass would treat the stopped ranks as a completed job.
 
     The result is None while the job continues to train. `view` must describe a job in state RUNNING.
     """
@@ -110,10 +110,10 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Add a history entry for each remaining node that could not reach a departing node.
+    """Record in the fault history of each remaining node that this node could not reach a departing node.
 
-    With parity, one unreachable node puts its whole group out of view. The function then adds entries only for nodes
-    that send no messages of the commit rounds.
+    With parity, all members of a group report each other if one member is unreachable. The function then adds entries
+    only for nodes that send no messages of the commit rounds.
     """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:

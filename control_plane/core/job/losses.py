@@ -1,4 +1,4 @@
-"""Updates of a job's record when it loses or gives up nodes: exclusions, incident, and node histories."""
+"""Updates a job's record when the job loses or gives up nodes: excluded nodes, incident, and nodes' histories."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the job's excluded nodes, plus one entry per new verdict.
+    """Return the nodes that the job will not use again: those of `record`, plus the nodes of the verdicts `fresh`.
 
-    The function skips nodes that the fleet has already removed from the job.
+    The function omits a node that the fleet has already removed from the job.
     """
     added = [
         Exclusion(
@@ -39,7 +39,7 @@ def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
 
 
 def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
-    """Return a tuple with one fault for a lost node. Empty if the newest plan does not contain the node."""
+    """Return the fault of a lost node, in a tuple that is empty if the newest plan does not contain the node."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
     at = faults.lost_at(verdict, view.nodes, view.now)
@@ -50,7 +50,7 @@ def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     """Add lost nodes to the open incident.
 
-    If the loss was not planned, describe the response in the incident's `decision`.
+    Unless the job gave up all these nodes as planned, the incident's `decision` then describes Everstep's response.
     """
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
@@ -110,10 +110,10 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return faults that members report about their own nodes while another fault ends the generation.
+    """Return the faults that members report about their own nodes, for an incident that other faults open.
 
-    Such a fault may be the cause of the other fault. The job may still need the faulty node as a holder of shards.
-    Therefore this function does not exclude the node.
+    Such a fault may have caused the other faults. The result does not mark the faulty node as lost, because the job may
+    still need its shards.
     """
     known = {fault.node_id for fault in found}
     return tuple(
@@ -127,7 +127,7 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 
 
 def with_departures(view: JobView) -> JobView:
-    """Record which nodes the job should give up.
+    """Record in `moves` which nodes a running job should give up at an agreed stop.
 
     An assigned node that runs no rank of the job is released immediately if it is unusable.
     """

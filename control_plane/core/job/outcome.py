@@ -1,4 +1,4 @@
-"""The result of a pass: the job keeps its state, changes to another state, or ends.
+"""Builds the decision about a job: the job keeps its state, changes to another state, or ends.
 
 Each function returns a `Decision` with the record, the actions and the events of the pass.
 """
@@ -15,11 +15,11 @@ from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
 
 PROGRESS_SECONDS = 1.0
-"""Seconds between two writes of a record in which only the progress figures changed."""
+"""Seconds between two writes of a job's record to the database while only its progress figures change."""
 WATCH_SECONDS = 1.0
-"""Seconds between two passes over a running job if no report wakes the loop."""
+"""Seconds until the job loop next decides about a running job if no report wakes the loop earlier."""
 LAUNCH_SECONDS = 0.5
-"""Seconds between two passes over a job that starts a generation, gives up a node or stops."""
+"""Seconds until the job loop next decides about a job that starts a generation, gives up a node or stops."""
 
 
 def stay(
@@ -69,10 +69,10 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision without the record changes that need not be stored now.
+    """Return the decision, without changes of the job's record that need not be stored yet.
 
-    If only progress figures changed, the job loop writes the record once per `PROGRESS_SECONDS`. A closed incident is
-    removed from the record.
+    If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. The function
+    also removes a closed incident from the record.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
@@ -102,7 +102,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def _has_moved(before: JobRecord, record: JobRecord) -> bool:
-    """Return whether training or an upload has progressed."""
+    """Return whether training or an upload has progressed between the two records."""
     return (record.boundary, record.committed, record.proposed, record.uploading) != (
         before.boundary,
         before.committed,
@@ -112,7 +112,7 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the decision's record, with its time ledger corrected for the incidents that this pass changed."""
+    """Return the decision's record, with the time ledger (`core.accounting`) corrected for changed incidents."""
     record, found = decision.record, before.incident
     after = {
         incident.id: incident
@@ -139,5 +139,5 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
 
 
 def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:
-    """Return the open incident if this pass changed it."""
+    """Return the record's incident, in a tuple that is empty if the incident is unchanged since the pass began."""
     return (record.incident,) if record.incident is not None and record.incident != view.seen.record.incident else ()

@@ -1,4 +1,4 @@
-"""PREPARING: every member promises to obey no older generation, then the control plane stores the plan."""
+"""Handles a job in state PREPARING: every member promises to obey no older generation, then the plan is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 def prepare(view: JobView) -> Decision:
     """Request every member's promise to join the next generation, select the members, then store the plan.
 
-    Each rule that excludes or keeps a member is a function of `roster`. The order of the rules matters.
+    Each rule that excludes or keeps a member is a function of `core.job.roster`. The order of the rules matters.
     """
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped
@@ -79,11 +79,11 @@ def prepare(view: JobView) -> Decision:
 
 
 def _stop_without_ranks(view: JobView) -> Decision | None:
-    """End a job that should stop and whose ranks do not run.
+    """End a job that should stop while none of its ranks run.
 
-    The end of the job frees its nodes' memory. The job therefore ends only if S3 has the newest committed step, or once
-    `blind_wait` is over. Otherwise the result is None: the job resumes training, stops at an agreed step, and stores
-    that step in S3.
+    The end of the job frees its nodes' memory. The job therefore ends only if S3 has the newest committed step, or
+    after it has waited for `blind_wait`. Otherwise the result is None: the job resumes training, stops at an agreed
+    step, and stores that step in S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -98,12 +98,12 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 
 
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Release the nodes of a paused job that waits for another node.
+    """Release the nodes of a job that should pause while it waits for another node.
 
-    The job releases the nodes only if this loses no committed step, or once `blind_wait` is over.
+    The job releases the nodes only if this loses no committed step, or after it has waited for `blind_wait`.
 
-    A release frees the nodes' memory, and no rank runs that could agree on a stop. If the missing node arrives earlier,
-    the job trains first, and then pauses without a loss.
+    The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives
+    earlier, the job trains first, and then pauses at an agreed stop without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -134,7 +134,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
-    """Store the plan. Add the restored step, its sources and the plan's nodes to the incident."""
+    """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
         words = (

@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Record the progress that the members report, and update the phase of the open incident."""
+    """Record in the view the progress that the members report, and move the open incident to its next phase."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)

@@ -26,7 +26,7 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
-    """Set `vacant_since` while the next generation lacks a node. Clear it otherwise."""
+    """Record since when (`vacant_since`) the next generation lacks a node. Clear the time if it lacks none."""
     since = view.record.vacant_since
     if not roll.vacancy_count:
         return with_record(view, vacant_since=None)
@@ -36,9 +36,9 @@ def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
 def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
-    The job continues with the nodes that have promised to join the next generation. This pass stores their number, and
-    the next pass makes the plan. A node that arrives between the two passes takes part. The result is None while the
-    job waits.
+    The job continues with the nodes that have promised to join the next generation. The decision stores only their
+    number, and the next pass of the job loop makes the plan. A node that arrives in between takes part. The result is
+    None while the job waits.
     """
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
@@ -61,7 +61,7 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
 
 
 def shrink_words(view: JobView, roll: launch.Roll) -> str:
-    """Return a clause: on how many nodes a waiting job will continue, or how many nodes it needs.
+    """Return a clause that says on how many nodes a waiting job will continue, or how many nodes it needs.
 
     The clause is empty if the job may not continue with fewer nodes.
     """
@@ -74,7 +74,7 @@ def shrink_words(view: JobView, roll: launch.Roll) -> str:
 
 
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
-    """Record the number of nodes of a new plan. Add a change of this number to the incident and to an event.
+    """Record the number of nodes of a new plan. If the number changed, add the change to the incident and to an event.
 
     If the job shrinks after a failure, the incident gets the cause SHRUNK. Planned departures and drills keep their
     cause.
@@ -149,9 +149,9 @@ def give_back(view: JobView) -> Decision | None:
 
 
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
-    """Return the departure of a node that returns to its fleet.
+    """Return the record by which the job returns a node to its fleet at the agreed stop.
 
-    `departure` is the departure that was already planned for the node, or None.
+    `departure` is the departure (planned loss of a member) that was already recorded for the node, or None.
     """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
@@ -173,10 +173,10 @@ def has_asked_to_grow(record: JobRecord) -> bool:
 
 
 def with_growth(view: JobView) -> JobView:
-    """Record the additional nodes on which a running job can continue.
+    """Record the additional ready nodes by which a running job can grow.
 
-    Nodes that replace departing nodes do not count. A requested stop stays stored, even if a user has lowered
-    MaxNodeCount meanwhile.
+    Nodes that will replace departing nodes do not count. Once the stop is requested, the request stays recorded even if
+    a user lowers MaxNodeCount.
     """
     record = view.record
     if has_asked_to_grow(record):
@@ -192,8 +192,8 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Grow in three stages, each in separate passes: request an agreed stop, wait for it, start a new generation.
 
-    One pass stores the request to stop, and the next pass sends it. Without the stored request, the control plane would
-    treat the stopped ranks as a completed job. The result is None while the job continues to train.
+    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, that
+    pass would treat the stopped ranks as a completed job. The result is None while the job continues to train.
     """
     record, growth = view.record, view.record.growth
     if growth is None:

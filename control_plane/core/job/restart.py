@@ -1,4 +1,4 @@
-"""The end of a generation: the control plane records its faults and incident, and issues the next number."""
+"""Ends a generation after a fault: records the faults and the incident, and issues the next generation number."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident of these faults, and the incident they close.
+    """Return the view with the incident to which these faults belong, and the earlier incident that they close.
 
-    The second value is a tuple. It is empty if the faults close no incident.
+    The second value is a tuple with the closed incident. It is empty if the faults close no incident.
 
     A new incident also stores the job's node time before the failure, for the cost of the incident.
     """

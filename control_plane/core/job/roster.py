@@ -1,6 +1,7 @@
-"""PREPARING: which nodes take part in the next generation, and which nodes the job gives up.
+"""Decides for a job in state PREPARING which nodes take part in the next generation, and which the job gives up.
 
-Each function applies one rule and returns the changed view. `core.job.preparing.prepare` calls the functions in order.
+Each function applies one rule and returns the changed `JobView`. `core.job.preparing.prepare` calls the functions in
+order.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute rank exits to a drill, once the agent reports the exit of the rank that the drill killed.
+    """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the rank that it killed.
 
     The function returns its three arguments unchanged if no drill explains the exits.
     """
@@ -95,7 +96,7 @@ def _with_struck_rank(
 def with_promise_deadlines(view: JobView) -> JobView:
     """Record when the control plane first requested each member's promise to join.
 
-    The member's deadline starts at this request.
+    The deadline for the member's promise starts at this request.
 
     A member that has promised has no deadline. If the agent or the control plane loses the promise, a new deadline
     starts.
@@ -134,7 +135,7 @@ def without_lost(view: JobView) -> JobView:
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    # Nodes that the job released after it tried other nodes do not count as lost.
+    # After repeated failures, the job may have tried another node and released this one. Such a node is not lost.
     given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)
     asked = {
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
@@ -213,25 +214,26 @@ def without_departing(view: JobView) -> JobView:
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet at the agreed stop. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # Nodes that leave even if the job has no replacement. They include faulty nodes, which would end ranks again.
+    # Nodes that the job gives up even without a replacement. Faulty nodes belong to them, because they would end ranks
+    # again.
     goes = [
         *announced,
         *returned,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
-    # A working node without a replacement stays in the job.
+    # All nodes in `goes`, and other departing nodes as long as replacements remain.
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:
         return view
     leaving = {move.node_id for move in due}
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
-        return view  # Decide once all remaining members have promised and reported their shards.
+        return view  # Wait until all other members have promised and reported their shards.
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []
     events: list[EventDraft] = []
-    for move in due:  # Decide one by one: if two members hold the only copies of a shard, the job may give up only one.
+    for move in due:  # one by one, because two members may hold the only copies of a shard
         verdict = moves.verdict(move)
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
         base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))

@@ -1,4 +1,4 @@
-"""Passes over a job that Everstep may not change: Everstep observes the job and only halts old generations.
+"""Handles a job that Everstep must not change: Everstep only observes it, and kills ranks of old generations.
 
 A person has taken the job over, or an administrator has paused all automatic actions.
 """
@@ -30,7 +30,7 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
-    # A restored database counts numbers as issued that no agent has received, so a running generation can be lower.
+    # After a database restore, the issued number can be higher than that of the generation that still runs.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
     ended = [

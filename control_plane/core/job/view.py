@@ -1,4 +1,4 @@
-"""The input of one pass over a job, with values derived from it.
+"""The input of one decision about a job (a pass of the job loop), with values derived from this input.
 
 Invariant: pure. The function of each job state receives a `JobView`, changes the view's `record` by `with_record`, and
 returns a decision (`core.job.outcome`).
@@ -33,13 +33,13 @@ from everstep.protocol.plan import GenerationPlan
 GAP_LEASES = 4
 """Longest time between two passes of a working control plane, as a multiple of the lease.
 
-If more time has passed, no control plane watched the job in between.
+After a longer time, the job counts as unwatched in between.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The observations of one pass over a job, with the verdicts and history entries derived from them."""
+    """The observations from which one decision about a job is made, with the verdicts on nodes derived from them."""
 
     now: float
     spec: JobSpec
@@ -52,9 +52,9 @@ class JobView:
     verdicts: Mapping[NodeId, Verdict]
     """One verdict per node of the newest plan and per assigned node: whether the job may use the node."""
     implications: tuple[Implication, ...] = ()
-    """Entries that this pass adds to the histories of nodes, because the incident involves these nodes."""
+    """Entries that the decision adds to the fault histories of nodes that the incident involves."""
     events: tuple[EventDraft, ...] = ()
-    """Events that this pass stores. If the pass changes the job's state, `change_state` adds an event about it."""
+    """Events that the decision stores. If the job's state changes, `change_state` adds an event about it."""
 
     @property
     def plan(self) -> GenerationPlan:
@@ -86,10 +86,10 @@ class JobView:
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
-    """Return the input of a pass over a job (its view).
+    """Return the input of a decision about a job, with the agents' reports and a verdict on every node.
 
-    The view contains the agents' reports about the newest generation and a verdict on every node. The view's record
-    omits exclusions of nodes that the fleet has already removed from the job.
+    The reports are those about the newest generation. The view's record omits exclusions of nodes that the fleet has
+    already removed from the job.
     """
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
@@ -110,7 +110,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # After the end of training, missing steps are no evidence against a node.
+    # Once training has ended, it is no fault of a node that no further step follows.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
@@ -148,14 +148,15 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
 
 
 def gap_seconds(policy: Policy) -> float:
-    """Return the longest time between two passes of a working control plane, in seconds."""
+    """Return the longest time, in seconds, between two decisions of a working control plane about the same job."""
     return GAP_LEASES * policy.timeouts.lease_seconds
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
     """Return the node without its history entries from the open incident.
 
-    A node's history determines the severity of its remedy. The open incident must not make its own remedy more severe.
+    The more incidents a node's history has, the more severe is its remedy. An open incident must not count for its own
+    remedy.
     """
     if all(line.incident_id != incident_id for line in node.history):
         return node
@@ -200,15 +201,15 @@ def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
 
 
 def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) -> Send:
-    """Return the message that orders a node to kill its ranks of a generation."""
+    """Return the message that orders a node's agent to kill the node's ranks of a generation."""
     return Send(node_id, HaltRanks(job=view.spec.job, run=view.spec.run, generation=generation, reason=reason))
 
 
 def has_agreed_stop(view: JobView) -> bool:
     """Return whether the ranks have reached the agreed stop.
 
-    True if every rank exited with success, or if the coordinator reports the stop as decided. False if the coordinator
-    reports that the script finished by itself, even if a stop was requested meanwhile.
+    This is so if every rank exited with success, or if the coordinator reports the stop as decided. It is not so if the
+    coordinator reports that the script finished by itself, even if a stop was requested meanwhile.
     """
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:
@@ -260,15 +261,15 @@ def has_finished(view: JobView, node_id: NodeId) -> bool:
 def durable_step(view: JobView) -> Step:
     """Return the newest step in S3 that the job can restore, or `NO_STEP`.
 
-    The function ignores newer steps in S3 that the newest generation does not continue, because an abandoned generation
-    made them.
+    The function ignores steps in S3 that an abandoned generation made after the point from which the newest generation
+    continues.
     """
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step
 
 
 def durable_words(view: JobView) -> str:
-    """Return a clause about the newest checkpoint, for the job's reason text."""
+    """Return a clause about the newest checkpoint that the job can restore, for the job's reason text."""
     newest = durable_step(view)
     return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
 
@@ -276,7 +277,7 @@ def durable_words(view: JobView) -> str:
 def watched_seconds(view: JobView, since: float) -> float:
     """Return the seconds since a time.
 
-    If a period without a control plane ended after that time, only the seconds since that end count.
+    If no control plane watched the job for a while after `since`, only the seconds since the end of that period count.
     """
     return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 

@@ -1,4 +1,4 @@
-"""QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
+"""Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes.
 
 A job receives all of its nodes together. If the nodes do not arrive within `patience_seconds`, an elastic job starts
 with fewer nodes. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of its
@@ -33,8 +33,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # These nodes are from an earlier generation. The fleet assigns new nodes, all together, only after it has
-        # removed the earlier nodes.
+        # These nodes are still assigned from an earlier generation. The fleet first removes them, and then assigns all
+        # new nodes together.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))

@@ -1,4 +1,4 @@
-"""RUNNING, PAUSING and STOPPING: one pass over a job whose ranks run."""
+"""Handles a job whose ranks run: a job in state RUNNING, PAUSING or STOPPING."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from everstep.protocol.ids import FIRST_STEP, Step
 
 
 def watch(view: JobView) -> Decision:
-    """Check a running job, and respond to the first finding. The most certain evidence comes first.
+    """Check a running job for everything that needs a response, and respond to the first finding.
 
-    The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
-    departures, growth, a new pause, returned nodes. In every case, the pass also writes due manifests of checkpoints.
+    The order of the checks is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in
+    progress, departures, growth, a new pause, returned nodes. The most certain evidence is checked first. In every
+    case, the decision also writes due manifests of checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -114,7 +115,7 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return a clause that names the start phase and the nodes of ranks that have not completed a new step."""
+    """Return a clause about ranks that have completed no step since their start: their start phase and nodes."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
@@ -135,9 +136,9 @@ def _with_notices(view: JobView) -> JobView:
 
 
 def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
-    """Return the request for the checkpoint that a user or a notice requires.
+    """Return the order to the coordinator for the checkpoint that a user or a notice of AWS requires.
 
-    Each pass repeats the request until the checkpoint is in S3.
+    Each decision about the job repeats the order until the checkpoint is in S3.
     """
     wanted, plan = max(view.record.checkpoint_wanted, view.record.notice_wanted), view.plan
     if wanted < 0 or not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
@@ -153,7 +154,7 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
-    """Apply the hang rules (`core.hangs`) to the reports of this pass."""
+    """Check the members' reports for a hang of the ranks, by the rules of `core.hangs`."""
     is_heard = all(
         node.node_id in view.reports
         and view.nodes[node.node_id].is_connected
