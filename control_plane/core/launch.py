@@ -32,7 +32,7 @@ STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state"
 """Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
-"""Granularity, in seconds, of the times in a job's reason text.
+"""Granularity, in seconds, of the durations in a job's reason text.
 
 The control plane stores each changed reason, so the text must not change with every report.
 """
@@ -40,7 +40,7 @@ The control plane stores each changed reason, so the text must not change with e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """The members of the next generation, grouped by whether they have promised to join it.
+    """A roll call: which members of the next generation have promised to join it, and which have not.
 
     A member that has promised obeys no older generation. A vacancy is a GROUP_RANK that has no node yet.
     """
@@ -49,9 +49,9 @@ class Roll:
     """The members in the order of their GROUP_RANK. None marks a vacancy."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Reachable members that have not promised to join yet. The job loop sends them the request (Prepare)."""
+    """Members that have not promised to join although their agents report. The job loop sends them Prepare."""
     unreachable: tuple[NodeId, ...]
-    """Silent members that have not promised to join yet."""
+    """Members that have not promised to join yet and whose agents are silent."""
 
     @property
     def vacancy_count(self) -> int:
@@ -65,12 +65,12 @@ class Roll:
 
 
 def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Policy) -> Roll:
-    """Return which members have promised to join the issued generation.
+    """Return which members have promised to join the generation whose number the control plane has issued last.
 
     Args:
         spec: specification of the job, with the limits of the number of nodes.
-        seen: the observation of this pass.
-        record: the job's record, with the exclusions that this pass has added.
+        seen: what the job loop has observed for this decision.
+        record: the job's record, including nodes that the present decision excludes.
         policy: timeouts that decide which members are silent.
 
     Returns:
@@ -104,12 +104,12 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
 
 
 def parent_of(seen: JobObserved) -> Generation:
-    """Return the newest generation whose ranks may have run, or 0."""
+    """Return the newest generation whose ranks may have run, or 0. The next generation descends from it."""
     return recovery.newest_started(seen.lineage)
 
 
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the newest committed step that the record or a node's report shows, or -1.
+    """Return the newest committed step that the job's record or any node's report shows, or -1.
 
     Three kinds of reports count. A node that has promised to join the next generation reports the committed step from
     the memory page that each rank shares with its agent. A node with live ranks reports the committed step of each
@@ -126,7 +126,7 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step that the nodes' memory should still hold.
+    """Return the step below which the job would lose committed steps (R52 of docs/design.md calls it the floor).
 
     The result is the newer of two steps: the newest known committed step, and the step that the newest started
     generation restored. The result is `FIRST_STEP` if the job's strategy restores no step from memory.
@@ -139,7 +139,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return the sources that a restore can use, from S3 and the members that have promised to join.
+    """Return all sources from which ranks can restore shards: S3 and the members that have promised to join.
 
     For a GROUP_RANK without a node, the owner of its ranks is an empty string.
     """
@@ -164,14 +164,14 @@ def make_plan(
 
     Args:
         spec: specification of the job at its newest revision.
-        seen: the observation of this pass.
-        record: the job's record, with the exclusions that this pass has added.
-        roll: a complete roll: every member has promised, and no vacancy remains.
+        seen: what the job loop has observed for this decision.
+        record: the job's record, including nodes that the present decision excludes.
+        roll: the result of `call_roll`, in which every GROUP_RANK has a member that has promised.
         policy: timeouts that the plan passes on to the agents.
 
     Returns:
-        The plan, and the chosen restore for the incident. The caller must store the plan before it sends the plan to
-        agents.
+        The plan, and the restored step with its sources, which the caller records in the incident. The caller must
+        store the plan before it sends the plan to agents.
     """
     nodes = [place for place in roll.places if place is not None]
     found = survey(spec, seen, record, roll)
@@ -272,7 +272,7 @@ def _with_copies(
     domains: Mapping[NodeId, str],
     sources: Sequence[tuple[ShardSource, ...]],
 ) -> tuple[RankPlan, ...]:
-    """Return the ranks of a plan in which copies protect the shards.
+    """Return the plan's entries for all ranks of a job whose shards are protected by copies.
 
     If the generation has fewer nodes than the requested number of copies, each node holds every shard.
     """
@@ -293,7 +293,7 @@ def _with_parity(
     *,
     before: tuple[tuple[int, ...], ...],
 ) -> tuple[RankPlan, ...]:
-    """Return the ranks of a plan in which the nodes of a group protect each other by parity.
+    """Return the plan's entries for all ranks of a job whose shards are protected by parity.
 
     The ranks with one LOCAL_RANK on the nodes of a group form a stripe.
     """
@@ -314,7 +314,7 @@ def _with_parity(
 def _parity_groups_before(
     spec: JobSpec, seen: JobObserved, found: recovery.Survey, restore: recovery.Restore
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the parity groups that the members' shares belong to, as GROUP_RANKs.
+    """Return the parity groups, as GROUP_RANKs, for which the members already hold shares.
 
     These are the groups of the newest stored plan. If that plan has another number of nodes, the shares of the restored
     step name the groups. The result is empty if no member holds a share (parity data of its group), because new groups

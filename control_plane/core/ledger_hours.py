@@ -1,8 +1,8 @@
-"""The value of a ledger at each full hour, from which reports compute time ranges.
+"""The values of a ledger's counters at each full hour, from which reports compute the figures of a time range.
 
-A ledger is a set of counters that a loop charges: the time of a job (`accounting`), or the idle nodes of a fleet
-(`idle_nodes`). The loop stores the counters' values at each full hour. The difference between two hours is the time
-that the loop charged between them.
+A ledger is a set of counters of time: the time of a job (`accounting`), or the time of a fleet's idle nodes
+(`idle_nodes`). A loop charges the ledger, that is, it adds the time since the last charge. The loop stores the
+counters' values at each full hour. The difference between two hours is the time that the loop charged between them.
 
 Invariant: interpolation is exact. The counters of an interpolated ledger add up to the interpolated sum, so the
 differences of consecutive hours add up to the difference between the first hour and the last.
@@ -17,7 +17,7 @@ from typing import Final
 HOUR: Final = 3_600_000_000
 """Microseconds per hour."""
 MOST_HOURS: Final = 24 * 31
-"""Limit of the full hours that `full_hours` returns, which matters if a loop did not run for a long time."""
+"""Limit of the full hours that `full_hours` returns, in case no control plane ran for a long time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,12 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
 def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
     """Return the ledger at each full hour between two charges, the time of the later charge included.
 
-    The loops call this function in each pass, and store the result. Most results are empty.
+    The job loop and the fleet loop call this function after each charge, and store the result. Most results are empty,
+    because no full hour lies between the charges.
 
     Args:
-        before: the ledger that the database contains before the pass, charged until its `at`.
-        after: the same ledger with the charge of this pass. Its `at` is not before that of `before`.
+        before: the ledger before the charge, as the database contains it.
+        after: the same ledger after the charge. Its `at` is not before that of `before`.
 
     Returns:
         At most the newest `MOST_HOURS` hours, oldest first. Each `at` is a multiple of `HOUR`.

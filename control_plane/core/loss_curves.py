@@ -1,6 +1,6 @@
-"""The loss of a job in a few points, for lists of jobs.
+"""Chooses the metric and the steps of the small loss curve that lists of jobs show for each job.
 
-Invariant: a curve contains only values that the script logged, in the order of steps. It contains no means.
+Invariant: a curve contains only values that the script logged, in the order of steps, and no averages of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PREFERRED = ("loss", "train/loss", "train_loss", "training_loss")
 
 
 def loss_name(names: Iterable[str]) -> str | None:
-    """Return the name of the metric that is a job's training loss.
+    """Return the name of the metric that is most likely a job's training loss.
 
     Args:
         names: names of the job's metrics.
@@ -50,7 +50,7 @@ def sampled_steps(first: int, last: int, limit: int) -> tuple[int, ...]:
 
 
 def newest_at(steps: Sequence[int], step: int) -> int | None:
-    """Return the index of the newest of `steps` that is not after `step`. None if all are after it.
+    """Return the index of the last of `steps` that is not after `step`. None if all of `steps` are after it.
 
     `steps` is sorted.
     """

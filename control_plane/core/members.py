@@ -1,4 +1,4 @@
-"""The members of a job, by GROUP_RANK.
+"""Assigns a GROUP_RANK to each node of a job's next generation.
 
 Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
 GROUP_RANK of the node that it replaces. The order of ranks therefore never changes, unless the number of nodes changes.
@@ -14,15 +14,15 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count: int) -> tuple[NodeId | None, ...]:
-    """Return the members by GROUP_RANK.
+    """Return the node for each GROUP_RANK of the next generation.
 
     Args:
         plan: the plan of the previous generation, or None before the first generation.
-        available: the nodes that the job may use. New nodes fill vacancies in this order.
+        available: the nodes that the job may use. New nodes fill free GROUP_RANKs in this order.
         node_count: the number of nodes of the next generation.
 
     Returns:
-        One entry per GROUP_RANK. None marks a vacancy.
+        One entry per GROUP_RANK. None marks a GROUP_RANK for which no node is available.
     """
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else []
     old, there = set(before), set(available)

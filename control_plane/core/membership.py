@@ -19,7 +19,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The start of one generation: its time, and its nodes by id."""
+    """The launch of one generation of a job: its time, and the ids of its nodes."""
 
     at: datetime
     node_ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Finds how many leading points of a metric are unchanged since an earlier response.
+"""Finds how many of a metric's first points are unchanged since an earlier API response, so that they need not be sent.
 
     digests     one per block of `BLOCK_POINTS` points, each covers all points up to the end of its block,
                 then one that covers all points
@@ -32,7 +32,7 @@ _MEAN: Final = struct.Struct("<d")
 
 
 def digests(points: Sequence[Point]) -> bytes:
-    """Return the digests of a metric's points, joined. `points` is sorted by step."""
+    """Return the digests of a metric's points, joined to one byte string. `points` is sorted by step."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     found = bytearray()
     for start in range(0, len(points), BLOCK_POINTS):
@@ -44,7 +44,7 @@ def digests(points: Sequence[Point]) -> bytes:
 
 
 def unchanged_count(before: bytes, now: bytes) -> int:
-    """Return how many leading points two responses have in common, rounded down to whole blocks.
+    """Return how many first points two responses have in common, rounded down to whole blocks.
 
     Args:
         before: digests of the earlier response.

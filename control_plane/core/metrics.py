@@ -55,7 +55,7 @@ class Point:
 
 
 def logged(step: int, at: float, value: float) -> Point:
-    """Return one logged value as a point."""
+    """Return a point that contains one logged value."""
     finite = value if math.isfinite(value) else math.nan
     return Point(
         step=step,
@@ -71,7 +71,7 @@ def logged(step: int, at: float, value: float) -> Point:
 
 
 def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None:
-    """Return the values of several nodes at one step as a point.
+    """Return a point that summarizes the values of several nodes at one step.
 
     Args:
         step: the step at which the nodes measured.
@@ -177,7 +177,7 @@ def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
 def resampled(
     points: Sequence[Point], limit: int, *, steps: int | None = None, seconds: float | None = None
 ) -> tuple[Point, ...]:
-    """Return at most `limit` points.
+    """Return points that span more steps or seconds each, so that there are at most `limit` points.
 
     Args:
         points: points sorted by step.
@@ -203,7 +203,10 @@ def resampled(
 
 
 def span_of(first_step: int, last_step: int, limit: int) -> int:
-    """Return the steps per point with which a span of steps has about `limit` points, a power of two."""
+    """Return how many steps each point should span to divide a range of steps into about `limit` points.
+
+    The result is a power of two.
+    """
     return 1 << max(0, (last_step - first_step) // limit).bit_length()
 
 

@@ -1,6 +1,6 @@
-"""Moves: a training job gives up some of its nodes at an agreed stop and continues on others (ADR 0016).
+"""Moves: a job gives up some nodes at an agreed stop (all ranks stop at one step), and continues on others (ADR 0016).
 
-A departure is the planned loss of one member. A departure is announced if AWS announced the end of the instance.
+A departure is the planned loss of one member, for one of the reasons below.
 
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
        │  ◀── reason gone     or AWS ends the node,   cannot be    and in S3, if the         without the node
@@ -52,19 +52,19 @@ def wanted(
     now: float,
     not_before: float,
 ) -> tuple[Departure, ...]:
-    """Return the departures of a job: the members that it should give up.
+    """Return the departures of a job: the members that the job should give up, each with the reason.
 
     Args:
-        known: the departures of the previous pass.
+        known: the departures that the job's record contains.
         assigned: the nodes that the fleet has assigned to the job.
         verdicts: the verdicts on these nodes.
         nodes: the nodes as observed.
         now: Unix seconds.
-        not_before: the earliest time for the next departure that AWS did not announce.
+        not_before: the earliest time, in Unix seconds, for a new departure that AWS did not announce.
 
     Returns:
-        `known` without a change if the agreed stop was already requested. Otherwise one departure per node to give up.
-        Nodes that AWS reclaims come first, in the order of their announced ends.
+        `known` itself if the agreed stop was already requested. Otherwise one departure per node to give up. Nodes that
+        AWS reclaims come first, in the order of their announced ends.
     """
     if asked(known):
         return tuple(known)
@@ -109,7 +109,7 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the departure of a member that a verdict finds impaired."""
+    """Return the departure of a member that works with a problem, with the evidence of the verdict on this member."""
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,
@@ -160,10 +160,9 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 
 
 def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Return whether a node works or could work for a job.
+    """Return whether a job's ranks can run on a node: whether its agent reports and AWS does not end the instance.
 
-    True if its agent reports, and AWS has announced no urgent end of the instance. A report from the agent proves that
-    the node exists, even if AWS does not answer.
+    A report from the agent proves that the node exists, even if AWS does not answer.
     """
     return (
         node.is_connected
@@ -177,23 +176,23 @@ def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return the departures for which a running generation must stop now, or none.
+    """Return the departures for which the job should stop now. Empty if the job should continue to train.
 
-    The job loop calls this function in every pass over a running job that has departures and has not requested a stop.
-    One stop for several departures costs less than several stops.
+    The job loop calls this function whenever it decides about a running job that has departures and has not requested a
+    stop. One stop for several departures costs less than several stops.
 
     Args:
         known: all departures of the job, in the order in which the job gives up the nodes.
         ready_count: the number of ready nodes that could replace a departing node.
         upload_seconds: duration of the last checkpoint's upload, or None.
         now: Unix seconds.
-        timeouts: `final_round_seconds` precedes the end of a departing node.
+        timeouts: `final_round_seconds` is the time that the stop and its commit need before a node ends.
 
     Returns:
         - If a ready node exists for each departure: all departures.
         - If a ready node exists for each announced departure: all of these, and as many others as have a ready node.
-        - If announced departures have reached their last moment: at least these, and as many others as have a ready
-          node.
+        - If announced departures have reached their last moment (`last_moment`): at least these, and as many others as
+          have a ready node.
         - Otherwise empty: the job continues to train.
     """
     if ready_count >= len(known):
@@ -208,9 +207,9 @@ def due(
 
 
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
-    """Return until when training may continue while no replacement is ready, in Unix seconds.
+    """Return the Unix time until which training may continue before AWS ends a node that has no replacement.
 
-    From that time on, the time until the node's end is just long enough for a stop, its commit and the checkpoint.
+    The remaining time until the node's end is just long enough for a stop, its commit and the checkpoint.
     """
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 
@@ -225,7 +224,8 @@ def is_stuck(
 ) -> bool:
     """Return whether the agreed stop has failed because training makes no progress.
 
-    The control plane then ends the generation. This costs no additional step, because no new step was made.
+    The control plane then ends the generation. This loses no step, because training has completed no new step since the
+    request.
 
     Args:
         known: all departures of the job.
@@ -298,10 +298,10 @@ def checkpoint_wait(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[bool, str]:
-    """Return whether the stopped job still waits for its checkpoint, and why.
+    """Return whether a job that stopped to give up nodes still waits for its checkpoint, and why.
 
-    The job loop calls this function while every rank waits at the agreed step and the upload to S3 is not complete. The
-    wait ends at a deadline, which `ends_at` and `timeouts` determine.
+    The job loop calls this function once every rank has stopped at the agreed step, while the upload to S3 is not
+    complete. The wait ends at a deadline, which `ends_at` and `timeouts` determine.
 
     - If AWS reclaims none of the departing nodes, the job waits only if `is_held` is false. If the upload is not
       complete at the deadline, the job keeps the node that holds the last copy of a shard.
@@ -362,7 +362,7 @@ def _seconds(seconds: float) -> str:
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return a verdict with the evidence of a departure, for a member that the job gives up."""
+    """Return the verdict GONE on a member that the job gives up, with the evidence of its departure."""
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,
@@ -384,8 +384,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
         now: Unix seconds.
 
     Returns:
-        The fault. The fault names the node as lost only if AWS reclaims the node. Any other node joins the incident
-        once the job gives it up.
+        The fault. It names the node as lost only if AWS reclaims the node. The incident names any other node only once
+        the job has really given the node up, because the job may still keep it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
@@ -406,7 +406,7 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
 
     Args:
         node_id: the member that remains in the job.
-        left: departures of the members that the job gives up.
+        left: departures of all members that the job gives up.
         incident: the id of the incident.
         now: Unix seconds.
 

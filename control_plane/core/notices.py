@@ -1,6 +1,6 @@
-"""Notices: AWS's announcements for an instance, and when each of them becomes urgent.
+"""Notices: AWS's announcements that an instance will end or be interrupted, and when a notice becomes urgent.
 
-`core.moves` decides how a job responds.
+A running job must give up a node with an urgent notice now. `core.moves` decides how the job does this.
 
 Invariant: pure and level-triggered. A notice has the same effect if it arrives twice, late or out of order.
 """
@@ -26,8 +26,8 @@ In that case, the announcement was outdated, or AWS cancelled the interruption.
 ANNOUNCED = "AWS announced for"
 """First words of the evidence for a node whose end AWS announced.
 
-Everstep recognizes such removals by these words, and does not count them towards the fleet's hourly limit
-of replacements.
+By these words, the fleet recognizes nodes that it terminates because of AWS. It does not count them towards its hourly
+limit of replacements.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
@@ -39,9 +39,9 @@ The remaining kind, a rebalance recommendation, is only advice.
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Return one notice of each kind.
+    """Return the notices of one instance, with at most one of each kind.
 
-    Several sources can announce the same event. The result has the earliest time that any source names.
+    Several sources can announce the same event. The merged notice has the earliest time that any source names.
     """
     by_kind: dict[NoticeKind, Notice] = {}
     for notice in sorted(notices, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0, notice.message)):

@@ -1,10 +1,10 @@
-"""Decides which uploaded shards are orphans: no checkpoint contains them or can contain them.
+"""Decides which S3 objects of a run are orphans, that is, belong to no checkpoint and can never belong to one.
 
 Agents upload shards to `…run=<run>/gen=<generation>/step=<step>/<upload id>/`, and the control plane writes a manifest
 for the newest generation only. A shard of an earlier generation that no manifest names is therefore an orphan.
 
-Frozen objects (`…run=<run>/frozen/`) hold parameters that never change, and belong to no generation. A running upload
-can rely on any of them, so they are orphans only after the end of their run.
+Frozen objects (`…run=<run>/frozen/`) hold parameters that never change. All generations of a run share them. A running
+upload can rely on any of them, so they can become orphans only after the end of their run.
 
 Invariant: pure. Two kinds of objects are never orphans: objects of the newest generation of a running job, whose upload
 may still run, and objects that a kept checkpoint names.
@@ -23,8 +23,8 @@ PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
 """Age in seconds below which an object is never an orphan.
 
-The control plane can decide on a manifest of an old generation, and write it after a new generation has started. Until
-then, no manifest names the objects of this checkpoint.
+The control plane may write a manifest of an old generation only after a new generation has started. Until then, no
+manifest names the objects of this checkpoint, although they belong to it.
 """
 
 
@@ -46,15 +46,15 @@ def orphans(
     ended_before: Generation,
     now: float,
 ) -> Iterator[str]:
-    """Yield the keys of the objects that no checkpoint contains or will contain.
+    """Yield the keys of the objects that belong to no checkpoint and can never belong to one.
 
     Args:
         objects: objects of one run. The iterable may be lazy.
         folder: the run's key prefix. Objects with other keys are ignored.
-        named: the keys of each checkpoint, by generation and step. The value is None for a checkpoint under deletion,
-            because the deletion removes all of its objects.
+        named: the keys of each checkpoint's objects, by generation and step. The value is None for a checkpoint that is
+            being deleted: its objects are no orphans, because the deletion removes them.
         frozen: keys of the frozen objects that checkpoints need. None while the run has not ended.
-        ended_before: all generations with a lower number have ended.
+        ended_before: a generation number. All generations with a lower number have ended.
         now: Unix seconds.
 
     Yields:

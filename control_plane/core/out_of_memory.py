@@ -15,12 +15,12 @@ GPU_ADVICE = "lower the batch size, checkpoint activations, or shard the model o
 
 
 def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
-    """Return what happened to a rank, as one sentence without a full stop.
+    """Return how a rank ran out of memory, as one sentence without a full stop.
 
     Args:
         rank: the rank that ended.
         node: the node where the rank ran.
-        end: the evidence that the agent reported.
+        end: the agent's evidence about the memory at the rank's end.
 
     Returns:
         For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in
@@ -44,7 +44,7 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
 
 
 def advice(end: MemoryEnd) -> str:
-    """Return advice for the user, as the end of a sentence after a semicolon."""
+    """Return advice to the user on how to need less memory, as a clause that follows a semicolon."""
     return GPU_ADVICE if end.kind is MemoryKind.GPU else HOST_ADVICE
 
 

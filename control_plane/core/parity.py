@@ -1,4 +1,6 @@
-"""Parity in memory: the jobs that may use it, and the losses that it survives (docs/adr/0035-parity-in-memory.md).
+"""Parity of shards in memory: which jobs may use it, and which losses of nodes it survives.
+
+docs/adr/0035-parity-in-memory.md explains the design.
 
     group of g nodes      each node keeps its own shards, and a share of all other members' shards
     one lost node         the other members rebuild its shards
@@ -23,7 +25,8 @@ MAX_GROUP_SIZE = 8
 """Largest number of nodes per parity group.
 
 A group of 8 nodes needs 2.29 times the state of a node's ranks. Every group needs more than 2 times this state, so
-larger groups save little more. Yet a replacement fetches the state of all other members of its group.
+larger groups save little more memory. But with larger groups, a replacement must fetch more data, because it fetches
+the state of all other members of its group.
 """
 
 
@@ -35,7 +38,7 @@ def contradictions(
     strategy: Strategy,
     min_node_count: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a job that contradict its parity.
+    """Yield the settings of a job that are not possible together with parity.
 
     Args:
         group_size: g, the number of nodes per parity group.
@@ -107,11 +110,11 @@ def fatal_losses(groups: Sequence[Sequence[NodeId]], incomplete: Collection[Node
 
     Args:
         groups: the members of each group.
-        incomplete: members that do not respond to another member, or that get no response from another member. The
+        incomplete: members that do not respond to another member of their group, or that get no response from one. The
             group of such a member survives no loss.
 
     Returns:
-        Pairs of members of each whole group, and each member of the other groups alone.
+        Each pair of members of a group without incomplete members, and each single member of the other groups.
     """
     return tuple(
         loss for group in groups for loss in combinations(group, 1 if any(node in incomplete for node in group) else 2)

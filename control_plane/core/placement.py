@@ -1,4 +1,4 @@
-"""The placement of shards on nodes: GEMINI's mixed strategy, extended by failure domains.
+"""The placement of shards on nodes, by GEMINI's mixed strategy, extended by failure domains.
 
     N = 5, m = 2:    [n0 n1]      group: each node holds its own shard and the other node's shard
                          [n2 n3 n4]   ring: each node holds its own shard and its predecessor's shard
@@ -196,15 +196,15 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _is_partition(groups: Sequence[Sequence[int]], fresh: Sequence[Sequence[int]]) -> bool:
-    """Return whether groups contain every GROUP_RANK once and have the sizes of new groups."""
+    """Return whether `groups` contains every GROUP_RANK once, in groups of the same sizes as `fresh`."""
     places = sorted(place for group in groups for place in group)
     return list(map(len, groups)) == list(map(len, fresh)) and places == list(range(sum(map(len, fresh))))
 
 
 def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """Return a sequence of GROUP_RANKs, split into groups of `copies` nodes.
+    """Return the GROUP_RANKs in `order`, split into groups of `copies` nodes.
 
-    The last group also contains the remainder.
+    The last group also contains the nodes that do not fill a group.
     """
     count = len(order) // copies
     groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
@@ -215,7 +215,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
     """Return the GROUP_RANKs in an order from which `_cut` forms groups with different domains, if possible.
 
-    The function always picks a node of the domain with the most remaining nodes.
+    The function repeatedly picks a node of the domain with the most nodes that it has not picked yet.
     """
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):

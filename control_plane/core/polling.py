@@ -1,4 +1,4 @@
-"""How often the control plane polls AWS.
+"""The intervals at which the control plane polls AWS.
 
     groups and instances     every second; every five seconds while AWS's events arrive, which cause polls of their own
     after a throttled poll   full jitter: a random part of a limit that doubles with each throttled poll
@@ -15,7 +15,7 @@ POLL_SECONDS: Final = 1.0
 EVENT_POLL_SECONDS: Final = 5.0
 """Seconds between two polls while AWS's events arrive."""
 EVENTS_TRUSTED_SECONDS: Final = 600.0
-"""Time since the newest event of AWS during which the control plane trusts that further events arrive."""
+"""For this time after an event of AWS, the control plane trusts that further events arrive, and polls less often."""
 LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 
@@ -33,7 +33,7 @@ def interval_seconds(since_event_seconds: float | None) -> float:
 
 
 def backoff_seconds(throttled_count: int, jitter: float) -> float:
-    """Return for how long the control plane does not poll a fleet after a throttled poll.
+    """Return how many seconds the control plane waits before it polls a fleet again after AWS throttled a poll.
 
     Args:
         throttled_count: throttled polls of the fleet in a row, at least 1.

@@ -54,7 +54,7 @@ class WrittenNote:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The equal stacks of several ranks."""
+    """One stack that several ranks have in common."""
 
     ranks: tuple[int, ...]
     text: str
@@ -76,15 +76,15 @@ class PostMortem:
 
     account: Account
     owner: str
-    """The person who takes care of the incident. Empty without such a person."""
+    """The person who handles the incident (its owner). Empty if it has no owner."""
     acknowledged_by: str
     """The person who acknowledged the incident. Empty if nobody has acknowledged it."""
     events: tuple[Entry, ...]
     """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
-    """The last lines of the failed generation before the failure, oldest first."""
+    """The last log lines of the failed generation before the failure, oldest first."""
     lines_missing: str
-    """Why `lines` is empty although ranks may have printed lines. Empty if `lines` is complete."""
+    """Why `lines` is empty although ranks may have printed lines. Empty if no lines are missing."""
     stacks: tuple[Stack, ...]
     notes: tuple[WrittenNote, ...]
     similar: tuple[SimilarIncident, ...]
@@ -93,7 +93,7 @@ class PostMortem:
 
 
 def markdown(post_mortem: PostMortem) -> str:
-    """Return the document. Every line ends with a line feed."""
+    """Return the post-mortem as a Markdown document. Every line ends with a line feed."""
     account = post_mortem.account
     blocks = [
         f"# Post-mortem: job {_inline(account.job_name)}, {_minute(account.failed_at)} UTC",
@@ -174,7 +174,8 @@ def _timeline(post_mortem: PostMortem) -> str:
     )
     entries = [(at, words) for at, words in milestones if at is not None]
     entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
-    entries.sort(key=lambda each: each[0])  # The sort is stable, so milestones precede events of the same time.
+    # The sort is stable. The incident's own times therefore precede events of the same time.
+    entries.sort(key=lambda each: each[0])
     return "\n".join(f"- {_second(at)} {words}" for at, words in entries)
 
 

@@ -1,4 +1,4 @@
-"""Which jobs release nodes so that the first job of the queue can start.
+"""Decides which jobs release nodes so that the first job of the queue can start.
 
     step   job that releases nodes                its priority            the job
     1      elastic, with more than NodeCount      any                     returns the nodes beyond its NodeCount
@@ -6,8 +6,9 @@
     3      preemptible and elastic                lower than first job's  continues on fewer nodes
     4      preemptible                            lower than first job's  pauses
 
-Jobs release no more nodes than the first job needs. If all of them together do not release enough, no job releases a
-node. A running job releases nodes at an agreed stop, so it loses no step.
+The steps of the table are tried in order. Jobs release no more nodes than the first job needs. If all of them together
+cannot release enough, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at one
+step), so it loses no step.
 
 Invariant: pure. `core.queue` is the only caller.
 """
@@ -22,7 +23,7 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import RunId
 
 LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
-"""States of jobs that release all of their nodes soon."""
+"""States of jobs that already stop or pause, and release all of their nodes soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Reduction:
 def kept_counts(
     head: FleetJob, holding: Sequence[FleetJob], counts: Mapping[RunId, int], free: int, now: float
 ) -> dict[RunId, int]:
-    """Return how many nodes the other jobs keep, so that the head of the queue can start.
+    """Return how many nodes other jobs keep if they release enough for the first job of the queue (the head).
 
     Args:
         head: the first job of the queue. It does not fit into `free`.
@@ -67,7 +68,7 @@ def kept_counts(
             touched = [*(other for other in touched if other is not job), job]
     if gained < missing:
         return {}
-    for job in reversed(touched):  # Undo releases that the head does not need, the most expensive first.
+    for job in reversed(touched):  # Undo releases that the head does not need, the last and most expensive ones first.
         most = min(counts[job.run], kept[job.run] + gained - missing)
         if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:
             continue
@@ -77,7 +78,7 @@ def kept_counts(
 
 
 def yields_to(job: FleetJob, other: FleetJob) -> bool:
-    """Return whether a job claims the rest of its NodeCount only after another job of the queue has started."""
+    """Return whether `job`, which holds fewer nodes than its NodeCount, lets the queued job `other` start first."""
     return (job.is_preemptible or job.state is JobState.ALLOCATING) and job.priority < other.priority
 
 
@@ -94,7 +95,7 @@ def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
-    """Return the possible releases, the cheapest first: a job, and the number of nodes that it keeps.
+    """Return the possible releases of nodes, the cheapest first: a job, and the number of nodes that it would keep.
 
     The steps are those of the module's docstring. Within a step, jobs of the lowest priority come first, then the
     youngest jobs.
@@ -111,6 +112,6 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
 
 
 def _least(job: FleetJob, head: FleetJob, now: float) -> int:
-    """Return the smallest number of nodes with which a job that releases nodes can still continue to train."""
+    """Return the smallest number of nodes with which `job` can continue to train if it releases nodes for `head`."""
     is_preemptible = job.is_preemptible and job.priority < head.priority and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count

@@ -51,7 +51,7 @@ PAUSE_AGAIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The current schedule of a fleet's jobs."""
+    """The result of `schedule`: how many nodes each job of a fleet may hold, and which jobs wait."""
 
     admitted: frozenset[RunId]
     """Jobs that may hold nodes: jobs that hold nodes now, and queued jobs that may start."""
@@ -70,7 +70,7 @@ class Schedule:
     counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
     """Number of nodes that each admitted job may hold."""
     reductions: Mapping[RunId, Reduction] = field(default_factory=dict[RunId, Reduction])
-    """Jobs that must return some of their nodes."""
+    """Running jobs that must return some of their nodes, each with the number that it keeps."""
 
     def place_of(self, run: RunId) -> int | None:
         """Return a job's position in the queue, counted from 1. Return None if the job does not wait in the queue."""
@@ -157,19 +157,22 @@ class _Shares:
             self.admit(job)
 
     def admit(self, job: FleetJob) -> None:
-        """Give a job the nodes that it needs."""
+        """Let a job hold nodes: as many as it needs to start or continue."""
         self.holding.append(job)
         self.counts[job.run] = job.needed_count(self.now)
         self.free -= self.counts[job.run]
 
     def raise_to_claims(self, head: FleetJob | None) -> None:
-        """Raise each job to the nodes that it claims, as far as nodes are free. Skip jobs that yield to `head`."""
+        """Raise each job's number of nodes to its claim (its NodeCount or more), as far as nodes are free.
+
+        The method skips jobs that let `head` start first (`yields_to`).
+        """
         for job in in_order(self.holding):
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):
                 self._raise(job, job.claim_count(self.now))
 
     def left_for(self, head: FleetJob) -> int:
-        """Return how many nodes remain for the head of the queue after all claims that come before it.
+        """Return how many nodes remain for the head of the queue after the other jobs' claims that have precedence.
 
         A negative result is the number of nodes that these claims still lack.
         """
@@ -178,7 +181,7 @@ class _Shares:
         return self.free + sum(self.counts.values()) - sum(after.counts.values())
 
     def suffices(self, head: FleetJob, kept: Mapping[RunId, int], capacity: int) -> bool:
-        """Return whether the head of the queue starts once jobs have released nodes.
+        """Return whether the head of the queue can start once other jobs have released nodes.
 
         Args:
             head: the first job of the queue.
@@ -186,7 +189,8 @@ class _Shares:
             capacity: number of nodes that all jobs together may hold.
 
         Returns:
-            True if the head's needed nodes are free after all claims that come before it, within the project's quota.
+            True if, after all claims that have precedence, the nodes that the head needs are free and within its
+            project's quota.
         """
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(
@@ -196,7 +200,7 @@ class _Shares:
         return after.is_within_quota(head) and head.needed_count(self.now) <= after.free
 
     def grow(self, limited: frozenset[str]) -> None:
-        """Raise jobs beyond their NodeCount, as far as nodes are free.
+        """Raise elastic jobs beyond their NodeCount, as far as nodes are free.
 
         Jobs of the projects in `limited` do not grow, because other jobs wait for the quotas of these projects.
         """
@@ -205,10 +209,10 @@ class _Shares:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return the reductions of jobs that give back nodes beyond their NodeCount while the queue has no head.
+        """Return which jobs must return nodes beyond their NodeCount while no queued job waits for free nodes.
 
-        The nodes go to the first job that continues on fewer nodes than its NodeCount. Without such a job, they go to
-        the first job that waits for the quota of its project, if jobs of this project return enough nodes.
+        The nodes go to the first running job that has fewer nodes than its NodeCount. Without such a job, they go to
+        the first job that waits for the quota of its project, if jobs of this project can return enough nodes.
         """
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:
@@ -226,7 +230,10 @@ class _Shares:
         return {}
 
     def _returns_to(self, head: FleetJob, missing: int, holding: Iterable[FleetJob]) -> dict[RunId, Reduction]:
-        """Return the reductions of jobs above their NodeCount, by `missing` nodes at most."""
+        """Return which jobs return nodes beyond their NodeCount to `head`, and how many they keep.
+
+        Together, the jobs return at most `missing` nodes.
+        """
         found: dict[RunId, Reduction] = {}
         for job in in_order_of_release(holding):
             count = min(missing, self.counts[job.run] - job.node_count)
@@ -267,13 +274,13 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        while more:  # Each turn halves the rest, so that jobs with many possible sizes cost little time.
+        while more:  # Doubling the shifts needs only log2(len(sizes)) turns.
             step = (more + 1) // 2
             with_job |= with_job << step
             more -= step
         reachable |= with_job
-    # If the remaining jobs use fewer than `least` nodes, both jobs fit. If the number is in `critical`, only the head
-    # fits.
+    # Let n be the number of nodes that the remaining jobs hold. If n < `least`, the head and the new job both fit. If n
+    # is in `critical`, the head fits only without the new job.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)
@@ -285,9 +292,9 @@ def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def stand_aside_seconds(attempt_count: int) -> float:
-    """Return how long a job waits outside the queue, in seconds.
+    """Return for how many seconds a job that did not get its nodes waits outside the queue.
 
-    `attempt_count` is the number of waits for nodes that did not arrive.
+    `attempt_count` is the number of times in a row that the job waited for nodes that did not arrive.
     """
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
@@ -326,7 +333,7 @@ def _needs_words(job: FleetJob) -> str:
 
 
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
-    """Return the numbers of nodes that a job with nodes may hold until it ends, if it shrinks for the head too."""
+    """Return the numbers of nodes that `job` may hold from now until it ends, also if it shrinks for `head`."""
     counts = [job.needed_count(now), job.node_count]
     if yields_to(job, head):
         counts.append(job.least_node_count or job.node_count)
@@ -334,7 +341,7 @@ def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
 
 
 def _start_counts(head: FleetJob, now: float) -> set[int]:
-    """Return the numbers of nodes with which the head of the queue starts: now, and after its patience."""
+    """Return the numbers of nodes with which the head of the queue can start: now, and after `patience_seconds`."""
     needed = head.needed_count(now)
     return {needed, needed if head.smaller_from is None else head.least_node_count or head.node_count}
 

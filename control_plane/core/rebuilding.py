@@ -5,11 +5,11 @@
 A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
 stripe. Its record names these shards by digest.
 
-A shard that exists can be rebuilt, too. The node that holds it uses the rebuild if its memory is damaged or its agent
-loses the slot.
+The module also finds rebuilds of shards that still exist. The node that holds such a shard uses the rebuild if its slot
+is damaged or its agent has lost the slot.
 
-Invariant: no other member's shard is missing. The shards and shares of all other members have one content, and each
-share names the same rebuilt shard and the shards that exist.
+Invariant: a shard has a rebuild only if no shard or share of another member of its stripe is missing. All of these have
+one content. Each share names the same rebuilt shard and the existing shards of the other members.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from everstep.protocol.plan import SlotRecord
 Content = tuple[Generation, Step]
 Stripe = tuple[Rank, ...]
 Held = Mapping[NodeId, SlotRecord]
-"""The slots of one shard or one share at one content, by node."""
+"""The slots that hold one shard, or one share, at one content (origin generation and step), by node."""
 
 
 def rebuilds(
@@ -38,8 +38,8 @@ def rebuilds(
     `recovery.choose` calls this function for each restore. Deterministic.
 
     Args:
-        slots: the usable slots with their nodes, of shards and of shares. A missing or an unusable slot only removes
-            possible rebuilds.
+        slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
+            rebuilds, but no wrong ones.
         worlds: number of ranks of each generation. Shares of other generations are ignored.
         existing: contents for which the result also contains rebuilds of shards that still exist, in stripes without a
             missing shard. For all other contents, the result contains only rebuilds of missing shards.
@@ -123,12 +123,12 @@ def _rebuild(
 
 
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
-    """Return the entry of a share for the shard of a rank. The rank is a member of the share's stripe."""
+    """Return the entry about a rank's shard in the record of a share. The rank must belong to the share's stripe."""
     return next(each for each in share.contributions if each.rank == rank)
 
 
 def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
-    """Return whether each share names the shards of all other survivors."""
+    """Return whether each survivor's share names the shards that all other survivors have, by digest."""
     present = {rank: (shard.digest, shard.payload_bytes) for rank, _, shard, _ in survivors}
     return all(
         (named.digest, named.payload_bytes) == present[named.rank]

@@ -1,7 +1,7 @@
 """Chooses the step to restore, and the sources of each rank's shard.
 
 A slot is a node's copy of one shard of one step, made by one generation (its origin). The path of a generation is the
-history that leads to it: its own steps, and each ancestor's steps up to the branch.
+history that leads to it: its own steps, and each ancestor's steps up to the step that the next generation restored.
 
     generation 1:  0 ─ 1 ─ 2 ─ 3 ─ 4 ─ 5✗          a slot (origin g, step s) is on the path if s is at most
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
@@ -52,9 +52,9 @@ class Survey:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
     committed: Step = NO_STEP
-    """The newest step in `path` that is known to be committed (`newest_committed`), or -1."""
+    """The newest step on `path` that was committed, as `newest_committed` returned it, or -1."""
     slot_count: int = 2
-    """Number of slots that a holder has for each shard."""
+    """Number of slots that a node reserves for each shard that it owns or holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Restore:
     relayout: Relayout | None = None
     """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
-    """Ranks whose shard no node holds in memory and the other nodes cannot rebuild.
+    """Ranks whose shards are in no node's memory and cannot be rebuilt by parity.
 
     In a relayout, these are ranks of the generation that made the step.
     """
@@ -128,12 +128,12 @@ def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
 
 
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
-    """Return whether the state of `step` that generation `origin` made belongs to a path (a generation's history)."""
+    """Return whether the state after `step`, made by generation `origin`, belongs to `path` (a history)."""
     return step <= path.get(origin, NO_STEP)
 
 
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Return the newest committed step that the control plane or a node has recorded.
+    """Return the newest committed step, according to the control plane's own record and the nodes' reports.
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
     control plane runs. A node that has promised to join the next generation reports the committed step C from the
@@ -155,15 +155,15 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 def choose(survey: Survey) -> Restore:
     """Return the newest step that every rank can restore, with its sources.
 
-    A step qualifies if the shard of every rank has a source, for the number of ranks that made the step. The shards and
-    shares of several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies,
-    the result is step 0, for which ranks need no source.
+    A step qualifies if there is a source for the shard of every rank that made the step. The shards and shares of
+    several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies, the result
+    is step 0, for which ranks need no source.
 
     The job loop calls this function once all members have promised to join the new generation. Earlier, the loop calls
     the function to check whether the restore needs a missing member at all.
 
     Args:
-        survey: shards in memory and in S3 that the members can get.
+        survey: the shards in memory and in S3 from which the members can restore.
 
     Returns:
         The step, its sources, and the slots that each node must keep.
@@ -205,7 +205,7 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the newest state that its shares protect during a relayout, but no state before the committed step.
+    """Return the newest state for a relayout whose shares are all sealed, but no state before the committed step.
 
     In a relayout, nodes keep only one step until the first commit. If they kept a step whose shares are not sealed yet,
     one more loss would cost this step and the committed step. Without parity, the result is `newest`.
@@ -232,11 +232,12 @@ def _shared_state(
 
 
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
-    """Return the sources of each shard of the survey's history, by state and by the rank that owns the shard.
+    """Return all sources of each usable shard, by state and by the rank that owns the shard.
 
-    The sources of a shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then
-    S3. No source is local if the state has another number of ranks or belongs to another job. A state of another job
-    has no source from parity either, because this job's nodes hold no shares of it.
+    Usable shards belong to the history that the job continues (`Survey.path`). The sources of a shard are sorted: the
+    rank's own node in the new generation, then other nodes, then parity, then S3. No source is local if the state has
+    another number of ranks or belongs to another job. A state of another job has no source from parity either, because
+    this job's nodes hold no shares of it.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     new_world, usable = len(survey.owners), _usable(survey)
@@ -277,9 +278,10 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _usable(survey: Survey) -> Callable[..., bool]:
-    """Return a function that decides whether a shard is usable.
+    """Return a function that decides whether a restore may use a shard.
 
-    A usable shard belongs to the survey's history (`Survey.path`), and no failed load has led to its refusal.
+    A usable shard belongs to the history that the job continues (`Survey.path`), and is not refused because of an
+    earlier failed load (`Survey.refused`).
     """
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
 
@@ -291,7 +293,7 @@ def _usable(survey: Survey) -> Callable[..., bool]:
 
 
 def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
-    """Return the usable slots with their nodes, in the order of the nodes."""
+    """Return the slots that a restore may use (`_usable`), each with its node, in the order of the nodes."""
     usable = _usable(survey)
     return [
         (node, slot)
@@ -302,7 +304,7 @@ def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
 
 
 def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:
-    """Add a rebuild by parity to the sources of each shard of the base that exists, before S3.
+    """Add a rebuild by parity to the sources of each shard of the base that a node still has, before the source S3.
 
     A node uses this source if its own slot is damaged, or if its agent loses the base before the first commit.
     """
@@ -329,7 +331,7 @@ def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSou
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
     """Return the ranks whose shard no node holds in memory and the other nodes cannot rebuild.
 
-    Only shards that `world_size` ranks made count.
+    `world_size` is the number of ranks of the generation that made the shards. `found` contains all usable sources.
     """
     held = {
         rank
@@ -342,10 +344,10 @@ def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], wor
 
 
 def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint up to the restored step, or None.
+    """Return the newest complete checkpoint that is not newer than the restored step, or None.
 
-    `base` is the restored step, as `choose` returned it. Only checkpoints of the survey's history (`Survey.path`)
-    count.
+    `base` is the restored step, as `choose` returned it. Only checkpoints of the history that the job continues
+    (`Survey.path`) count.
     """
     leading = (
         checkpoint
@@ -359,7 +361,7 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    The base is the restored step. The result contains slots up to the base that belong to the restored history. If a
+    The base is the restored step. The result contains slots of the base and of earlier steps on the restored path. If a
     node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node keeps
     first the newest committed step, and then the newest other steps.
 

@@ -1,4 +1,4 @@
-"""The remedy for a node's fault: restart, reboot or replace, by the fault's kind and the node's history.
+"""The remedy for a node's fault: restart the ranks, reboot the node or replace it, by the fault and the node's history.
 
     fault                                  remedy           same fault again within a day
     application fault (Xid 13 …)           restart ranks    restart ranks
@@ -25,11 +25,11 @@ LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
 """Period in which `LEMON_INCIDENTS` incidents make a node a lemon.
 
-Jobs do not use a lemon again. Incidents of every cause count. Source: Kokolis et al., HPCA'25 (arXiv 2410.21680),
-section on lemon nodes: a few nodes cause most failures, and their history identifies them.
+A lemon is a node that jobs do not use again. Incidents of every cause count. Source: Kokolis et al., HPCA'25 (arXiv
+2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
-"""How many of a node's newest history entries the rules consider."""
+"""Number of a node's newest history entries that the rules consider."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (
@@ -165,7 +165,7 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the most severe fault for which a job must give up the node, or None.
+    """Return the most severe of a node's faults for which a job must give up the node, or None.
 
     `faults` are the faults of the node, as its live agent reports them. If several faults are equally severe, the
     result is the first. It is None if no fault requires a reboot or a replacement.
@@ -189,9 +189,10 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 
 
 def lemon(history: Iterable[Implication], now: float) -> str | None:
-    """Return why a node must not be used again, or None.
+    """Return why a node is a lemon (was involved in too many incidents and is not used again), or None if it is none.
 
-    The sentence lists every incident within the window. The result is None for fewer than `LEMON_INCIDENTS` incidents.
+    The sentence lists every incident within `LEMON_WINDOW_SECONDS`. The result is None for fewer than `LEMON_INCIDENTS`
+    incidents.
     """
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
@@ -201,7 +202,7 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
-    """Return the remedy for a lemon.
+    """Return the remedy for a lemon (a node with too many incidents in its history).
 
     The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise the remedy is RETIRE, so
     that a person decides.

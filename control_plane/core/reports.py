@@ -29,7 +29,10 @@ from control_plane.core.states import NodeState
 
 
 class Period(StrEnum):
-    """The length of a report's buckets. Days and weeks begin at 00:00 UTC, and weeks on Monday."""
+    """The length of the time buckets into which a report divides its range.
+
+    Days and weeks begin at 00:00 UTC, and weeks on Monday.
+    """
 
     HOUR = "Hour"
     DAY = "Day"
@@ -117,13 +120,13 @@ class IncidentFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one bucket, project, fleet or job, or of the whole report."""
+    """The figures of one time bucket, project, fleet or job, or of the whole report."""
 
     spent: Mapping[str, int]
     """Microseconds by `accounting.Bucket`, summed over jobs."""
     node_microseconds: int
     rank_microseconds: int
-    """Node time times the ranks of each node. With one rank per GPU, this is GPU time."""
+    """Node time multiplied by the number of ranks per node. With one rank per GPU, this is GPU time."""
     unpriced_node_microseconds: int
     """Part of the node time that `cost_micro_usd` leaves out, because the fleet has no price."""
     cost_micro_usd: int | None
@@ -193,7 +196,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Groups:
-    """Sums that grow while `report` reads the jobs, fleets and incidents."""
+    """The sums of each group of a report, to which `report` adds jobs, fleets and incidents one by one."""
 
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
@@ -204,7 +207,7 @@ class _Groups:
 
 
 def default_period(start: datetime, end: datetime) -> Period:
-    """Return the period that gives a range between about a dozen and a hundred buckets."""
+    """Return the period that divides a time range into between about a dozen and a hundred buckets."""
     if end - start <= timedelta(days=2):
         return Period.HOUR
     return Period.DAY if end - start <= timedelta(days=100) else Period.WEEK
@@ -236,7 +239,7 @@ def report(
     now: int,
     max_jobs: int,
 ) -> Report:
-    """Add up the figures of jobs, fleets and incidents.
+    """Add up the figures of jobs, fleets and incidents over a time range.
 
     Args:
         bounds: bounds of the buckets in Unix microseconds, as the function `bounds` returns them.
@@ -311,7 +314,7 @@ def _add(group: Sums, sums: Sums) -> None:
 
 
 def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield the sums of each bucket."""
+    """Yield a job's sums (time, node time and cost) in each bucket of the time range."""
     states = _at_bounds(job.points, bounds)
     whole, cost = job.points[-1].node_microseconds, job.cost_micro_usd
     for (before, after), spent in zip(pairwise(states), _changes(states), strict=True):
@@ -327,10 +330,11 @@ def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
-    """Return what the ledger received between neighbouring states.
+    """Return by how much each counter of a job's ledger grew between neighbouring states.
 
-    A failure that is detected after a bound moves time of the earlier bucket, for example from train to detect. The
-    training time of the later bucket is then negative. This function moves that time back to the earlier bucket.
+    The states are those at the bounds of a report's time buckets. If a failure before a bound is detected after it, the
+    ledger then moves time, for example from train to detect. Train would be negative in the later time bucket. The
+    function therefore books this move in the earlier time bucket.
     """
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}
@@ -350,7 +354,7 @@ def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
 
 
 def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield the sums of each bucket."""
+    """Yield the idle time of a fleet's nodes, and its cost, in each bucket of the time range."""
     if not fleet.points:
         return
     states = _at_bounds(fleet.points, bounds)
@@ -366,7 +370,7 @@ def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> Iterable[tuple[int, Sums]]:
-    """Yield the number and the sums of each bucket that overlaps the incident."""
+    """Yield the index of each time bucket that the incident overlaps, with the incident's sums in this bucket."""
     start = incident.failed_at
     end = max(start + 1, now if incident.closed_at is None else incident.closed_at)
     cost = incident.cost_micro_usd
@@ -386,7 +390,10 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
 
 
 def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
-    """Return the ledger at each bound. Before the first point and after the last, the ledger does not change."""
+    """Return the ledger at each bound of the time buckets, interpolated between its points.
+
+    Before the first point and after the last, the ledger does not change.
+    """
     moments = [point.at for point in points]
     found: list[Ledger] = []
     for bound in bounds:

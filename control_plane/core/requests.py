@@ -1,4 +1,4 @@
-"""People's requests for nodes: whether a fleet can fulfil a request, and otherwise the reason for its refusal.
+"""People's requests to drain, reboot, replace or hold a node: whether the API accepts a request, or why it refuses.
 
     request       node             result
     DrainNode     assigned         its job gives it up at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
@@ -50,7 +50,7 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
     """Return why a request for a node is refused, or an empty string.
 
     Args:
-        asked: request of a person for one node.
+        asked: the kind of the person's request.
         standing: the node, its fleet and its job.
 
     Returns:
@@ -94,5 +94,5 @@ def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
 
 
 def in_words(asked: NodeRequest, node_id: str, who: str, why: str) -> str:
-    """Return a clause that describes a request, for reasons and incidents."""
+    """Return a clause that says who requested a node and why, for reason texts and incidents."""
     return f"a user requested to {asked} {node_id} ({who})" + (f": {why}" if why else "")

@@ -32,7 +32,7 @@ _PREFIX = "the roll of the fleet "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollStep:
-    """The decision of one pass about a roll."""
+    """The result of `decide`: what the fleet loop does about a roll now."""
 
     progress: RollProgress
     """The progress to store. Equals the stored progress if nothing changed."""
@@ -41,7 +41,7 @@ class RollStep:
     cancelled: tuple[NodeId, ...] = ()
     """Nodes whose request the roll withdraws, because a person has stopped it."""
     has_ended: bool = False
-    """Whether the roll ends in this pass."""
+    """Whether the roll ends now: all nodes are finished, or a person has stopped it."""
 
 
 def decide(
@@ -54,12 +54,12 @@ def decide(
     obstacle: str,
     refusal: Callable[[NodeRecord], str],
 ) -> RollStep:
-    """Return what a roll does in this pass.
+    """Return which nodes a roll begins now, and its progress.
 
     Args:
         now: Unix seconds.
         roll: the newest request of a person for a roll, which may have ended.
-        stored: the progress that the previous pass stored. Progress of an earlier roll is ignored.
+        stored: the progress that the previous decision stored. Progress of an earlier roll is ignored.
         rows: the fleet's nodes that have not ended.
         unavailable_count: number of nodes that the fleet needs and that are not in service.
         obstacle: reason why no node may be begun now, for example a job without full protection. Empty without one.
@@ -97,7 +97,7 @@ def _next(
     obstacle: str,
     refusal: Callable[[NodeRecord], str],
 ) -> tuple[tuple[NodeId, ...], str]:
-    """Return the nodes that begin now, and what the roll does or waits for."""
+    """Return the nodes that the roll begins now, and a clause that says what the roll does or waits for."""
     current = ", ".join(known.current)
     verb = _verb(roll)
     if not left:
@@ -123,7 +123,7 @@ def _next(
 
 
 def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
-    """Return whether a roll has nothing more to do for a node."""
+    """Return whether the roll is done with a node: the node is rolled, or will not be rolled."""
     if row is None or row.state is NodeState.GONE:
         return True
     if is_requested:
@@ -152,7 +152,7 @@ def in_words(roll: FleetRoll, node_id: NodeId) -> str:
 
 
 def is_rolled(row: NodeRecord) -> bool:
-    """Return whether the fleet terminates a node because of a roll.
+    """Return whether the fleet terminates a node because a roll replaces its instance.
 
     The hourly limit of replacements protects against wrong verdicts, so it excludes such terminations.
     """
@@ -172,7 +172,7 @@ def _done(roll: FleetRoll) -> str:
 
 
 def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> str:
-    """Return why a roll must not begin a node because of a job, or an empty string.
+    """Return why the state of a job forbids that a roll begins another node, or an empty string.
 
     Args:
         job: a job of the fleet, in any state.

@@ -34,7 +34,8 @@ The lowest key is best. A shard has changed if its holders differ from the origi
 PARTNERS = 16
 """Number of groups with which the solver tries to exchange members of the ring.
 
-The solver tries the most suitable groups first. Trying more groups would not reduce the number of changed shards.
+The solver tries the most suitable groups first. With more groups, the solver would find no exchange that changes fewer
+shards.
 """
 
 
@@ -75,7 +76,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply exchanges that lower the number of exposed shards. Return False if no exchange does."""
+        """Apply exchanges of nodes that lower the number of exposed shards. Return False if no exchange does."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -92,7 +93,7 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Return how many of a group's shards have all their holders in one domain."""
+        """Return how many of a group's shards are exposed, that is, have all their holders in one failure domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
@@ -114,7 +115,7 @@ class _Search:
         """Return how many of a group's members are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # -- the ring
+    # -- exchanges with the ring, the last group
 
     @property
     def ring(self) -> int | None:
@@ -122,7 +123,7 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring or exchange its members with other groups.
+        """Reorder the ring (the last group), or exchange its members with other groups.
 
         The method repeats this while the number of exposed shards decreases.
         """
@@ -144,7 +145,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges and recuts of the ring with each of the `PARTNERS` most suitable groups."""
+        """Yield the possible exchanges of nodes between the ring and each of the `PARTNERS` most suitable groups."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -157,9 +158,9 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield divisions in which neighbours in the ring become a separate group, and another group joins the ring.
+        """Yield exchanges in which neighbours in the ring become a separate group, and another group joins the ring.
 
-        Such a division changes one shard less than an exchange.
+        Such an exchange changes the holders of one shard less than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
@@ -169,7 +170,7 @@ class _Search:
                 yield {other: turned[:copies], ring: guests + turned[copies:]}
 
     def exchanges(self, one: int, other: int) -> Iterator[Option]:
-        """Yield both groups as they are after each exchange of two members of different domains."""
+        """Yield the two groups as they are after each possible exchange of two members of different domains."""
         for i, mine in enumerate(self.groups[one]):
             for j, theirs in enumerate(self.groups[other]):
                 if self.domains[mine] != self.domains[theirs]:
@@ -201,7 +202,7 @@ class _Search:
             self.groups[index] = group
             self.touched.add(index)
 
-    # -- groups of `copies` members
+    # -- exchanges between groups of `copies` members
 
     def mend_whole_groups(self) -> None:
         """Exchange members of groups whose members all share one domain.
@@ -227,9 +228,10 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Exchange members so that each of these groups receives a member from outside the groups' common domain.
+        """Give each exposed group a member from outside `domain`, in exchange for one of its own members.
 
-        All these groups share one domain. The partner of an exchange keeps at least one member outside that domain.
+        All members of the groups in `exposed` are in `domain`. The other group of an exchange keeps at least one member
+        outside that domain.
         """
         spare = {
             index: self.outside(index, domain) - 1
@@ -249,5 +251,5 @@ class _Search:
 
 
 def _with(group: Group, position: int, node: int) -> Group:
-    """Return the group, with another node at one position."""
+    """Return a copy of the group, with `node` at `position`."""
     return (*group[:position], node, *group[position + 1 :])

@@ -14,7 +14,7 @@ from control_plane.core.observed.jobs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""For a job with parity, a plan also shows the memory that this number of copies would need."""
+"""For a job with parity, users also see the memory that this number of copies would need."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:
@@ -29,7 +29,7 @@ def slots_per_node(settings: JobSettings) -> int:
 
 
 def memory_ratio(settings: JobSettings) -> Fraction:
-    """Return the memory of a node's slots, divided by the state of the node's ranks.
+    """Return the memory of a node's slots as a multiple of the state of the node's ranks.
 
     A share has 1/(g - 1) of the size of a shard, where g is the number of nodes in a parity group.
     """
@@ -38,7 +38,7 @@ def memory_ratio(settings: JobSettings) -> Fraction:
 
 
 def ratio_of_copies(settings: JobSettings) -> int:
-    """Return the memory ratio of the same job with two copies of each shard instead of parity."""
+    """Return what `memory_ratio` would be if the job used two copies of each shard instead of parity."""
     return slots_per_shard(settings) * COPIES_TO_COMPARE
 
 

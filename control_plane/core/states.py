@@ -190,9 +190,10 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 
 
 class FleetStatus(StrEnum):
-    """Whether a fleet may act on its Auto Scaling group.
+    """Whether a fleet may change its Auto Scaling group and end instances.
 
-    Every pass derives the status from its observations. The status is not stored and has no transition table.
+    The control plane derives the status anew from its observations each time. It does not store the status, so the
+    status has no transition table.
 
     - ACTIVE: the fleet takes all actions.
     - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. Until this
@@ -294,10 +295,10 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
 
     Args:
         table: one of this module's transition tables.
-        entity: name of the object for the error message, for example `job gpt`.
+        entity: name of the object (job, node or incident) for the error message, for example `job gpt`.
         state: state of the object before the event.
         event: event that has happened to the object.
-        story: the reasons of earlier transitions, for the error message.
+        story: the reasons of the object's earlier transitions, for the error message.
 
     Returns:
         The next state. It may equal `state`.

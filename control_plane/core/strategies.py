@@ -1,4 +1,4 @@
-"""Checkpoint strategies of a job: Everstep's own, and four others for comparison on the same job.
+"""Checkpoint strategies of a job: Everstep's own, and four others with which users can compare it on the same job.
 
 A strategy is a choice of existing settings. `STRATEGIES` has one row per strategy:
 
@@ -72,7 +72,7 @@ class Rules:
     uses_memory: bool = False
     """Whether a restore may use shards in the memory of nodes."""
     schedule: Schedule = Schedule()
-    """The schedule of a job whose request names no schedule of its own."""
+    """The schedule of a job whose request sets none of its fields."""
     adjustable: tuple[str, ...] = ()
     """Fields of `schedule` that the request of a job may change."""
 
@@ -106,7 +106,7 @@ class Settings:
     copies: int
     """Number of nodes that hold each shard."""
     third_slot: bool = False
-    """Whether a third slot per shard is reserved."""
+    """Whether nodes reserve a third slot for each shard."""
     on_notice: bool = False
     """Whether a notice of AWS makes a checkpoint due."""
     is_preemptible: bool = False
@@ -167,7 +167,7 @@ def contradictions(strategy: Strategy, schedule: Schedule, settings: Settings) -
 
 
 def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the settings that need a checkpoint, for the strategy None."""
+    """Yield the settings that are impossible without checkpoints, for a job with the strategy None."""
     if settings.on_notice:
         yield "CheckpointConfig.OnNotice", "the strategy None makes no checkpoints; remove the field"
     if settings.is_preemptible:
@@ -179,10 +179,10 @@ def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int:
-    """Return the newest step of which a checkpoint can be requested now.
+    """Return the newest step that a checkpoint can contain if it is requested now.
 
-    If a checkpoint of this step exists, training has no newer state to store. The result is the newest committed step.
-    For a strategy that commits only checkpoints, the result is the newest finished step.
+    If this step already has a checkpoint, there is no newer state to store. The result is the newest committed step, or
+    the newest finished step for a strategy whose ranks capture only steps for checkpoints.
 
     Args:
         strategy: the strategy that the job was created with.
@@ -196,7 +196,7 @@ def newest_storable(strategy: Strategy, *, committed: int, boundary: int) -> int
 
 
 def requested_step(strategy: Strategy, *, committed: int, boundary: int) -> int:
-    """Return the lowest step for a checkpoint that a person or a notice requests now.
+    """Return the step at or after which the job makes a checkpoint that a person or a notice of AWS requests now.
 
     The result is 0 or less if the job cannot make a checkpoint yet. The arguments are those of `newest_storable`.
     """
@@ -209,7 +209,10 @@ def _commits_only_checkpoints(strategy: Strategy) -> bool:
 
 
 def strategy_words(strategy: Strategy) -> str:
-    """Return what a comparison strategy means for the job's protection, as a sentence. Empty for Everstep's own."""
+    """Return a sentence that says which state a job with a comparison strategy loses at a failure.
+
+    Empty for Everstep's own strategy.
+    """
     if strategy is Strategy.EVERSTEP:
         return ""
     if strategy is Strategy.NONE:

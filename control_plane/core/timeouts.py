@@ -240,7 +240,7 @@ def grace_seconds(timeouts: Timeouts) -> float:
 
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder as lines of text for the server's start-up output, shortest timeout first."""
+    """Return one line of text per timeout of the ladder, shortest timeout first, for the server's start-up output."""
     return tuple(
         f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
     )

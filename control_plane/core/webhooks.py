@@ -1,4 +1,4 @@
-"""Rules of webhooks: which receivers they may reach, and how a message is signed.
+"""Rules of webhooks: which receivers the server may send events to, and how it signs a message.
 
     webhook-id          id of the event; the same for each attempt, so receivers recognize repetitions
     webhook-timestamp   Unix seconds of the attempt; receivers refuse old messages
@@ -46,7 +46,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The receiver that a URL names."""
+    """The receiver of a webhook's messages, parsed from its URL."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ def allowed(entries: Sequence[str]) -> Allowed:
 
 
 def target_of(url: str, receivers: Allowed) -> Target:
-    """Return the receiver that a URL names.
+    """Parse a webhook's URL, and check that webhooks may reach its host.
 
     Args:
         url: `https://host[:port]/path?query`. Plain `http` only for the literal addresses 127.0.0.1 and ::1.
@@ -170,7 +170,7 @@ def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body:
 
 
 def _meant(address: Address) -> Sequence[Address]:
-    """Return the address, and the IPv4 addresses to which a gateway may translate it."""
+    """Return all addresses that a connection to `address` may reach: itself, or IPv4 addresses embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]

@@ -1,1 +1,1 @@
-"""The inputs of the decisions: observations and stored records, one module per kind of object."""
+"""The inputs of the control plane's decisions: observations and stored records, one module per kind of object."""

@@ -1,4 +1,4 @@
-"""The specification of a fleet, its stored group and nodes, and the input of one pass of its loop."""
+"""The specification of a fleet, its Auto Scaling group and nodes, and the input of one decision about the fleet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The wanted probability that a failure finds a free spare.
+    """The wanted probability that a spare is free when a node fails.
 
     If this field is set, the fleet ignores `spare_count`.
     """
@@ -50,13 +50,13 @@ class FleetSpec:
 Vacancies: TypeAlias = tuple[tuple[float, int], ...]
 """Vacancies of a group, oldest first: instances that the group desires and does not have.
 
-Each pair contains the start in Unix seconds and the number of vacancies.
+Each pair contains the Unix time since which these instances are missing, and their number.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHistory:
-    """Failures and replacements that a fleet has observed."""
+    """Failures and replacements of a fleet's nodes so far, from which `core.spares` computes the number of spares."""
 
     node_seconds: float = 0.0
     """Time that the fleet's nodes have worked for jobs, summed over nodes."""
@@ -158,9 +158,9 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix time at which the vacancy (a missing instance) began that this instance filled.
+    """Unix time since which the group lacked an instance, until this instance filled the gap.
 
-    None if no pass observed the vacancy.
+    None if the fleet loop did not observe that an instance was missing.
     """
     since: float = 0.0
     """Time at which the node entered its current state, in Unix seconds."""
@@ -195,7 +195,10 @@ class FleetJob:
     most_node_count: int = 0
     """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the next generation if it is decided, else of the newest. 0 before the first generation."""
+    """Number of nodes of the next generation if it is decided, else of the newest generation.
+
+    0 before the first generation.
+    """
     smaller_from: float | None = None
     """Unix time from which a waiting job starts with `least_node_count` nodes. None if it waits for all nodes."""
     exclusions: tuple[Exclusion, ...] = ()
@@ -205,7 +208,7 @@ class FleetJob:
     quota: int | None = None
     """Limit for the nodes of this fleet that all jobs of the project hold together. None means no limit."""
     is_paused: bool = False
-    """Whether a person paused the job. A paused job in the queue waits for no nodes."""
+    """Whether a person paused the job. The fleet then assigns no nodes to the job while it is in the queue."""
     is_taken_over: bool = False
     """Whether a person manages the job instead of Everstep.
 
@@ -252,9 +255,9 @@ class FleetObserved:
     """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """The vacancies of the group, as the previous pass stored them."""
+    """The vacancies of the group (missing instances), as the previous decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times of the replacements that Everstep itself decided, for at least the last hour."""
+    """Unix times of the replacements that Everstep decided by its own verdict, for at least the last hour."""
     failed_join_count: int = 0
     """Number of instances that ended because their agents did not connect in time.
 
@@ -268,4 +271,4 @@ class FleetObserved:
     roll: FleetRoll | None = None
     """The fleet's newest roll, which may have ended. None if the fleet never had one."""
     roll_progress: RollProgress | None = None
-    """The progress that the previous pass stored, possibly of an earlier roll."""
+    """The progress of a roll that the previous decision about the fleet stored. It may belong to an earlier roll."""

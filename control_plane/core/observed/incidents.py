@@ -1,4 +1,4 @@
-"""Incidents and failures of a job, as stored."""
+"""Incidents and failures of a job, as the control plane stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failure that counts against the job, as `core.breakers` needs it."""
+    """A failure that the job itself may have caused. `core.breakers` decides by such records if the job fails."""
 
     generation: Generation
     step: Step
@@ -29,7 +29,7 @@ class FailureRecord:
     words: str = ""
     """A sentence about how the first failed rank ended, with advice, for example to use less memory.
 
-    Empty if only exit class and code are known.
+    Empty if the control plane knows only exit class and code.
     """
     is_hang: bool = False
     """Whether the failure was a hang: the ranks made no progress, but no process ended."""
@@ -44,7 +44,7 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
-    """A failure and its recovery, as stored."""
+    """A failure and its recovery, as the control plane stores them."""
 
     id: str
     state: IncidentState
@@ -61,9 +61,9 @@ class IncidentRecord:
     from_step: Step | None = None
     """The step from which training resumed."""
     restore_source: str | None = None
-    """The farthest kind of source that any rank needed: `local` (nearest), `peer` or `s3` (farthest)."""
+    """The farthest kind of source from which any rank restored its shard, from `local` to `s3`."""
     instance_ids: tuple[NodeId, ...] = ()
-    """The nodes that the job gave up or lost, for any cause."""
+    """The nodes that the job lost or gave up in this incident, for any cause."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
     """The nodes on which the failure occurred, whether or not the job gave these nodes up."""
     lost_node_count: int = 0
@@ -73,7 +73,7 @@ class IncidentRecord:
     node_count_after: int = 0
     """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """Faulty nodes that nevertheless took part in the next generation.
+    """Faulty nodes that the job kept for the next generation.
 
     Without them, the job would have lost a committed step.
     """
@@ -91,5 +91,5 @@ class IncidentRecord:
     idle_node_microseconds: int = 0
     """Idle time of the job's nodes during the incident, summed over nodes, in microseconds.
 
-    Each pass updates the value.
+    The job loop updates the value at each decision about the job.
     """

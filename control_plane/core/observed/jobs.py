@@ -1,4 +1,4 @@
-"""The specification of a job, its stored record, and the input of one pass of its loop."""
+"""The specification of a job, its stored record, and the input of one decision about the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, No
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Hourly limit per fleet for nodes that Everstep removes by its own verdict.
+"""Default of a fleet's hourly limit for nodes that Everstep replaces by its own verdict.
 
 The limit does not count instances that AWS ends.
 """
@@ -48,7 +48,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Settings that a job's stored specification (`db.jobs.JobSpec`) and the core's `JobSpec` have in common."""
+    """Settings that the stored specification of a job (`db.jobs.JobSpec`) and this module's `JobSpec` share."""
 
     node_count: int
     ranks_per_node: int
@@ -103,7 +103,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobSettings):
-    """The specification of a job, as the core uses it: the validated request of its user."""
+    """The specification of a job, as the decisions in `core` use it: the validated request of its user."""
 
     job: JobName
     run: RunId
@@ -126,21 +126,21 @@ class JobSpec(JobSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One change that was tried after repeated identical failures.
+    """One change that the control plane tried after repeated equal failures of a job (`core.breakers`).
 
-    The change is another node or an older state.
+    The change is either another node for the failing ranks, or an older state to restore.
     """
 
     kind: Literal["node", "state"]
     failure: FailureRecord
-    """The last failure before the change."""
+    """The last failure before the change was made."""
     node_id: NodeId | None = None
     """The node whose ranks moved to another node. None if the change was an older state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """A node that the job will not use again. The fleet loop removes the node from the job and applies its remedy."""
+    """A node that the job will not use again. The fleet loop removes the node from the job and applies the remedy."""
 
     node_id: NodeId
     evidence: str
@@ -166,9 +166,9 @@ class Exclusion:
 class Impairment:
     """A member that continues to train with a problem.
 
-    The member's own agent reports a fault, or the member does not answer other members.
+    The problem: the member's own agent reports a fault, or the member does not answer other members.
 
-    `core.evidence` updates this record in every pass.
+    `core.evidence` updates this record whenever the control plane decides about the job.
     """
 
     node_id: NodeId
@@ -194,7 +194,7 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """Time at which the job loop decided to request the agreed stop. From then on, the job cannot cancel the stop."""
+    """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
     what: str = ""
     """The code of the node's fault. Empty if the node has no fault."""
     is_kept: bool = False
@@ -240,9 +240,9 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The nodes by which a running job can grow.
+    """Ready nodes by which a running job can grow to more nodes.
 
-    The fleet has assigned these nodes, but the generation does not use them.
+    The fleet has assigned these nodes to the job, but the running generation does not use them.
     """
 
     node_ids: tuple[NodeId, ...]
@@ -250,7 +250,7 @@ class Growth:
     since: float
     """Time since which exactly these nodes have been ready, in Unix seconds."""
     asked_at: float | None = None
-    """Time at which the job loop decided to request the agreed stop. From then on, the job cannot cancel the stop."""
+    """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,9 +270,9 @@ class Suspicion:
     """A suspected hang: a rank has made no progress for longer than the first limit of `core.hangs`."""
 
     since: float
-    """Time at which the rank with the longest standstill last made progress."""
+    """Time at which the rank that has stood still for longest last made progress, in Unix seconds."""
     began_at: float
-    """Time at which a rank exceeded the first limit."""
+    """Time at which a rank exceeded the first limit, in Unix seconds."""
     number: int
     """The number of the newest request for stacks."""
     asked_at: float
@@ -287,10 +287,10 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
-    """The part of a job's record that the job loop keeps between passes, in one JSON column.
+    """The part of a job's record that the database stores in one JSON column.
 
-    The API shows only `suspicion`, `checkpoints`, `uploading` and the cost of `incident`. To keep another value between
-    passes, add a field with a default. Stored records that lack the field get the default.
+    The job loop reads and writes it at each decision. The API shows only `suspicion`, `checkpoints`, `uploading` and
+    the cost of `incident`. A new field needs a default, which stored records without this field get.
     """
 
     state_since: float
@@ -319,16 +319,16 @@ class Memo:
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """Earliest time for the next departure, set because the job kept a node or an agreed stop failed."""
+    """Earliest Unix time for a new departure. It is set after the job kept a node or an agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
-    """Text about the reached limit that stops the job. Empty if no limit stops the job."""
+    """Text about the limit (runtime, pending time or cost) that stops the job. Empty if no limit stops it."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     """When the next checkpoint is due, as the coordinator reported last."""
     uploading: CheckpointUpload | None = None
     """The newest checkpoint that is being uploaded, as the agents last reported; None if no upload runs."""
     noticed: tuple[NodeId, ...] = ()
-    """Departing members that AWS announced and for which a checkpoint was requested."""
+    """Members whose end AWS has announced, and for which the control plane has already requested a checkpoint."""
     notice_wanted: Step = NO_STEP
     """Lowest step of the checkpoint that AWS's newest notice requires. `NO_STEP` without a notice."""
     upload_seconds: float | None = None
@@ -345,10 +345,10 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes of the next generation, if the job continues on fewer nodes than before. 0 otherwise.
+    """Number of nodes of the next generation, if the job will continue on fewer nodes than before. 0 otherwise.
 
-    Before, the job had `member_count` nodes, or NodeCount if `member_count` is 0. It continues on fewer nodes because
-    no other node was available, or because it returned nodes.
+    Until now, the job had `member_count` nodes, or NodeCount if `member_count` is 0. It continues on fewer because no
+    other node was available, or because it returned nodes.
     """
     vacant_since: float | None = None
     """Unix seconds since which the next generation lacks a member, or the job waits for its first nodes.
@@ -358,9 +358,9 @@ class Memo:
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
-    """Number of times that the job waited in vain for all of its nodes since it last had all of them."""
+    """How often in a row the job has given up the wait for all of its nodes. 0 once it has had all of them."""
     not_before: float | None = None
-    """Time until which the job stands aside: it neither holds nodes nor delays other jobs."""
+    """Unix time until which the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
     """The control plane requests no pause before this time, because the last pause failed."""
     incident: IncidentRecord | None = None
@@ -373,7 +373,7 @@ class Memo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Memo):
-    """The stored record of a job. Each pass reads the record, and `decide` returns the record to store."""
+    """The stored record of a job. `core.job.decide` receives this record and returns the changed record to store."""
 
     state: JobState
     reason: str
@@ -422,7 +422,8 @@ class JobObserved:
     assigned: tuple[NodeId, ...]
     """Nodes that the fleet loop has assigned to this job, in the order of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
-    """All assigned nodes and all nodes of the plan. The mapping may contain other nodes of the fleet too."""
+    """All nodes that are assigned to the job or named in the plan. Other nodes of the fleet may also be in the mapping.
+    """
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
     """Generation and step of each checkpoint that a person has deleted."""
     price_usd_per_hour: float | None = None
@@ -431,19 +432,19 @@ class JobObserved:
     """The job's open drill. None without a drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
-    """A description of the job of higher priority that receives this job's nodes.
+    """Description of the job of higher priority for which this job must release all of its nodes.
 
     Empty if no such job exists.
     """
     keep_count: int | None = None
-    """Number of nodes with which the job must continue, because the first job of the queue needs the others.
+    """Number of nodes with which the job must continue, because the first job of the queue needs its other nodes.
 
     None if the job may keep its nodes.
     """
     returns_to: str = ""
-    """A description of the job that receives the returned nodes. Empty if `keep_count` is None."""
+    """Description of the job for which this job returns nodes. Empty if `keep_count` is None."""
     queue_words: str = "waits in the queue"
-    """A description of the job's position in the queue and the jobs ahead, while the job waits."""
+    """Text about the job's position in the queue and the jobs ahead of it. Valid while the job waits."""
     newest_node_at: float | None = None
     """Time at which the fleet's newest node appeared, in Unix seconds."""
     spare_count: int = 0

@@ -35,8 +35,8 @@ class Remedy(StrEnum):
     - RETIRE: the job gives up the node, which waits for a person, because no evidence permits its termination.
     - REBOOT: the job gives up the node, and EC2 reboots it.
     - REPLACE: the job gives up the node, and the fleet terminates it. Another instance replaces it.
-    - LET_GO: as REPLACE, but because AWS announced the end of the instance. The node is healthy and needs no
-      inspection. The fleet has already requested the replacement.
+    - LET_GO: like REPLACE, but for a healthy node whose end AWS announced. The node needs no inspection, and the fleet
+      has already requested its replacement.
     """
 
     NONE = "none"
@@ -103,17 +103,17 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implication:
-    """An entry of a node's history: the node was involved in an incident."""
+    """One entry of a node's fault history: the node was involved in an incident."""
 
     node_id: NodeId
     incident_id: str
     """Id of a job's incident, or `fleet-<fleet>-<Unix seconds>` if the node worked for no job."""
     at: float
     what: str
-    """A cause, or a fault code with its number: `node_unreachable`, `gpu_xid 79`."""
+    """The incident's cause or the code of a fault, for example `node_unreachable` or `gpu_xid 79`."""
     evidence: str
     is_own_word: bool = False
-    """Whether the node's own live agent reported the fault. Such a report permits the instance's termination."""
+    """Whether the node's own live agent reported the fault. Such a report permits the fleet to terminate it."""
     remedy: Remedy = Remedy.NONE
 
 
@@ -137,7 +137,7 @@ class NodeObserved:
     instance_words: str = ""
     """AWS's description of the instance, for example `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
-    """A failed status check that AWS reports for a running instance. Empty if no check failed.
+    """Words about an EC2 status check that fails although the instance runs. Empty if no check failed.
 
     Checks can fail on healthy instances too.
     """
@@ -145,7 +145,7 @@ class NodeObserved:
     silent_seconds: float = 0.0
     """Seconds since the agent's last message.
 
-    After a start of this control plane, silence within its grace period does not count.
+    Silence during the grace period after the start of this control plane does not count.
     """
     heard_at: float | None = None
     """Time at which the agent's last message arrived.
@@ -170,7 +170,7 @@ class NodeObserved:
     history: tuple[Implication, ...] = ()
     """Incidents that involved the node since a person last returned it to service, oldest first."""
     request_words: str = ""
-    """A person's pending request for the node, as a sentence.
+    """A person's pending request for the node (drain, replace, reboot or hold), as a sentence. Empty without one.
 
     The fleet fulfils the request after the job has given the node up.
     """

@@ -1,4 +1,4 @@
-"""A roll of a fleet: what a person wants, and how far the fleet loop is."""
+"""A roll (replacement or reboot of all nodes of a fleet): what a person requested, and how far the fleet loop is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RollProgress:
     finished: tuple[NodeId, ...] = ()
     """The nodes that need no more work, in the order of `FleetRoll.node_ids`.
 
-    Includes nodes that ended, were held, or lost their request by other means than the roll.
+    Nodes that ended or were held meanwhile count as finished, and so do nodes whose request a person cancelled.
     """
     reason: str = ""
     """What the roll does or waits for."""
@@ -50,7 +50,7 @@ class RollProgress:
 
     @property
     def current(self) -> tuple[NodeId, ...]:
-        """The nodes that the roll has begun and not finished."""
+        """The nodes that the roll has begun to replace or reboot, and not finished."""
         return tuple(node_id for node_id in self.requested if node_id not in self.finished)
 
 

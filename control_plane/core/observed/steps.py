@@ -1,4 +1,4 @@
-"""Stored records of generations, checkpoints, and sources that plans must not use."""
+"""Stored records of generations and checkpoints, and of sources from which later plans must not restore."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointUpload:
-    """The progress of the upload of one checkpoint, over all ranks whose agents have reported it."""
+    """The progress of one checkpoint's upload, summed over all ranks whose agents have reported it."""
 
     generation: Generation
     """Number of the generation whose agents upload the checkpoint."""
     step: Step
     stored_bytes: int
-    """Bytes that S3 has stored, of shards whose upload has ended and of shards whose upload runs."""
+    """Bytes that S3 has stored so far, of finished and running uploads of shards."""
     total_bytes: int
-    """Bytes of all shards whose upload has begun."""
+    """Bytes of all shards of the checkpoint whose upload has begun."""
     slowest: RunningUpload
-    """Of the shards whose upload runs, the shard of which S3 has stored the smallest fraction."""
+    """The running upload of which S3 has stored the smallest fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
