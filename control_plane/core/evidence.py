@@ -47,8 +47,8 @@ A single step proves nothing, because it may have been under way when the silenc
 WATCHED_FROM_LEASES = 2 / 3
 """Fraction of a lease after which the control plane starts to track an agent's silence.
 
-A silence counts as evidence only after a whole lease. Until then, the control plane observes whether training completes
-steps during the silence.
+A silence counts as evidence only after a whole lease. Before, the control plane observes whether training completes
+steps.
 """
 BLIND_FLEET_SIZE = 3
 """Smallest fleet in which the silence of most nodes is no evidence against these nodes.
@@ -300,8 +300,8 @@ def track_silences(
 
     A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
     finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
-    control plane tracks a silence once it has lasted `WATCHED_FROM_LEASES` of a lease. If no control plane observed the
-    start of a longer silence, only this fraction of a lease counts.
+    control plane tracks a silence once it has lasted `WATCHED_FROM_LEASES` of a lease. If no control plane observed its
+    start, only this fraction of a lease counts.
 
     Args:
         known: the silences that the job's record contains.
@@ -344,8 +344,8 @@ def track_impairments(
 ) -> tuple[Impairment, ...]:
     """Return the impairments to store in the job's record: members that have a problem although their agents report.
 
-    The problem is a fault that the agent reports, or other members that the node does not answer. Each impairment also
-    records when training last completed steps.
+    The agent reports a fault, or the node does not answer other members. Each record says when training last
+    progressed.
 
     Args:
         known: the impairments that the job's record contains.
@@ -362,8 +362,7 @@ def track_impairments(
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            # AWS has reported the instance as ended, or the agent is silent and `track_silences` handles this node.
-            continue
+            continue  # AWS has reported the end of the instance, or `track_silences` handles the node.
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue

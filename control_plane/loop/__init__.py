@@ -1,10 +1,10 @@
-"""Reconciliation of jobs and fleets: loops, agents' connections, polls of AWS.
+"""The loops that reconcile jobs and fleets with their wanted state, the agents' connections, and the polls of AWS.
 
     agents ────────┐
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease
     database ──────┘
 
-Invariant: this package decides nothing. One round of a loop over one job or fleet is a pass. A pass reads the state,
-calls the core, stores the decision and executes it. If a server crashes during a pass, the next pass completes the
-work.
+Invariant: this package decides nothing. The *core* (`control_plane.core`) decides. A *pass* handles one job or one
+fleet once: it reads the state, calls the core, stores the decision and executes it. A *sweep* is one round of passes
+over all jobs or all fleets. If a server crashes during a pass, the next pass completes the work.
 """

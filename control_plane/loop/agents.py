@@ -1,4 +1,4 @@
-"""The registry of connected agents: their newest reports, and the messages queued for them.
+"""The registry of agents: their websocket connections, their newest reports, and the messages queued for them.
 
     websocket route (api)                       job and fleet loop
       accept(hello, fleet) → connection           views()            newest report of each agent, and its time
@@ -6,8 +6,8 @@
       connection.next_message()       ◀──         wait_for_change()  wakes the loops
       connection.close()
 
-A report replaces the previous report, and equal messages are queued only once. A broken connection causes no loss,
-because the loops repeat a message until a report shows its effect.
+A new report of an agent replaces its previous report. Equal messages to an agent are queued only once. A broken
+connection causes no loss, because the loops repeat a message until a report shows its effect.
 
 Invariant: only the newest connection of each node is open. All methods run on the server's event loop without blocking.
 """
@@ -46,12 +46,12 @@ QUEUE_LIMIT = 64
 Above the limit, the registry drops the oldest message. The loops send a dropped message again if they still need it.
 """
 MAX_DEPARTED = 1000
-"""Limit of ended nodes for which the registry keeps the last report and the count of rejected messages."""
+"""Limit of ended nodes for which the registry still keeps the last report and the number of rejected messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """The state of one agent, according to the messages that this server has received since the server's start."""
+    """The state of one agent, according to the messages that this server has received since it started."""
 
     node_id: NodeId
     fleet: FleetName
@@ -60,7 +60,7 @@ class AgentView:
     """The agent's newest report. None until the agent has sent one."""
     is_connected: bool
     heard_at: float
-    """Time of the agent's last message in monotonic seconds. The time of the connection before the first message."""
+    """Time of the agent's last message, in monotonic seconds. Before the first message, the time of the connection."""
     heard_at_seconds: float
     """Time of the agent's last message in Unix seconds, for display."""
 
@@ -84,14 +84,14 @@ class AgentConnection:
 
         The websocket route calls this method with each decoded report.
 
-        The registry drops a report if the node has a newer connection. A report with an old sequence number proves only
-        that the agent is alive. The registry drops its content.
+        The registry drops a report if the node has a newer connection. If a report's sequence number is old, the
+        registry drops its content and records only that the agent is alive.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
 
     def lines(self, lines: LogLines) -> None:
-        """Pass log lines of the node's ranks to log followers.
+        """Pass new log lines of the node's ranks to the open log readers (`log_feed`).
 
         The websocket route calls this method with each decoded message.
         """
@@ -99,7 +99,7 @@ class AgentConnection:
             self._registry.lines.deliver(self.node_id, lines)
 
     def command_ended(self, ended: CommandEnded) -> None:
-        """Accept the result of a command that a user runs beside a rank.
+        """Accept the result of a command that a user runs beside a rank (`command_desk`).
 
         The websocket route calls this method with each decoded message.
         """
@@ -107,7 +107,7 @@ class AgentConnection:
             self._registry.commands.ended(self.node_id, ended)
 
     def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
-        """Accept the agent's answer to a request for a snapshot, which an export sent.
+        """Accept the agent's answer to a request for a snapshot, sent on behalf of a client (`snapshot_desk`).
 
         The websocket route calls this method with each decoded message.
         """
@@ -149,8 +149,8 @@ class AgentConnection:
 class AgentRegistry:
     """All agents that have connected since this server started.
 
-    The registry measures ages with the clock `monotonic`. `unix` is the loops' clock, for display and for the phases of
-    incidents.
+    The registry measures ages with the clock `monotonic`. `unix` returns the Unix time that the loops use, for display
+    and for the phases of incidents.
     """
 
     def __init__(
@@ -211,10 +211,10 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Disconnect the agents of fleets that another control-plane server manages.
+        """Disconnect the agents of all fleets that other control-plane servers manage.
 
         Args:
-            fleets: all fleets that other servers manage now. Fleets of a previous call no longer count.
+            fleets: all fleets that other servers manage now. The set replaces that of the previous call.
         """
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
@@ -222,20 +222,20 @@ class AgentRegistry:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Return whether another control-plane server manages this fleet."""
+        """Return whether another control-plane server manages this fleet, according to the last call of `leave`."""
         return fleet in self._elsewhere
 
     @property
     def elsewhere(self) -> frozenset[FleetName]:
-        """The fleets that other control-plane servers manage."""
+        """The fleets that other control-plane servers manage, according to the last call of `leave`."""
         return self._elsewhere
 
     def refusals(self) -> Mapping[NodeId, int]:
-        """Return how many messages of each node's agent this server has rejected."""
+        """Return the number of messages that this server has rejected, by the node of the agent that sent them."""
         return dict(self._refused)
 
     def views(self) -> Mapping[NodeId, AgentView]:
-        """Return a snapshot of all agents' state, including disconnected agents."""
+        """Return the present state of all agents, including disconnected ones, by node."""
         return dict(self._views)
 
     def view(self, node_id: NodeId) -> AgentView | None:
@@ -247,7 +247,7 @@ class AgentRegistry:
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
 
     def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
-        """Return a generation's newest measurements by node and metric name.
+        """Return the newest values that the agents of a generation measured, by node and metric name.
 
         Only connected nodes are included.
         """
@@ -308,7 +308,7 @@ class AgentRegistry:
     def hint(self) -> None:
         """Wake the loops after a change that no agent reported.
 
-        Examples are a user's request and a notice of AWS.
+        Such a change is, for example, a user's request or a notice of AWS.
 
         Must run on the server's event loop.
         """
@@ -333,15 +333,15 @@ class AgentRegistry:
     def watch_closely(self, runs: frozenset[RunId]) -> None:
         """Wake the loops at every report of these runs, even if only the training progress changed.
 
-        The caller passes the runs that recover from a failure. Reports of other runs wake the loops only if `_news`
-        changes.
+        The job loop passes the runs of jobs that start, stop or recover from a failure. Reports of other runs wake the
+        loops only if they contain more than training progress (`_news`).
         """
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
         """Yield the nodes whose connection broke since the last call.
 
-        The caller then polls AWS immediately.
+        The job loop then lets the server poll AWS immediately, because the instances may have ended.
         """
         while self._lost:
             yield self._lost.popleft()
@@ -377,9 +377,9 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return the part of a report that wakes the loops when it changes.
+    """Return those parts of a report whose changes wake the loops.
 
-    The result contains all fields except the training progress.
+    Changes of the training progress alone do not wake the loops.
     """
     member = report.member
     if member is None:
@@ -393,10 +393,10 @@ def _news(report: AgentReport) -> object:
 
 
 def _identity(message: ControlToAgent) -> object:
-    """Return the identity of a message. The registry queues messages with equal identities only once.
+    """Return the key by which the registry recognizes that an equal message is already queued.
 
-    Two `Load` messages of one generation have the same identity, and so have two `Release` messages of one run. Other
-    messages have the same identity if their contents are equal.
+    Two `Load` messages of one generation have the same key, and so have two `Release` messages of one run. Other
+    messages have the same key if their contents are equal.
     """
     if isinstance(message, Load):
         return Load, message.plan.run, message.plan.generation

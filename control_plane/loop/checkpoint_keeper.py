@@ -1,4 +1,4 @@
-"""Deletes checkpoints from S3.
+"""Deletes checkpoints from S3, at a user's request or by the limits of the job.
 
 A deletion starts when a user requests it, or when the job has more or older checkpoints than its `CheckpointConfig`
 permits.
@@ -8,11 +8,11 @@ permits.
 If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
 server continues the deletion, which is idempotent.
 
-Before the limits delete a checkpoint, a later checkpoint must be verified. The keeper requests this verification, and
-waits for its result.
+The keeper deletes a checkpoint because of the limits only if a later checkpoint is verified. It requests this
+verification from `loop.verifier`, and waits for the result.
 
-Invariant: the limits never delete a pinned checkpoint, the newest checkpoint, the source of the job's next restore, the
-initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
+Invariant: because of the limits, the keeper never deletes a pinned checkpoint, the newest checkpoint, the source of the
+job's next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job that the keeper marks as deleting in one pass."""
+"""Limit of checkpoints per job that one call of `delete_due` marks as deleting."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 """Job states in which agents may read any of the job's checkpoints."""
 
@@ -64,7 +64,7 @@ class CheckpointKeeper:
         await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete checkpoints")
 
     def delete_due(self) -> None:
-        """Make one pass over all jobs. This method blocks: call it in a thread."""
+        """Delete all checkpoints of all jobs that are due for deletion. This method blocks: call it in a thread."""
         with self._database.read() as session:
             if automation.find(session) is not None:
                 return
@@ -86,9 +86,9 @@ class CheckpointKeeper:
                 log.info("run %s: the job was deleted, with its checkpoints", run_id)
 
     def _begin(self, run_id: str) -> None:
-        """Mark checkpoints beyond the job's limits as deleting.
+        """Mark the checkpoints of a job that exceed its limits as deleting.
 
-        The same transaction also determines which checkpoints the job still needs.
+        The same transaction reads which checkpoints are still needed, so that this cannot change in between.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
@@ -154,10 +154,10 @@ def delete(
 
     Blocks on S3.
 
-    Idempotent. The function deletes the manifest first, so that an incomplete checkpoint never looks complete. Then it
-    deletes all other objects in the same folder, which belong to the same generation and step.
-    If the run has ended, it also deletes the frozen objects that no other checkpoint needs, after it has recorded the
-    deletion. An upload of a run that has not ended can still rely on them. The orphan keeper deletes them if S3 fails.
+    Idempotent. The function deletes the manifest first, so that a partly deleted checkpoint never looks complete. Then
+    it deletes all other objects in the same folder, which belong to the same generation and step. If the run has ended,
+    it also deletes the frozen objects that no other checkpoint needs, after it has recorded the deletion. An upload of
+    a run that has not ended can still rely on them. The orphan keeper deletes them if S3 fails.
 
     Args:
         database: receives the checkpoint's new row and the event.
@@ -195,10 +195,11 @@ def delete(
 
 
 def _delete_frozen(database: Database, objects: ObjectStore, job: JobRecord, checkpoint: CheckpointRecord) -> None:
-    """Delete the frozen objects of a deleted checkpoint that no other checkpoint of its ended run names.
+    """Delete those frozen objects of a deleted checkpoint that no other checkpoint of its ended run needs.
 
-    The checkpoint is already in state deleted. Of two deletions at the same time, the later one therefore sees that no
-    checkpoint names their common objects.
+    Frozen objects hold parameters that never change, and several checkpoints share them. The caller has already stored
+    the state deleted. If two checkpoints are deleted at the same time, the later deletion therefore finds that no
+    checkpoint needs their common objects.
     """
     with database.read() as session:
         needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id))

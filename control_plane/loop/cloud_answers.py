@@ -29,12 +29,13 @@ from everstep.protocol.ids import NodeId
 def group_observed(
     group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None
 ) -> GroupObserved:
-    """Return the group as the core sees it.
+    """Convert AWS's answer about an Auto Scaling group to the input of the core.
 
     Args:
         group: the newest answer, with the settings that `complete_group` adds.
         failures: failed launches since the last success, newest first.
-        before: the previous observation, which knows failures that AWS no longer lists. None without one.
+        before: the previous result for this group. It contains the time of failures that AWS no longer lists. None
+            without one.
 
     Returns:
         The observation.
@@ -79,7 +80,7 @@ def hook_seconds(group: GroupState) -> float:
 
 
 def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
-    """Return the notice for a scheduled event of a node's instance."""
+    """Convert an event that EC2 has scheduled for an instance (such as a reboot) to a notice."""
     begins = f", from {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before is not None else ""
     return NoticeRecord(
         node_id=node_id,
@@ -92,7 +93,7 @@ def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the members that a terminating hook holds or will hold.
+    """Return the group's members that a terminating lifecycle hook holds, or will hold soon.
 
     A member stays in the state Terminating until its hook takes effect. With a load balancer, this takes minutes.
     Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
@@ -116,9 +117,9 @@ def conditions_of(
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return the condition of each node's instance, and AWS's description of the instance.
 
-    A group reports the termination of a member before EC2 does, so the group's answer takes precedence. A member that a
-    hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if the answer
-    before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
+    The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
+    A member that a hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if
+    the answer before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

@@ -1,4 +1,4 @@
-"""Polls AWS in the background.
+"""Polls AWS in the background for the state of the fleets' groups and instances.
 
 The loops read the newest answer and never wait for AWS.
 
@@ -9,9 +9,10 @@ The loops read the newest answer and never wait for AWS.
 
 Only the server that manages a fleet polls it. A throttled poll delays the next polls of its fleet.
 
+The module stores AWS's notices in the database, where the server that manages the job reads them.
+
 Invariant: each answer contains the time of its request. If the control plane changed the group after this request, the
-loops do not use the answer for decisions about the group. The module stores AWS's notices in the database, where the
-server that manages the job reads them.
+loops do not use the answer for decisions about the group.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ EC2 itself runs the checks once a minute.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudView:
-    """AWS's newest answer about one fleet."""
+    """The newest answers of AWS about one fleet: its Auto Scaling group and the instances."""
 
     asked_at: float
     """Time at which the server sent the request to AWS, in monotonic seconds."""
@@ -76,20 +77,20 @@ class CloudView:
 
 @dataclass(slots=True)
 class _Known:
-    """AWS's answers about one fleet, and the times of the requests, for the poller's next round."""
+    """The answers of AWS about one fleet that the poller keeps for itself, and the times of its requests."""
 
     not_before: float = float("-inf")
-    """Monotonic time of the next permitted poll after a throttled one."""
+    """Earliest time of the next poll in monotonic seconds, after AWS throttled a poll."""
     throttled_count: int = 0
-    """Throttled polls in a row."""
+    """Number of consecutive polls that AWS throttled."""
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
     """Nodes for which this server has requested the network topology from EC2."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
-    """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
+    """Nodes with a silent agent, each with the time of the newest call of `suspect` in monotonic seconds."""
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """Impaired status checks by node, each with the monotonic time of the server's request."""
+    """Failed EC2 status checks by node, each with the time of the server's request in monotonic seconds."""
     absent: frozenset[NodeId] = frozenset()
     """Nodes that EC2's newest answer does not list."""
     domains: dict[NodeId, str] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class _Known:
 
 
 class CloudWatch:
-    """AWS's newest answer about each fleet.
+    """The poller of AWS, with AWS's newest answers about each fleet.
 
     Each server has one instance of this class, and uses it on its event loop only.
 
@@ -173,7 +174,7 @@ class CloudWatch:
         return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request the state of each fleet's group and instances from AWS.
+        """Request from AWS the state of the group and the instances of each fleet that is due.
 
         The method skips a fleet that another server manages, that waits after a throttled poll, or whose earlier
         request has no answer yet. It lists all groups by one call, and then polls the fleets in parallel, so that a
@@ -218,7 +219,8 @@ class CloudWatch:
     ) -> None:
         about = self._known.setdefault(name, _Known())
         try:
-            groups = await asyncio.shield(listing)  # The fleets share the request, so no fleet may cancel it.
+            # All fleets share this request. Without the shield, a cancelled poll of one fleet would cancel it for all.
+            groups = await asyncio.shield(listing)
             async with self._turns:
                 view = await asyncio.to_thread(self._ask, fleet, groups, asked_at)
         except CloudError as error:
@@ -238,7 +240,7 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Request scheduled events, status checks and network topology, for the fleets whose interval has passed.
+        """Request the scheduled events, status checks and network topology of the fleets for which this is due.
 
         `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
         """
@@ -275,9 +277,9 @@ class CloudWatch:
         self.poll_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Invalidate all answers to older requests.
+        """Record that the control plane changes the fleet's group now, so that older answers of AWS are outdated.
 
-        The executor calls this method when it has requested a change of the fleet's group.
+        The executor calls this method before and after each change of a group's members.
         """
         self._not_before[fleet] = self._monotonic()
         self._look.set()
@@ -306,14 +308,14 @@ class CloudWatch:
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
         """Mark a node with a silent agent, so that the poller requests its status checks more often.
 
-        The mark expires, so callers repeat the call in each pass while the agent is silent.
+        The mark expires. Callers therefore repeat the call in each pass over a job or fleet while the agent is silent.
         """
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
-        """Return a clause that names the impaired status checks of a running instance.
+        """Return a clause that names the failed EC2 status checks of an instance that runs.
 
-        Callers append the clause after the word `and`. The clause is empty if EC2 reported no impaired check within the
+        Callers append the clause after the word `and`. The clause is empty if EC2 reported no failed check within the
         last `FORGET_SECONDS`.
         """
         known = self._known.get(fleet)
@@ -323,7 +325,7 @@ class CloudWatch:
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return the innermost network node of each instance.
+        """Return the failure domain of each instance: the innermost network node that EC2's topology names for it.
 
         Nodes without topology data are missing.
         """
@@ -415,14 +417,14 @@ class CloudWatch:
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
         """Request status checks, scheduled events and network topology of instances.
 
-        The request is due every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent. Return
-        whether an answer changed. After an AWS error, the previous answer remains.
+        The requests are due every `CLOSE_SECONDS`. Status checks of instances with a silent agent are due every
+        `SUSPECT_SECONDS`. Return whether an answer changed. After an AWS error, the previous answer remains.
         """
         asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
-            # iterates over a copy, because the event loop adds entries concurrently
+            # Iterate over a copy, because the event loop adds entries concurrently.
             for node_id, said_at in list(about.suspects.items()):
                 if asked_at - said_at > FORGET_SECONDS:
                     about.suspects.pop(node_id, None)
@@ -447,7 +449,7 @@ class CloudWatch:
                 f"fleet {fleet}: the network nodes of its instances are unknown: {first_line(error)}",
             )
             return is_news
-        # The mapping is replaced instead of updated, because other threads may be reading it.
+        # Replace the mapping instead of updating it, because other threads may be reading it.
         about.domains = {
             **about.domains,
             **{node_id: network[-1] for node_id, network in networks.items()},
@@ -468,7 +470,7 @@ class CloudWatch:
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
         before = about.failed_checks
-        # the mapping is replaced instead of updated, because other threads may be reading it
+        # Replace the mapping instead of updating it, because other threads may be reading it.
         about.failed_checks = {**before, **failed}
         scheduled = [maintenance_notice(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:

@@ -1,12 +1,12 @@
-"""Runs commands of users beside ranks.
+"""Sends users' commands, which run beside ranks, to agents, and returns the agents' answers.
 
-All callers with the same command id receive the same answer.
+A caller that lost the answer repeats its call with the same command id.
 
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-A caller that lost the answer repeats the call with the same id. The repeated call returns the same answer, or waits for
-it. The agent receives each command only once, because commands need not be idempotent.
+The repeated call returns the same answer, or waits for it. The agent receives each command only once, because commands
+need not be idempotent.
 
 Invariant: only the node that received a command may answer this command. The server remembers a bounded number of
 commands. All methods run on the server's event loop.
@@ -51,7 +51,7 @@ class NotAnswered(CommandFailed):
 
 
 class AnotherCommand(CommandFailed):
-    """The server remembers a different command with the same id."""
+    """The server remembers a different command with the same id, which another call sent."""
 
 
 @dataclass(frozen=True, slots=True)

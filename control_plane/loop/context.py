@@ -32,7 +32,7 @@ class LoopContext:
     secret: bytes
     """The server secret, from which the server derives the keys of generations."""
     owner: str
-    """The owner that this process writes into its leases. Each start of the server makes a new owner."""
+    """The name by which this process owns leases. Each start of the server makes a new name."""
     bucket: str
     """The server's S3 bucket, which receives the evidence about held nodes."""
     events: EventQueue | None = None
@@ -44,4 +44,4 @@ class LoopContext:
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops update."""
     readiness: Readiness = field(default_factory=Readiness)
-    """State of the loops, which GetReadiness returns."""
+    """Whether the loops of this server work. The API operation GetReadiness returns this state."""

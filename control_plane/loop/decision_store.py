@@ -1,7 +1,7 @@
-"""Stores decisions in the database: all results of a pass.
+"""Stores the decisions about jobs and fleets in the database.
 
-Invariant: one transaction under the pass's lease stores the whole decision, or nothing. Readers therefore never see
-half of a decision. A decision of a server that lost the lease has no effect.
+Invariant: one transaction, under the lease of the job or fleet, stores the whole decision or nothing. Readers therefore
+never see half of a decision. A decision of a server that lost the lease has no effect.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ class DecisionStore:
         shards: tuple[protection.ShardRecord, ...],
         now: float,
     ) -> bool:
-        """Store all results of a pass over a job in one transaction.
+        """Store everything that a decision about a job changes, in one transaction.
 
         Args:
             lease: the job's lease. The transaction fails if another server has taken it over.
-            stored: the database rows from which the decision follows.
+            stored: the database rows from which the core made the decision.
             observed: the core's input, made from `stored`. It includes the job's place in the fleet's queue.
             decision: what the core decided from `observed`.
             shards: rows of shards to write; empty if nothing changed.
             now: Unix seconds of the decision.
 
         Returns:
-            False if nothing was stored. In this case, the queue, the fleet to which the job moves, or the pause of
-            automation has changed since the read. The caller then decides again.
+            False if nothing was stored, because the queue, the fleet to which the job moves, or the pause of automation
+            has changed since the caller read `stored`. The caller then decides again.
 
         Raises:
             StaleLease: another server holds the lease of the job or of its fleet. Nothing was stored.
@@ -91,13 +91,12 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
-            # The job's own lease does not suffice: another server that takes the fleet over claims the jobs' leases
-            # only later.
+            # Check the fleet's lease too: a server that takes the fleet over claims the leases of its jobs only later.
             self._fleet_leases.check(session, before.fleet_name)
             if automation.words(session) != stored.around.pause:
                 return False
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return False  # The fleet to which the job moves was deleted after the read.
+                return False  # The fleet to which the job moves was deleted after the caller read it.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:
@@ -149,19 +148,19 @@ class DecisionStore:
         failure_domains: Mapping[NodeId, str],
         now: float,
     ) -> bool:
-        """Store all results of a pass over a fleet in one transaction.
+        """Store everything that a decision about a fleet changes, in one transaction.
 
         Args:
             lease: the fleet's lease. The transaction fails if another server has taken it over.
-            stored: the database rows from which the decision follows.
+            stored: the database rows from which the core made the decision.
             decision: what the core decided from these rows.
-            view: AWS's answer from which the decision follows.
+            view: the answer of AWS from which the core made the decision.
             failure_domains: failure domain of each node for which AWS reports one.
             now: Unix seconds of the decision.
 
         Returns:
-            False if nothing was stored, because the pause of automation has changed since the read. The caller then
-            executes no action and decides again.
+            False if nothing was stored, because the pause of automation has changed since the caller read `stored`. The
+            caller then executes no action and decides again.
 
         Raises:
             StaleLease: another server holds the lease. Nothing was stored.
@@ -181,7 +180,7 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # Clear a confirmation that this pass has read. Keep a newer confirmation, which a user gave after the read.
+            # End a user's confirmation that silent nodes are lost, but only if the caller has read it.
             changes["blindness_lifted_at"] = None
         if decision.roll_progress is not None:
             changes["roll_progress"] = rolls.stored(decision.roll_progress)
@@ -223,7 +222,7 @@ class DecisionStore:
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
                 if row.request is not None and (before is None or not before.request):
-                    # Store a roll's request, unless a person's request arrived after the read.
+                    # Store the request of a roll, unless a person's request has arrived since the caller read the row.
                     nodes.ask(session, row.node_id, row.request.value, row.request_words)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
@@ -258,15 +257,15 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the queue still permits a decision that changes the job's state.
+    """Return whether the fleet's queue still permits the change of a job's state that the core has decided.
 
-    Passes over other jobs of the fleet may have stored their decisions since the read. For example, two jobs may both
-    have read the same last free nodes, but only one job may get them. No other transaction writes until this
-    transaction ends, so the result stays valid.
+    Decisions about other jobs of the fleet may have been stored since the core's input was read. For example, the
+    decisions about two jobs may both use the same last free nodes, but only one job may get them. No other transaction
+    writes until this transaction ends, so the result stays valid.
     """
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:
-        return True  # Only admission, pause and return to the queue depend on other jobs.
+        return True  # Other changes of the state do not depend on the queue.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

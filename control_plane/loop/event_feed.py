@@ -1,4 +1,4 @@
-"""Delivers new events to followers, the open event streams of API clients.
+"""Delivers new entries of the event history to followers, the open event streams of API clients.
 
 One task reads the event table for all followers of this server.
 
@@ -44,7 +44,7 @@ class FeedOptions:
     follower_limit: int = 256
     """Limit of open event streams of one server."""
     followers_per_token_limit: int = 32
-    """Limit of open streams per token, so that one caller cannot use up the limit of all streams."""
+    """Limit of open streams per API token, so that one caller cannot use up `follower_limit`."""
     recent_limit: int = 1_000
     """Limit of events that the server keeps in memory."""
     page_limit: int = 500
@@ -70,7 +70,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Identity of a follower, and a filter for the events that the follower requests and may see."""
+    """Who a follower is, and which events this follower requests and may see."""
 
     token_id: str
     ends_at: datetime | None
@@ -194,7 +194,7 @@ class EventFeed:
             is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
             if not is_good:
                 self._tell(me, End.TOKEN)
-            # The page was read after the last poll, so it may contain newer events than `newest`.
+            # The page may contain newer events than `newest`, because it was read after the last poll.
             return Batch(page, page[-1].id if len(page) == limit else max([newest, *(event.id for event in page[-1:])]))
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
         return Batch(found[:limit], found[limit - 1].id if len(found) > limit else newest)

@@ -1,9 +1,9 @@
-"""Executes decisions: messages to agents, calls to AWS, manifests in S3.
+"""Executes the actions of decisions: sends messages to agents, calls AWS, and writes manifests to S3.
 
 Messages to agents are idempotent and follow from stored state, so the executor does not record these messages. Before a
-call that changes AWS or S3, the executor stores an intent in the database, under the lease. Afterwards it stores the
-outcome. The executor does not repeat a call whose intent is done. While an administrator pauses automation, the
-executor begins no call that changes a group.
+call that changes AWS or S3, the executor stores an *intent* (a row that describes the call) in the database, under the
+lease. Afterwards it stores the outcome of the call in this row. The executor does not repeat a call whose intent is
+done. While an administrator pauses automation, the executor begins no call that changes a group.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that changes AWS or S3, with the key, name and arguments that its intent stores."""
+    """A call that changes AWS or S3, with the key, name and arguments that the executor stores before the call."""
 
     key: str
     name: str
@@ -96,13 +96,13 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 
 
 class Executor:
-    """Executes the decisions of the loops.
+    """Executes the actions of the job loop's and the fleet loop's decisions.
 
     Used on the server's event loop.
 
-    Calls to AWS and S3 run in threads, so no pass waits for these calls. `secret` is the source of the generations'
-    keys. `bucket` receives the evidence about held nodes. The executor calls `renewed` in threads to get the newest
-    renewal of a lease.
+    Calls to AWS and S3 run in threads, so the loops do not wait for these calls. `secret` is the server secret from
+    which `generation_key` derives keys. `bucket` receives the evidence about held nodes. The executor calls `renewed`
+    in threads to get the newest renewal of a lease.
     """
 
     def __init__(
@@ -218,11 +218,11 @@ class Executor:
             log.exception("%s failed; the next pass decides it again", key)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the API call of an action.
+        """Return the AWS API call that executes an action on a group.
 
-        The call has the idempotency key of its intent. Most keys contain the current minute. If AWS still shows no
-        effect of a call after a minute, the executor therefore repeats the call. The key of a reboot does not change,
-        so the executor requests a reboot only once.
+        The executor makes at most one call per key. Most keys contain the current minute, so the executor repeats a
+        call if AWS still shows no effect after a minute. The key of a reboot does not change, so the executor requests
+        a reboot only once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -277,8 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # With three heartbeats per timeout, a single failed or late heartbeat does not let the instance
-                # terminate.
+                # The key permits three heartbeats per timeout, so one lost heartbeat does not end the instance.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -302,15 +301,15 @@ class Executor:
         for action in actions:
             is_end = isinstance(action, TerminateMember | CompleteTermination)
             if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
-                continue  # A later pass decides this action again.
+                continue  # A later pass of the fleet loop decides this action again.
             try:
                 if isinstance(action, MemberAction):
-                    # Before and after the call, because AWS may answer a concurrent request with the older state.
+                    # Before and after the call: AWS may answer a concurrent request with the older state.
                     changed()
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass decides this action again until AWS shows the effect. The intent prevents a second call.
+                    # Each pass decides this action again, but the stored intent prevents a second call.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
@@ -357,22 +356,22 @@ class Executor:
         except ProtocolError as error:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
-            return  # Do not wake the loops, because their next pass would refuse the same report.
+            return  # Do not wake the loops: with the same reports, they would try to write the same manifest again.
         self._registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
-        """Write a manifest to S3, but not over the manifest of a server that has taken the job over meanwhile.
+        """Write a manifest to S3, unless another server has taken the job over and written its own manifest.
 
-        A server that stood still may write late. A conditional request writes only if no manifest exists. If another
-        manifest exists, the server reads its ETag, then checks that it still holds the lease, and replaces only a
-        manifest with this ETag. Blocks: call it in a thread.
+        A server whose process stood still may call this method after it has lost the lease. A conditional request
+        writes only if no manifest exists. If another manifest exists, the server reads its ETag, then checks that it
+        still holds the lease, and replaces only a manifest with this ETag. Blocks: call it in a thread.
         """
         try:
             self._objects.put_if_unchanged(at, body)
         except ObjectChanged:
             etag = self._objects.head(at).etag
             if self._objects.get(at) == body:
-                return  # S3 stored an earlier attempt, whose answer or whose record in the database was lost.
+                return  # An earlier attempt wrote the manifest, but S3's answer or the record in the database was lost.
             if self._begin(lease, call).state is IntentState.OPEN:
                 self._objects.put_if_unchanged(at, body, etag=etag)
 
@@ -418,7 +417,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The lease is lost. A renewed lease gets another attempt.
+                    raise  # The lease is lost. If it was only renewed, the loop tries again.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(
@@ -426,7 +425,7 @@ class Executor:
         )
 
     def _make(self, call: Call) -> object:
-        """Make a call to AWS. Record it in the trace of the job whose incident last involved the node."""
+        """Make a call to AWS, and record it in the trace of the job whose incident last involved the call's node."""
         if not self._tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))
@@ -457,9 +456,10 @@ class Executor:
         self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))
 
     def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
-        """Store an event about a manifest that no reader could decode, once per step.
+        """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards.
 
-        The intent has a key of its own, so a later valid report of the same step still becomes a checkpoint.
+        The refusal has another key than the write of the manifest. If agents later report valid shards of the same
+        step, these still become a checkpoint.
         """
         now, manifest = self._now(), action.manifest
         key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"

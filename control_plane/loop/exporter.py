@@ -4,9 +4,10 @@ Each event is sent at least once, and in order per job.
 
     claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
-If a server crashes after it sent events and before it stored the position, the receiver gets these events twice.
-Receivers detect duplicates by the event's id. Another control-plane server continues from the stored position once the
-lease has expired. After a failed call, the exporter waits and retries. Later events wait too.
+The position is the id of the last event that the receiver has accepted. If a server crashes after it sent events and
+before it stored the position, the receiver gets these events twice. Receivers detect duplicates by the event's id.
+Another control-plane server continues from the stored position once the lease has expired. After a failed call, the
+exporter waits and retries. Later events wait too.
 
 Invariant: the exporter stores a position only after the receiver has accepted all events up to this position.
 """
@@ -41,9 +42,9 @@ MOST_RETRY_SECONDS: Final = 300.0
 
 
 class Exporter(ABC):
-    """Base class of export loops.
+    """Base class of the loops that export events or log lines.
 
-    The base class claims the lease, repeats the passes, and records failures and waits after them.
+    The base class claims the lease, calls `export_some` again and again, and records failures and waits after them.
 
     `name` is the key of the export's row and lease. `leaser` claims and renews this lease, and no other loop may use
     the same `leaser`.
@@ -72,7 +73,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def export_some(self) -> bool:
-        """Make one pass. Blocks: call it in a thread.
+        """Send the next entries to the receiver. Blocks: call it in a thread.
 
         Returns:
             Whether more entries are ready to be sent.
@@ -99,8 +100,8 @@ class Exporter(ABC):
     def pause_seconds(self) -> float:
         """Return the pause before the next pass, in seconds.
 
-        After a failure, the pause is random up to `retry_seconds` (full jitter), so that exporters of several servers
-        and receivers do not retry together.
+        After a failure, the pause is random, up to `retry_seconds` (full jitter). Exporters of several servers and to
+        several receivers then do not retry at the same time.
         """
         return self._uniform(0.0, retry_seconds(self.failure_count)) if self.failure_count else self.poll_seconds
 
@@ -114,7 +115,7 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease for the next write of a pass. Renew the lease first if a renewal is due."""
+        """Return the lease for the next write to the database. Renew the lease first if a renewal is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -197,7 +198,7 @@ def retry_seconds(failure_count: int) -> float:
 
 
 class _Taken:
-    """The first events of a page, converted to entries that fit into one call."""
+    """The first events of a page of the event history, converted to the entries of one call to the receiver."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

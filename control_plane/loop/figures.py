@@ -80,12 +80,15 @@ class LoopFigures:
         return (*own, *self._cloud)
 
     def watch_view_age(self, age_seconds: Callable[[], float]) -> None:
-        """Report the result of `age_seconds` at each scrape."""
+        """Report the age of AWS's answers, which `age_seconds` returns, whenever Prometheus scrapes the server."""
         self._view_age.set_function(age_seconds)
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
-        """Record the duration of the `with` block as a pass. Also count the pass if it lost its lease."""
+        """Record the duration of the `with` block as that of a pass.
+
+        If the block raises StaleLease, count the pass as stale too.
+        """
         begun = monotonic()
         try:
             yield

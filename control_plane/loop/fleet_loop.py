@@ -1,4 +1,4 @@
-"""Makes passes over the fleets: claim, observe, decide, apply and act.
+"""Makes passes over the fleets: claim the lease, observe, decide, store the decision, execute it.
 
 Invariant: a pass stores all its results under the fleet's lease in one transaction, or none. Its calls to AWS follow
 from the stored decision.
@@ -72,9 +72,9 @@ class FleetLoop:
         """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
 
         An agent of such a fleet must not stay connected to this server, because the other server would consider the
-        agent silent. A disconnected agent connects to the next address. If this server has lost the database, it cannot
-        read which server manages a fleet. After a failed pass over a fleet, it therefore also disconnects the fleet's
-        agents if its own lease has expired.
+        agent silent. A disconnected agent connects to the next server's address. Without the database, this server
+        cannot read which server manages a fleet. After a failed pass over a fleet, it therefore also disconnects the
+        fleet's agents if its own lease has expired.
         """
         failed = set(self._fleets)
         try:
@@ -109,7 +109,7 @@ class FleetLoop:
         if lease is None:
             return None
         if not served_before:
-            # The job loop may now make passes over this fleet's jobs, so wake it.
+            # This server has just got the fleet's lease. Wake the job loop, which may now handle the fleet's jobs.
             self._context.registry.hint()
         view = self._cloud.group(name)
         if view is None:

@@ -21,7 +21,8 @@ from control_plane.loop.figures import Loop
 class _Held:
     lease: Lease
     first_counter: int
-    """The lease's counter when this server claimed the lease. Every renewal since then increased the counter by 1."""
+    """The lease's counter in the database when this server claimed the lease. Each renewal increases the counter by 1.
+    """
 
 
 class HeldLeases:
@@ -46,10 +47,10 @@ class HeldLeases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease. Claim or renew the lease first if necessary.
+        """Return the lease of a job or fleet. Claim or renew the lease first if necessary.
 
-        Return None while another server holds the lease. With `at_once`, the method takes the lease over without a
-        wait. The caller must be sure that the previous owner cannot use it.
+        Return None while another server holds the lease. With `at_once`, the method takes the lease over before it
+        expires. The caller must be sure that the previous owner can no longer write under it.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
@@ -78,7 +79,7 @@ class HeldLeases:
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def check(self, session: Session, key: str) -> None:
-        """Raise StaleLease unless this server holds the lease, by its own clock and by the database row.
+        """Raise StaleLease unless this server holds the lease, according to both its own clock and the database.
 
         Args:
             session: from `Database.write`. No other server can take the lease over until this transaction ends.
@@ -102,7 +103,7 @@ class HeldLeases:
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def lose(self, key: str) -> None:
-        """Forget a lease that another server has taken over, and count the loss."""
+        """Forget a lease that another server has taken over, and count the loss in the metrics."""
         if self._held.pop(key, None) is not None:
             self._figures.lost_lease(self._kind)
 

@@ -1,8 +1,8 @@
-"""Makes passes over the unfinished jobs: claim, observe, decide, act and apply.
+"""Makes passes over the unfinished jobs: claim the lease, observe, decide, execute the decision, store it.
 
 At most `PASS_LIMIT` passes run at a time. A pass writes rows of its own job only. Passes over jobs of one fleet share
-the fleet's queue. A transaction that stores a decision about the queue therefore first computes the queue again
-(docs/adr/0034-passes-run-side-by-side.md).
+the fleet's queue. A transaction that stores a decision about a job's place in the queue therefore first computes the
+queue again (docs/adr/0034-passes-run-side-by-side.md).
 
 Invariant: a pass stores all its results under the job's lease in one transaction, or none. Its messages follow from
 state that an earlier pass stored. After a crash, the next pass therefore completes the work. No two passes over one job
@@ -46,7 +46,7 @@ A pass needs at most one database connection, and a server has 15. About half of
 other loops. More passes would not be faster, because the database executes one write at a time (`db/session.py`).
 """
 PATIENCE_SECONDS = 0.1
-"""Longest time for which a sweep waits for the ends of its passes, once all passes have begun.
+"""Longest time for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.
 
 The runner pauses after a sweep for as long as the sweep took, so that the loop is busy for at most half of the time.
 Normal passes last milliseconds, so a sweep usually includes their ends.
@@ -90,7 +90,7 @@ class JobLoop:
         self._protection = ProtectionWatch(context.registry, context.timeouts)
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
-        """Kinds and nodes of the messages that the last traced pass over each job sent."""
+        """Kinds and nodes of the messages of the previous pass over each job. Traces contain only new messages."""
         self._live: dict[RunId, jobs.JobRecord] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
@@ -100,7 +100,7 @@ class JobLoop:
         self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Request a pass over each unfinished job whose fleet's lease this server holds.
+        """Request a pass over each unfinished job of the fleets that this server manages.
 
         Return when the passes have begun and most of them have ended, as `Scheduler.sweep` describes.
         """
@@ -134,7 +134,7 @@ class JobLoop:
         """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
-            return  # Since the wake-up, the job has ended or another server has taken its fleet over.
+            return  # The job has ended, or another server has taken its fleet over, since the pass was requested.
         with about(job=job.name, run=run, generation=job.generation or None):
             try:
                 await self.make_pass(run)
@@ -149,9 +149,9 @@ class JobLoop:
                 raise
 
     async def make_pass(self, run: RunId) -> Decision | None:
-        """Make a pass over a job: claim, observe, decide, act and apply.
+        """Make a pass over a job: claim the lease, observe, decide, execute the decision, store it.
 
-        Repeat it while the decision requests another pass at once.
+        Repeat the pass while its decision requests another pass at once.
 
         Args:
             run: run id of a job that the last sweep has found.
@@ -165,8 +165,8 @@ class JobLoop:
         """
         decision, fleet = None, FleetName(self._live[run].fleet_name)
         for _ in range(AGAIN_LIMIT):
-            # Only the holder of the fleet's lease may claim the job. Without this check, two servers could steal the
-            # job from each other.
+            # Only the server with the fleet's lease may claim the job's lease. Otherwise, two servers could repeatedly
+            # take the job's lease from each other.
             if not self._fleet_leases.holds(fleet):
                 return None
             lease = await asyncio.to_thread(partial(self._leases.hold, run, at_once=True))
@@ -179,8 +179,8 @@ class JobLoop:
                 spec, observed = self._observer.observe_job(stored, now)
                 decision = decide(now, spec, observed, replace(self._policy, pause=stored.around.pause))
                 if not self._fleet_leases.holds(fleet):
-                    # The server has lost the fleet's lease, so drop the decision. Keep the job's lease: this server may
-                    # get the fleet's lease again.
+                    # This server has lost the fleet's lease, so drop the decision. Keep the job's lease, because this
+                    # server may get the fleet's lease again.
                     return None
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
@@ -225,7 +225,7 @@ class JobLoop:
         return decision
 
     def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
-        """Record what the pass changed, what it sent for the first time, and recoveries that ended."""
+        """Record in the job's trace a change of its state, messages sent for the first time, and ended recoveries."""
         tracer = self._context.tracer
         if not tracer.is_recording:
             return
@@ -248,7 +248,7 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill. The loop stores the state STRUCK before it injects the fault.
+        """Advance a drill (an ordered fault). The loop stores the state STRUCK before it injects the fault.
 
         If the server crashes in between, no server injects the fault.
         """
@@ -273,7 +273,7 @@ class JobLoop:
 
 
 def _sent(action: JobAction) -> tuple[str, str]:
-    """Return the kind of a message and its node. A manifest has no node."""
+    """Return the kind of an action, and the node that receives it. A manifest has no node."""
     match action:
         case Send(node_id, message):
             return type(message).__name__, node_id

@@ -26,7 +26,7 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 5.0
-"""Maximum seconds for which the end of an instance waits for its logs."""
+"""Seconds for which the control plane delays the end of an instance, at most, until its logs are in S3."""
 REMEMBERED_COUNT: Final = 1_000
 """Number of ended nodes that the control plane remembers, so that it stores their logs once."""
 
@@ -56,7 +56,7 @@ class LastLogs:
         """When each node's end was first decided; the oldest node first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
-        """Request the logs of a node, and return whether its instance may end now.
+        """Request the logs of a node whose instance the control plane will end, and return whether it may end it now.
 
         The executor calls this in each pass that would end the instance. The first call stores the console output.
 

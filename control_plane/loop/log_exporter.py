@@ -4,8 +4,9 @@ Each line is sent at least once, and in order per node.
 
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 
-A pass visits each run whose log is not completely copied. The pass reads lines after the stored cursor, sends these
-lines, and stores the new cursor. One control-plane server exports at a time, under the lease of the export.
+Each call of `LogExporter.export_some` handles each run whose log is not completely copied. It reads lines after the
+stored cursor (a position in the log), sends these lines, and stores the new cursor. One control-plane server exports at
+a time, under the lease of the export.
 
 After a failed call, the exporter waits and retries. All runs wait meanwhile, because the usual causes affect all runs:
 a missing log group, a missing permission or throttling.
@@ -39,11 +40,12 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
 LINES_AT_ONCE: Final = 10_000
-"""Limit of lines per run and pass."""
+"""Limit of lines that one call of `export_some` copies per run."""
 CALLS_PER_PASS: Final = 100
-"""Limit of API calls per pass.
+"""Limit of API calls per call of `export_some`.
 
-With a pass every two seconds, the rate is far below the account's limit of 800 calls per second.
+The exporter calls `export_some` about every two seconds, so the rate is far below the account's limit of 800 API calls
+per second.
 """
 
 
@@ -96,7 +98,7 @@ class LogExporter(Exporter):
             self._note_failure(self._kept(), before, failure)
         else:
             self._note_success(self._kept(), before, before.position)
-        return False  # API calls are limited per account, so the next pass does not start early.
+        return False  # AWS limits the API calls of an account, so the next call of this method is not due at once.
 
     def _copy(self, run_id: str) -> None:
         """Copy the next lines of one run."""

@@ -1,4 +1,4 @@
-"""Passes log lines from agents to log followers.
+"""Passes new log lines from agents to log followers, the API clients that follow a run's log.
 
 Used on the server's event loop only.
 
@@ -18,7 +18,7 @@ from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
 
 WAITING_LIMIT: Final = 256
-"""Limit of queued messages per follower. Above the limit, the oldest messages are dropped."""
+"""Limit of queued messages per follower. Above the limit, the follower drops its oldest message."""
 
 
 class TooManyLogFollowers(Exception):
@@ -26,7 +26,7 @@ class TooManyLogFollowers(Exception):
 
 
 class LogFollower:
-    """One open reader of a run's log.
+    """One API client that follows a run's log, with the lines that it has not taken yet.
 
     Args:
         token_id: id of the token with which the reader authenticated.

@@ -1,4 +1,4 @@
-"""Reads a job's log from the chunks in the object store.
+"""Reads a job's log from the log chunks in the object store.
 
 Lines of all nodes of a generation are merged by time. Generations follow one another.
 
@@ -7,13 +7,15 @@ Lines of all nodes of a generation are merged by time. Generations follow one an
 Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. The
 reader does not skip lines that a node uploads late. Such lines appear late, out of the order of time.
 
-The reader continues with the next generation once each node has marked the end of its lines. For a node that can no
-longer mark the end, the reader returns a gap: an event that states where the stored lines end.
+The last chunk of a node marks the end of its lines. The reader continues with the next generation once each node has
+marked the end. For a node that can no longer mark the end, the reader returns a *gap*: an event that states where the
+stored lines end.
 
 Invariant: a reader that continues from a cursor, in either direction, returns each line once. Only one thread at a time
 may use a reader.
 
-The module has more than 500 lines. Both directions share the cursor, the cache of chunks and the rule for gaps.
+The module has more than 500 lines. It is one module because reading forward and reading backward share the cursor, the
+cache of chunks and the rule for gaps.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ SCAN_LINES: Final = 100_000
 A filter that matches few lines therefore yields short pages.
 """
 SCAN_GENERATIONS: Final = 100
-"""Maximum number of generations that the reader examines for one page."""
+"""Limit of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
 """Size limit of the cache of decoded chunks, counted in stored bytes."""
 PATIENCE: Final = timedelta(seconds=30)
-"""Time after a generation's end for which the reader waits for a live node that has not marked the end of its lines."""
+"""Time after a generation's end for which the reader waits until a live node has uploaded its last chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,9 @@ class _OfNode:
     """The stored chunks (S3 objects) that contain one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
-    """Chunks that the node uploaded, in order."""
+    """Chunks that the node itself uploaded, in order of their lines."""
     tails: list[_Stored] = field(default_factory=list)
-    """Chunks that other nodes uploaded for this node, in order."""
+    """Tails: chunks with copies of this node's lines that its holders uploaded, in order of their lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class _Extent:
 
 
 class _Stopped(Exception):
-    """Raised in the middle of a read, because the server stops."""
+    """Raised to abort a read in progress, because the server stops."""
 
 
 class LogReader:
@@ -181,7 +183,7 @@ class LogReader:
         objects: S3, which holds the chunks.
         place: prefix of the run's log.
         generations: generations of the run, oldest first.
-        alive: ids of the nodes that have not ended.
+        alive: ids of the nodes whose instances have not ended.
         has_ended: whether the job has ended.
         now: returns the time in UTC.
         is_stopped: function that the reader calls before each request to S3. If the function returns True, the reader
@@ -227,7 +229,7 @@ class LogReader:
     def tail(self, wanted: LogFilter) -> Cursor:
         """Return the cursor at the log's current end.
 
-        The cursor is also past each gap (lost lines at the end of a node's log) that no node can still fill.
+        The cursor is also past each gap, so the reader does not return the gap again.
         """
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
@@ -353,7 +355,7 @@ class LogReader:
         return found
 
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
-        """Return whether a node may still upload lines itself.
+        """Return whether a node may still upload lines of a generation itself.
 
         While the node may upload lines itself, the reader ignores chunks that other nodes uploaded for this node.
         """
@@ -388,9 +390,9 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the lines, with their numbers, that other nodes uploaded for a node after its own last chunk.
+        """Return the lines after a node's own last chunk, of which only holders uploaded copies, with their numbers.
 
-        A gap represents lines that no node stored.
+        A gap stands for lines in between of which no copy exists.
         """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
@@ -412,7 +414,7 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return the end of a node's stored lines, uploaded by the node itself or by other nodes."""
+        """Return where a node's stored lines end. Copies that other nodes uploaded count too."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
@@ -448,7 +450,7 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether a generation's log is final, and the gaps of this log.
+        """Return whether no line of a generation can still arrive (its log is final), and the gaps of its log.
 
         The log is final if the generation is over and the reader waits for no node. Each node that did not mark the end
         of its lines has a gap.
@@ -516,7 +518,7 @@ def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
 
 
 def advanced(cursor: Cursor, node: NodeId, position: int) -> Cursor:
-    """Return a copy of the cursor with a new position for one node."""
+    """Return a copy of the cursor, with the number of the next line of one node changed to `position`."""
     return replace(cursor, positions={**cursor.positions, node: position})
 
 

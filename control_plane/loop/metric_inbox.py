@@ -1,4 +1,4 @@
-"""Batches of metrics that agents have sent and that the database does not contain yet.
+"""Holds the batches of metric values that agents have sent and that the database does not contain yet.
 
 Invariant: the inbox has at most one batch per node. An agent sends its next batch only after the server has confirmed
 the previous batch.
@@ -15,7 +15,7 @@ from everstep.protocol.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch and the agent that sent it."""
+    """A batch of metric values and the agent that sent it."""
 
     agent_id: str
     batch: MetricBatch

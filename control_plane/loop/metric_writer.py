@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 REST_RATIO: Final = 3.0
-"""Pause after a flush, as a multiple of the flush's duration.
+"""Pause after a call of `flush`, as a multiple of the duration of this call.
 
 The writer is therefore busy for at most a quarter of the time.
 """

@@ -2,8 +2,9 @@
 
 Each event also triggers a poll of AWS.
 
-The reader deletes a message after it has stored the notice or recorded the refusal of the message. If the server
-crashes before the deletion, the queue delivers the message again, without a further effect.
+A notice announces that an instance will end. The reader deletes a message from the queue after it has stored the
+notice, or after it has recorded that the message is invalid. If the server crashes before the deletion, the queue
+delivers the message again, without a further effect.
 
 A server that stops does not wait for the end of its long poll, because its leases and port must be free immediately.
 The queue delivers messages of the abandoned poll again.
@@ -126,7 +127,7 @@ class NoticeReader:
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # Raised if the server has stopped and its event loop is closed.
+            with suppress(RuntimeError):  # The event loop is closed if the server has stopped meanwhile.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:

@@ -1,4 +1,4 @@
-"""Builds the input of a pass.
+"""Builds the input from which the core decides about a job or a fleet.
 
 The input combines the database, the agents' reports and AWS's newest answer.
 
@@ -53,7 +53,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""Maximum age of a cached fleet history. Without the cache, each pass would sum over all jobs of the fleet."""
+"""Maximum age of a cached `FleetHistory`. Without the cache, each pass over a fleet would sum over all of its jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class StoredFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """AWS's notices and the fault histories of a fleet's nodes."""
+    """Stored records about a fleet's nodes, by node: AWS's notices and the fault histories."""
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -110,9 +110,9 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts that all jobs of a fleet share.
+    """Facts about a fleet that the inputs of all its jobs share, derived from one `Surroundings`.
 
-    The observer computes them once from a `Surroundings`.
+    The observer computes the facts once per `Surroundings`, not for each job.
     """
 
     of: Surroundings
@@ -128,7 +128,7 @@ class Hearing:
 
     Time in which this server could not receive messages does not count.
 
-    The timeouts define the grace period after the server's start.
+    After the server's start, silence does not count during a grace period (`core.timeouts.grace_seconds`).
     """
 
     def __init__(self, timeouts: Timeouts, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -147,9 +147,10 @@ class Hearing:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
-        """Record that the event loop runs.
+        """Record that the server's event loop runs, so that it can receive messages now.
 
-        If the process stood still, silence counts only from one lease after the standstill.
+        A long time without a call means that the process stood still. Silence then counts only from one lease after the
+        standstill.
 
         The server's event loop calls this method several times per lease, even while the passes are busy. A busy server
         still receives messages, so silence counts.
@@ -171,9 +172,9 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next agent's silence exceeds its lease, or infinity.
+        """Return the seconds until the silence of another agent exceeds its lease, or infinity if no agent is silent.
 
-        The loops make a pass at that time.
+        The loops make their next passes at that time.
         """
         lease = self._timeouts.lease_seconds
         left = [
@@ -185,7 +186,7 @@ class Hearing:
 
 
 class Observer:
-    """Builds the input of a pass from database rows, agents' reports and AWS's answers."""
+    """Builds the core's input from database rows, agents' reports and AWS's answers."""
 
     def __init__(
         self,
@@ -212,12 +213,12 @@ class Observer:
             return read_surroundings(session, name)
 
     def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
-        """Read all rows that a pass over a job needs. Blocks: call it in a thread.
+        """Read all database rows from which the core's input about a job is made. Blocks: call it in a thread.
 
         Args:
             run: run id of the job.
-            known: shared rows of the job's fleet from an earlier read. If they are None or belong to another fleet, the
-                method reads the shared rows itself.
+            known: the rows that all jobs of the fleet share, if the caller has read them. If None or of another fleet,
+                the method reads these rows itself.
 
         Returns:
             The rows. One transaction reads all of them, except `known`.
@@ -263,7 +264,7 @@ class Observer:
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
-        """Return the core's input for a pass over a job at `now`, in Unix seconds.
+        """Return the input from which the core decides about a job at the time `now`, in Unix seconds.
 
         Runs on the server's event loop and does not wait.
         """
@@ -307,7 +308,7 @@ class Observer:
         )
 
     def _sight(self, around: Surroundings, now: float) -> _Sight:
-        """Return the facts derived from `Surroundings`.
+        """Return the facts that all jobs of a fleet share, derived from the fleet's rows.
 
         The result is cached while callers pass the same object.
         """
@@ -394,7 +395,7 @@ class Observer:
     def observe_fleet(
         self, stored: StoredFleet, view: CloudView, history: FleetHistory
     ) -> tuple[FleetSpec, FleetObserved]:
-        """Return the core's input for a pass over a fleet.
+        """Return the input from which the core decides about a fleet.
 
         Runs on the server's event loop and does not wait.
         """
@@ -464,9 +465,9 @@ class Observer:
 
 
 def _initial(session: Session, job: jobs.JobRecord) -> tuple[CheckpointRecord | None, ...]:
-    """Return the other job's checkpoint from which a job starts.
+    """Return the checkpoint of another job from which this job starts, in a tuple.
 
-    Empty if the job starts from no other job's checkpoint, or if this checkpoint was removed.
+    Empty if the job starts from no such checkpoint, or if the checkpoint was removed.
     """
     initial = job.spec.initial
     if initial is None:
@@ -488,5 +489,8 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the reason why the fleet launches no further nodes, or an empty string if it may launch nodes."""
+    """Return the fleet's reason if it delays replacements, or if instances did not connect.
+
+    Return an empty string in any other case.
+    """
     return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

@@ -1,4 +1,4 @@
-"""Deletes uploaded shards of incomplete checkpoints, which no later upload can complete.
+"""Deletes orphans: uploaded shards in S3 of checkpoints that are incomplete and can never become complete.
 
 The keeper examines a run after each of its generations, after its end, and after each later deletion of a checkpoint.
 It remembers the examined generations in memory only, so a restarted server examines every run once more.
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 600.0
 RUNS_AT_ONCE: Final = 50
-"""Limit of runs that one call of `look` examines.
+"""Limit of runs that one call of `delete_due` examines.
 
 Otherwise a restarted server would list the objects of every run at once.
 """
 
 
 class OrphanKeeper:
-    """The loop that deletes orphaned shards. Several servers may run this loop, because deletion is idempotent."""
+    """The loop that deletes orphans. Several servers may run this loop, because deletion is idempotent."""
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -77,7 +77,8 @@ class OrphanKeeper:
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except ProtocolError as error:
-                # Mark the run as examined. Another attempt would fail in the same way, and use up `RUNS_AT_ONCE`.
+                # Mark the run as examined despite the failure. A repeated attempt would probably fail too, and would
+                # count against `RUNS_AT_ONCE`.
                 self._examined[run.run_id] = examined
                 log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:
@@ -93,7 +94,7 @@ class OrphanKeeper:
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:
-        """Return whether all ended generations ended over 2 * `KEPT_SECONDS` ago.
+        """Return whether all ended generations of a run ended more than 2 * `KEPT_SECONDS` ago.
 
         All objects of the ended generations are then old enough to be orphans.
         """

@@ -1,7 +1,7 @@
-"""Compares the copies of shards that agents report with the database's rows, and selects the rows to write.
+"""Decides when the copies of shards that agents report must be written to the database.
 
-Invariant: the pass that observes a change of holders stores this change. Progress alone is stored at most once per
-`WRITE_SECONDS`, so that training does not cause a write per step.
+Invariant: the pass over the job that observes a change of a shard's holders also stores this change. Newer steps alone
+are stored at most once per `WRITE_SECONDS`, so that training does not cause a write per step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProtectionWatch:
         self._written_at: dict[RunId, float] = {}
 
     def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
-        """Return the rows of the table of shards that the pass must write; empty if no write is due.
+        """Return the rows of a job's shards that must be written to the database now; empty if no write is due.
 
         A change of holders is due immediately. Changes of steps alone are due at most once per `WRITE_SECONDS`.
         """
@@ -107,9 +107,10 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return a shard's row in which silent nodes no longer count as holders.
+    """Return a shard's row, changed so that nodes with a silent agent no longer count as holders.
 
-    A silent node and its copy may be lost. `silent` contains only nodes during whose silence no step was committed.
+    Such a node and its copy may be lost. `silent` contains only nodes during whose silence no step was committed,
+    because a commit would prove that the node's agent works.
     """
     quiet = next(
         (

@@ -1,9 +1,9 @@
-"""Whether this server's loops work, so that a load balancer can choose among the servers of an installation.
+"""Tracks whether this server's loops work, so that a load balancer sends requests only to servers that do.
 
     loops     expect, swept, failed, settle   ──▶  Readiness  ──▶  problems   GetReadiness (api)
 
-A sweep reads the database and claims leases, so a finished sweep proves that the database answers. The request itself
-therefore reads nothing, and many requests cost nothing.
+A sweep (one round of a loop over all jobs or fleets) reads the database and claims leases, so a finished sweep proves
+that the database answers. GetReadiness itself therefore reads nothing from the database.
 
 Invariant: all methods run on the server's event loop without blocking.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 SHOWN_FLEETS = 3
-"""Number of fleets that a problem names."""
+"""Maximum number of fleets that the text of a problem names."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Readiness:
         self._loops[loop].failure = type(error).__name__
 
     def settle(self, unsettled: Collection[str]) -> None:
-        """Record the fleets whose lease neither this server nor another living server holds."""
+        """Record the fleets that no server manages: neither this server nor another living one holds their lease."""
         self._unsettled = tuple(unsettled)
 
     def problems(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Converts between database rows and the core's records.
+"""Converts database rows to the records that the core uses, and core records to columns of rows.
 
 Pure: no I/O and no decisions.
 
@@ -81,7 +81,7 @@ def at(seconds: float) -> datetime:
 
 
 def job_spec(job: jobs.JobRecord) -> JobSpec:
-    """Return the part of a user's job request that the core needs."""
+    """Convert the specification in a job's row to the core's specification of the job."""
     spec = job.spec
     return JobSpec(
         **{name: getattr(spec, name) for name in _SETTINGS},
@@ -188,7 +188,7 @@ def idle_update(idle: IdleNodes) -> fleets.FleetUpdate:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
-    """Return the columns of a job's row that the core has decided.
+    """Return the columns of a job's row that the core's decision may change.
 
     The columns include the job's cost at the fleet's price.
 
@@ -300,7 +300,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
 
 
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
-    """Return the part of the user's configuration of a fleet that the core needs."""
+    """Convert the user's configuration in a fleet's row to the core's specification of the fleet."""
     return FleetSpec(
         **_as_core(fleet, FleetSpec, "name"),
         name=FleetName(fleet.name),
@@ -370,16 +370,16 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 
 
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
-    """Return the columns of a node's row that the core has decided.
+    """Return the columns of a node's row that the core's decision may change.
 
     The API and agents write `release` and `evidence_at`. The result contains these two columns only if the node's state
     changes, and then clears them.
 
     Args:
         node: the node's record as the core decided it.
-        before: the node's state when the pass read the row. None means that the node is new.
-        had_request: whether the pass read a person's request for this node. If False, a request in the row is newer
-            than the read and stays.
+        before: the node's state when the fleet loop read the row. None means that the node is new.
+        had_request: whether the row contained a person's request when the fleet loop read it. If False, a request that
+            the row contains now is newer, and stays.
 
     Returns:
         The columns to write.
@@ -410,7 +410,7 @@ def drill(stored: drills.DrillRecord) -> DrillObserved:
 
 
 def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
-    """Return the columns of a drill's row that the core has decided."""
+    """Return the columns of a drill's row that the core's decision may change."""
     return cast(drills.DrillUpdate, {**_as_stored(drill, drills.DrillUpdate, "state"), "state": drill.state.value})
 
 

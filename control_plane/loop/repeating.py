@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
 ) -> None:
-    """Call `work` in a thread repeatedly until `stop` is set.
+    """Call `work` again and again, in a thread, until `stop` is set.
 
-    After an exception, log it and continue with the next call.
+    An exception of `work` is logged and does not end the repetition.
 
     Args:
         work: function that may block. It returns True if more work is due immediately.

@@ -43,7 +43,7 @@ from control_plane.loop.verifier import Verifier
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-"""Longest time between two sweeps over all entities."""
+"""Longest time between two sweeps of a loop over all jobs or all fleets."""
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 """Shortest pause after a sweep.
@@ -155,9 +155,10 @@ class Runner:
             await self.job_loop.close()
 
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
-        """Repeat a sweep until `stop` is set.
+        """Repeat a loop's sweep over all jobs or all fleets until `stop` is set.
 
-        The next sweep follows a change, the first agent whose silence exceeds its lease, or `SWEEP_SECONDS`.
+        The next sweep begins when an agent or a request reports a change, when an agent's silence exceeds its lease, or
+        after `SWEEP_SECONDS`.
         """
         seen = 0
         while not stop.is_set():

@@ -4,7 +4,7 @@
                  first in, first out; at most `limit` keys run
 
 Invariant: two runs of one key never overlap. After each wake-up of a key, a run of this key begins. Wake-ups during a
-key's back-off and after `close` have no effect.
+key's back-off (the pause after repeated failures) and after `close` have no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_SECONDS = 0.5
-"""Back-off after the second failure in a row.
+"""Back-off (pause before the next run) after a key's second failure in a row, in seconds.
 
 The back-off doubles with each further failure. The first failure causes no back-off, because most failures are short
 losses of the database connection.
@@ -58,8 +58,8 @@ class Scheduler(Generic[K]):
             key: the key to run. Several wake-ups before the run begins cause one run.
 
         Returns:
-            A future that ends with the requested run. None if the key runs now, because the requested run then follows
-            later. Also None if the call has no effect, during the key's back-off or after `close`.
+            A future that is done when the requested run has ended. None if the key runs now: the requested run then
+            follows this one. Also None if the call has no effect, during the key's back-off or after `close`.
         """
         if self._is_closed or self._monotonic() < self._not_before.get(key, float("-inf")):
             return None
@@ -81,7 +81,7 @@ class Scheduler(Generic[K]):
             patience_seconds: longest wait for the ends of the runs, counted from the start of the last run.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
-        while self._due:  # A key stays due only while `limit` keys run.
+        while self._due:  # A key waits to begin only while `limit` other keys run.
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         if ends:
             await asyncio.wait(ends, timeout=patience_seconds)
@@ -132,7 +132,7 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     def _end(self, key: K, ended: asyncio.Future[None], _task: asyncio.Task[None]) -> None:
-        """Free the key's place for other keys.
+        """Record that the run of a key has ended, and begin runs of keys that are due.
 
         The event loop calls this method even if the task was cancelled before its start.
         """
@@ -141,7 +141,7 @@ class Scheduler(Generic[K]):
             ended.set_result(None)
         if key in self._again:
             self._again.discard(key)
-            self.wake(key)  # The key goes to the end of the queue, so that no key occupies a place for ever.
+            self.wake(key)  # At the end of the queue, so that no key can keep other keys from running.
         self._fill()
 
     def _failed(self, key: K) -> None:

@@ -1,10 +1,10 @@
-"""Sends agents the requests for snapshots that clients export from memory, and returns the answers.
+"""Forwards requests of API clients that export snapshots from the nodes' memory to agents, and returns the answers.
 
     hold, read         ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
                        ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
 
-An agent may execute the same request twice without harm. A caller that received no answer therefore repeats the request
-with another request id.
+A *hold* is an agent's promise to keep the snapshots of one step while a client reads them. An agent may execute the
+same request twice without harm. A caller that received no answer therefore repeats the request with another request id.
 
 Invariant: only the node that received a request may answer it. The desk keeps no answer whose caller has left. All
 methods run on the server's event loop.
@@ -21,9 +21,9 @@ from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, Release
 from everstep.protocol.ids import NodeId
 
 KEPT_HOLDS: Final = 256
-"""Number of holds that the desk remembers, so that a repeated request records no second event."""
+"""Number of holds that the desk remembers, so that a repeated request for a hold records no second event."""
 MAX_READS: Final = 8
-"""Limit of reads that wait for an agent at the same time. Each occupies up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
+"""Limit of reads that wait for an agent at the same time. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
 ANSWER_SECONDS: Final = 20.0
 """Seconds for which a caller waits for an agent's answer."""
 
@@ -51,10 +51,11 @@ class SnapshotDesk:
         self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
 
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Run `begin`, or wait for the running call with the same key.
+        """Run `begin`, which starts a hold. If a call with the same key already runs, wait for the result of that call.
 
-        A client can repeat a request while the first one still runs. If the first one then fails, it ends the hold, so
-        both requests must have the same result. The call continues if a caller is cancelled.
+        A client can repeat its request for a hold while the first request still runs. If the first request fails, it
+        ends the hold, so both requests must have the same result. The call of `begin` continues if one of its callers
+        is cancelled.
 
         Args:
             key: id that copies of one request have in common.
@@ -71,11 +72,11 @@ class SnapshotDesk:
         return await asyncio.shield(task)
 
     def has_begun(self, hold_id: str) -> bool:
-        """Return whether the event of a hold is recorded, as far as this server remembers."""
+        """Return whether the event about the start of a hold is recorded, as far as this server remembers."""
         return hold_id in self._begun
 
     def note_begun(self, hold_id: str) -> None:
-        """Remember that the event of a hold is recorded."""
+        """Remember that the event about the start of a hold is recorded."""
         self._begun.append(hold_id)
 
     async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:
@@ -97,7 +98,7 @@ class SnapshotDesk:
         return answer
 
     async def read(self, node_id: NodeId, request: ReadSnapshot) -> SnapshotBytes:
-        """Ask an agent for a range of a held shard.
+        """Ask an agent for a range of bytes of a shard that it holds for an export.
 
         Args:
             node_id: the node that holds the shard.
@@ -116,7 +117,7 @@ class SnapshotDesk:
         return answer
 
     def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:
-        """Send the end of a hold to an agent. A lost message is harmless, because the agent's hold expires."""
+        """Order an agent to end a hold. If the message is lost, the hold expires by itself."""
         self._send(node_id, request)
 
     def answered(self, node_id: NodeId, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""The database rows of one fleet that passes over its jobs share: jobs, nodes, notices and fault histories.
+"""The database rows about one fleet that the passes over all its jobs need: jobs, nodes, notices and fault histories.
 
 Invariant: one transaction reads all rows of a `Surroundings`. After a call of `forget`, `SharedRows.get` returns only
 rows whose read began after this call.
@@ -23,7 +23,7 @@ from everstep.protocol.ids import FleetName, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Database rows of one fleet, read once for all passes of the control loop over its jobs."""
+    """The rows about one fleet, which the job loop reads once for the passes over all jobs of the fleet."""
 
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
@@ -39,7 +39,7 @@ class Surroundings:
 
 
 class SharedRows:
-    """A cache of the rows that the passes of one sweep over jobs share.
+    """A cache of `Surroundings`, which all passes of one sweep (one round over all jobs) share.
 
     Without the cache, each pass would read all jobs and nodes of its fleet.
 
@@ -97,7 +97,7 @@ def schedule_of(
     *,
     newcomer: FleetJob | None = None,
 ) -> Schedule:
-    """Compute which jobs of a fleet may run now.
+    """Compute which jobs of a fleet may hold nodes now, and which wait in its queue.
 
     Args:
         fleet: the fleet's row. None means that no capacity exists.

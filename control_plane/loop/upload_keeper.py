@@ -1,4 +1,4 @@
-"""Deletes source uploads that no client completed.
+"""Deletes uploads of source archives (training scripts) that no client completed.
 
     CreateSource ──▶ uploads/<project>/<sha256>.tar.gz
                       ├─ CompleteSource: verified, stored under projects/<project>/sources/, the upload deleted

@@ -1,9 +1,10 @@
-"""Verifies checkpoints in S3 at a user's request, and stores the verdict.
+"""Verifies requested checkpoints in S3, and stores for each whether its objects are intact (the verdict).
 
 A shard is intact if its object exists, has Everstep's header, and has a payload with the manifest's digest. The payload
-consists of the bytes that a restore reads from the object and from shared objects. A shared object is intact if it
-hashes to its name. The verifier reads each intact shared object once per checkpoint, however many shards need it. Only
-chunks that contain bytes of both a shared object and a shard's own object are read again for each shard.
+consists of the bytes that a restore reads from the shard's object and from *shared objects*, which several shards need.
+A shared object is intact if its name is the hash of its content. The verifier reads each intact shared object once per
+checkpoint, however many shards need it. Only chunks that contain bytes of both a shared object and a shard's own object
+are read again for each shard.
 
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
 server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
@@ -44,14 +45,14 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
 IDLE_BYTES = 64 * 1024 * 1024
-"""Bytes that may be read from other objects while the connection to one object stays open and idle.
+"""Bytes that the verifier may read from other objects while its connection to one object stays open and idle.
 
 S3 itself ends connections that are idle for too long.
 """
 
 
 class Verifier:
-    """The loop that verifies checkpoints. `idle_bytes` replaces `IDLE_BYTES`."""
+    """The loop that verifies checkpoints. The argument `idle_bytes` replaces `IDLE_BYTES`."""
 
     def __init__(
         self, database: Database, objects: ObjectStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
@@ -139,11 +140,11 @@ class _Stopped(Exception):
 
 
 class KnownContents:
-    """Holds results of a checkpoint's verification that later shards with the same shared objects can use."""
+    """Results of a checkpoint's verification that its remaining shards can reuse for common shared objects."""
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes
-        """A connection is closed after this many bytes were read from other objects."""
+        """The verifier closes the connection to an object after it has read this many bytes from other objects."""
         self.intact: set[str] = set()
         """Keys of the shared objects that were read completely and hash to their names.
 
@@ -152,10 +153,10 @@ class KnownContents:
         self._digests: dict[bytes, bytes] = {}
 
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
-        """Return the digest of a chunk with these pieces, or None if the chunk must be read.
+        """Return the known digest of a chunk that consists of these pieces, or None if the chunk must be read.
 
-        The chunk must be read if it has bytes of an object that is not known to be intact, or if no earlier chunk
-        consisted of equal pieces.
+        The chunk must be read if it has bytes of an object that is not verified yet, or if no earlier chunk consisted
+        of equal pieces.
         """
         if any(piece.source is not None and piece.source.key not in self.intact for piece in pieces):
             return None
@@ -243,7 +244,7 @@ def _place_of(shared: SharedSpans, where: ObjectReference) -> ObjectReference:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """An object that holds bytes of a payload."""
+    """An S3 object that contains bytes of a shard's payload: the shard's own object, or a shared object."""
 
     reader: _Reader
     key: str = ""
@@ -252,16 +253,16 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A range of a payload."""
+    """A range of a shard's payload, with the source of its bytes."""
 
     begin: int
     end: int
     source: _Source | None = None
     """The object that holds the bytes. None for zeros, and for the index."""
     place: int = 0
-    """Position of the first byte among the object's tensors. The source's reader delivers the pieces in order."""
+    """Position of the first byte within the tensor data of the source, whose reader delivers the pieces in order."""
     index: bytes = b""
-    """The index, if the range is the index."""
+    """The bytes of the payload's index, if the range is the index."""
 
     def part(self, begin: int, end: int) -> _Piece:
         """Return the part of the piece between two positions of the payload."""
@@ -271,7 +272,7 @@ class _Piece:
 
 
 def _recipe(pieces: Sequence[_Piece]) -> bytes:
-    """Return a digest of the objects and positions from which the bytes of a chunk come."""
+    """Return a key of a chunk: a digest of the objects and positions from which the chunk's bytes come."""
     named = [
         (piece.end - piece.begin, piece.index, piece.source and (piece.source.key, piece.place)) for piece in pieces
     ]
@@ -305,8 +306,8 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
     Args:
         plan: the source of each byte.
-        spans: the tensors, in the order of the payload.
-        known: the chunks that need not be read again.
+        spans: the ranges of the payload with tensors, in the order of the payload.
+        known: digests of chunks that need not be read again. The function adds new digests.
 
     Returns:
         The digest, hexadecimal.
@@ -355,7 +356,7 @@ def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_byt
 
 
 class Hasher(Protocol):
-    """A digest over the bytes that a reader returns."""
+    """An object that computes a digest of all bytes that a `_Reader` reads."""
 
     def update(self, data: memoryview, /) -> object:
         """Add the next bytes."""
@@ -366,7 +367,7 @@ class Hasher(Protocol):
 
 
 class _Reader:
-    """Reads an object by byte count.
+    """Reads an S3 object from its start to its end, in portions that the caller chooses.
 
     Args:
         stream: returns the object's bytes from a position on.
