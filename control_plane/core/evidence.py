@@ -204,8 +204,7 @@ def _own_word(
     """Return the verdict that follows from the report of the node's own agent, or None.
 
     The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
-    is IMPAIRED while it is still useful: training completes steps, or ranks that have not started yet need its shards.
-    Otherwise the node is GONE.
+    is IMPAIRED while training completes steps or the launch of ranks needs its shards. Else it is GONE.
     """
     if is_silent(node, timeouts):
         return None
@@ -344,8 +343,8 @@ def track_impairments(
 ) -> tuple[Impairment, ...]:
     """Return the impairments to store in the job's record: members that have a problem although their agents report.
 
-    The agent reports a fault, or the node does not answer other members. Each record says when training last
-    progressed.
+    The problem is a fault that the agent reports, or that the node does not answer other members. Each impairment also
+    says when training last completed steps.
 
     Args:
         known: the impairments that the job's record contains.

@@ -70,7 +70,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Who a follower is, and which events this follower requests and may see."""
+    """The identity of a follower, and the filter for the events that this follower requests and may see."""
 
     token_id: str
     ends_at: datetime | None
