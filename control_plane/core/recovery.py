@@ -205,10 +205,11 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the newest state for a relayout whose shares are all sealed, but no state before the committed step.
+    """Return the state that a relayout restores: the newest one whose parity shares are all sealed.
 
-    In a relayout, nodes keep only one step until the first commit. If they kept a step whose shares are not sealed yet,
-    one more loss would cost this step and the committed step. Without parity, the result is `newest`.
+    The result is never older than the committed step. In a relayout, nodes keep only one step until the first commit.
+    If they kept a step whose shares are not sealed yet, one more loss would cost this step and the committed step.
+    Without parity, the result is `newest`.
     """
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)

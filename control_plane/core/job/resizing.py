@@ -192,7 +192,7 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Grow in three stages, each in separate passes: request an agreed stop, wait for it, start a new generation.
 
-    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, that
+    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
     pass would treat the stopped ranks as a completed job. The result is None while the job continues to train.
     """
     record, growth = view.record, view.record.growth

@@ -113,7 +113,7 @@ class Implication:
     """The incident's cause or the code of a fault, for example `node_unreachable` or `gpu_xid 79`."""
     evidence: str
     is_own_word: bool = False
-    """Whether the node's own live agent reported the fault. Such a report permits the fleet to terminate it."""
+    """Whether the node's own live agent reported the fault. Only then may the fleet terminate a node for it."""
     remedy: Remedy = Remedy.NONE
 
 
