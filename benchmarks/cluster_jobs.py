@@ -138,7 +138,7 @@ class BenchJob:
     ranks: int
 
     def describe(self) -> Json:
-        """Return the API's description of the job."""
+        """Return the answer of DescribeTrainingJob for this job."""
         return self.bench.client.describe_training_job(TrainingJobName=self.name)
 
     def wait(self, what: str, arrived: Callable[[Json], bool], poll_seconds: float = POLL_SECONDS) -> Json:

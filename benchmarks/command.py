@@ -41,7 +41,7 @@ class Begun:
 
     machine: Machine
     at: float
-    """Monotonic time of the start."""
+    """Monotonic time in seconds at which the run started."""
     home: Path = HOME
     """Folder for the run's files, empty at the start."""
     results: Path = HOME / "results.json"
@@ -62,7 +62,7 @@ class Begun:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the run started."""
         return time.monotonic() - self.at
 
     def write(self, page: Page, found: Mapping[str, object]) -> BenchmarkRun:

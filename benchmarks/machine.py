@@ -16,7 +16,7 @@ CODE = ("everstep", "control_plane", "worker", "infra", "benchmarks", "examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The machine at the start of a run."""
+    """The machine of a benchmark run, as observed at the start of the run."""
 
     processor: str
     cores: int

@@ -31,7 +31,7 @@ Sample = TypeVar("Sample")
 
 
 class Verdict(StrEnum):
-    """Verdict on a value.
+    """Result of the comparison of a measured value with its limit.
 
     - PASS: the value is within its limit.
     - SHORT: the value misses its limit.
@@ -58,7 +58,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
-        """Return the summary of at least one value.
+        """Return the summary of these values.
 
         Raises:
             ValueError: there are no values.

@@ -25,7 +25,7 @@ class Bar:
     parts: Sequence[tuple[float, str]]
     """Length and colour of each part of the bar, from left to right. Lengths have the unit of the values."""
     text: str
-    """Text at the end of the bar."""
+    """Text that is drawn behind the right end of the bar."""
     interval: tuple[float, float] | None = None
 
     @property
@@ -36,7 +36,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Bars with a common scale below a heading."""
+    """A group of bars with a heading and a common scale."""
 
     title: str
     bars: Sequence[Bar]
@@ -48,7 +48,7 @@ class Panel:
 
 
 def panels(title: str, drawn: Sequence[Panel], *, most: float | None = None) -> str:
-    """Return an SVG document of panels.
+    """Return an SVG document that shows panels one below the other.
 
     Args:
         title: text for screen readers.
@@ -77,7 +77,7 @@ def svg(title: str, height: int, body: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222", weight: int = 400) -> str:
-    """Return one line of text.
+    """Return an SVG element with one line of text.
 
     Args:
         x: position of the anchor.

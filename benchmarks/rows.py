@@ -48,7 +48,7 @@ class Row:
         return self.value >= self.limit if self.is_least else self.value <= self.limit
 
     def judged(self, doubt: str = "") -> Self:
-        """Return the row with its verdict.
+        """Return a copy of the row with the verdict on its value.
 
         Args:
             doubt: the reason why the measurement permits no verdict; empty if it permits one.

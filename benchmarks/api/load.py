@@ -17,7 +17,7 @@ from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 CONNECTIONS = 16
-"""Requests in progress at the same time."""
+"""Number of persistent connections, each of which always has one request in progress."""
 
 
 class _Requester(asyncio.Protocol):
@@ -77,7 +77,7 @@ def request(port: int, path: str, token: str | None = None) -> bytes:
 
 
 def for_seconds(what: bytes, seconds: float) -> Iterator[bytes]:
-    """Yield the same request until `seconds` have passed."""
+    """Yield the bytes of the same request again and again, until `seconds` have passed."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         yield what

@@ -1,4 +1,4 @@
-"""Benchmark of the data plane: `make bench-data-plane`.
+"""Benchmark of the data plane (snapshots, replicas and restores): `make bench-data-plane`.
 
 One run measures Everstep and other checkpoint systems (the compared systems, `PEERS` in the code) with the same state.
 It also measures floors: bounds that no system can beat on this machine, such as the time of a plain memcpy.

@@ -79,7 +79,7 @@ class Size:
 
 
 def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool) -> list[Size]:
-    """Return the sizes to measure, with the repetitions of each size."""
+    """Return one `Size` per state size, with its systems and its numbers of repetitions."""
 
     def repeats(state_mib: int, *, spaced: int, tight: int, local_restores: int, others: int) -> Repeats:
         gib = state_mib / 1024
@@ -124,7 +124,7 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmark's own options."""
+    """Add the options that only this benchmark has to the command line."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="compare these systems only")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
@@ -166,7 +166,7 @@ def _measure_systems(begun: Begun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start a cluster of two nodes.
+    """Start a local cluster of two nodes for the Everstep jobs, and end it after the `with` block.
 
     Each node has memory for its own rank's state and for a copy of the other rank's state.
     """

@@ -25,7 +25,7 @@ NODE, RANK = "benchmarks.data_plane.rank.node", "benchmarks.data_plane.rank.wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One restore of the rank's state."""
+    """The measured durations of one restore of the rank's state."""
 
     fetch_seconds: float
     """Seconds from the start of the fetch until all bytes were verified in the memory of the rank's node."""

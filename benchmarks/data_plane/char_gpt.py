@@ -28,7 +28,7 @@ NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
-"""Untimed steps at the start of a block of steps, and the timed steps that follow them.
+"""Numbers of untimed steps at the start of a block, and of the timed steps that follow them.
 
 During the untimed steps, the system of the previous block may still finish its background work.
 """

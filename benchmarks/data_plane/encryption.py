@@ -34,7 +34,7 @@ class Transfer:
     is_encrypted: bool
     seconds: float
     processor_seconds: float
-    """Processor time of both processes."""
+    """CPU seconds of the sending and the receiving process together."""
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:

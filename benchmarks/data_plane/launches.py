@@ -31,7 +31,7 @@ MEMORY = Path("/dev/shm")
 def run_peer(
     system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float
 ) -> list[dict[str, Any]]:
-    """Launch a compared system once.
+    """Launch the two rank processes of a compared system once, and return their samples.
 
     Args:
         system: the compared system.

@@ -105,7 +105,7 @@ def values(run: Run) -> dict[str, str | None]:
 
 
 def title(figure: Figure) -> str:
-    """Return the text that describes a row's metric."""
+    """Return the text in the first column of a row, which describes the row's metric."""
     return TITLES.get(figure.metric, figure.metric)
 
 

@@ -167,7 +167,7 @@ def p99(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Everstep's limit for one metric."""
+    """The limit that Everstep's value of one metric must not exceed, or must reach."""
 
     metric: str
     title: str
@@ -317,9 +317,10 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return the relative change of a limit's lower bounds (floors) during the measurement; None without them.
+    """Return how much the floors that affect a metric changed during the measurement; None if the metric has no floors.
 
-    The result is the largest change of each watched bound, and of the sum of the bounds that form the limit.
+    The result is the largest of these relative changes: of each floor in `Goal.watched`, and of the sum of the floors
+    that form the limit.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

@@ -23,11 +23,11 @@ class System:
     adapter: str
     """Module and class of the adapter, below the package `rank.systems`."""
     package: str
-    """Package whose version the report shows."""
+    """Python package whose version the page shows beside the system."""
     requirements: tuple[str, ...] = ()
     """Packages that pip installs besides torch. Empty: the system runs in Everstep's environment."""
     metrics: tuple[str, ...] = ("blocked", "tight_blocked", "restore_local", "memory")
-    """Metrics that the system supports."""
+    """Names of the metrics that the benchmark can measure with this system."""
 
     def python(self, environments: Path) -> Path:
         """Return the path of the system's interpreter."""
@@ -79,7 +79,7 @@ PEERS = (
 
 
 def install(systems: tuple[System, ...], environments: Path, say: Callable[[str], None]) -> None:
-    """Create the missing virtual environments.
+    """Create the virtual environments of the systems that have none yet.
 
     Args:
         systems: the checkpoint systems that Everstep is compared with.

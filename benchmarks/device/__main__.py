@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmark's own options."""
+    """Add the options that only this benchmark has to the command line."""
     parser.add_argument("--gib", type=float, help="GiB of the state that is captured and restored; default: 8")
     for name in MODEL:
         default = getattr(Sizes(), name)

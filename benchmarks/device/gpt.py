@@ -69,7 +69,7 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
 
 
 def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the nodes.
+    """Return the environment variables that the local cloud passes to the job's nodes.
 
     The environment contains the GPU driver's variables and the import path of this benchmark's modules.
     """

@@ -71,7 +71,7 @@ QUICK = Sizes(
 
 
 def probe() -> dict[str, Any]:
-    """Return the identification of the device.
+    """Return the name, driver and properties that identify the device, from a separate process.
 
     Raises:
         BenchmarkFailed: there is no device; the message has the reason.
@@ -90,7 +90,7 @@ def probe() -> dict[str, Any]:
 
 
 def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path = MEMORY) -> dict[str, Any]:
-    """Run a part, and return its measurements.
+    """Run a part in its own process, and return its measurements.
 
     Args:
         part: capture, restore or graph.

@@ -34,7 +34,7 @@ class Outcome:
     """The part's measurements; None if the part failed before it measured any."""
     failure: str = ""
     at: str = ""
-    """Time at which the part started, UTC."""
+    """UTC time at which the part started, as text."""
     seconds: float = 0.0
 
 

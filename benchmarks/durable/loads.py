@@ -47,7 +47,7 @@ class Load:
 
     layout: Layout
     seconds: float
-    """Duration until the last rank had its state."""
+    """Seconds from the start of the load until the last rank had its state."""
     state_bytes: int
     """Bytes of the state of all ranks."""
     fetched_bytes: int
@@ -59,11 +59,11 @@ class Load:
 def absent_share(world_size: int, rank: int, held: Collection[int], earlier: int = EARLIER) -> float:
     """Return the fraction of the state of all ranks that one rank needs and that its node does not hold.
 
-    The ranks divide the state evenly and in order.
+    Both when saved and when loaded, the state is divided evenly among the ranks: rank 0 has the first part, and so on.
 
     Args:
-        world_size: number of ranks that load.
-        rank: the rank.
+        world_size: number of ranks that load the state.
+        rank: the loading rank whose fraction is returned.
         held: ranks that saved the step, and whose shards the node of `rank` holds.
         earlier: number of ranks that saved the step.
     """

@@ -99,7 +99,7 @@ class Members:
         return begun
 
     def inventories(self, world_size: int) -> Inventories:
-        """Return the sealed slots of the generation's nodes.
+        """Ask each node of the generation for its sealed slots.
 
         Args:
             world_size: number of ranks of the generation that made the slots.
@@ -115,7 +115,7 @@ class Members:
         self._talks[node].ask(["drop", rank])
 
     def close(self) -> None:
-        """End the generation on its nodes."""
+        """End the open generation on all its nodes."""
         self._all(["close"])
 
     def environment(self, rank: int, world_size: int, generation: int, port: int) -> dict[str, str]:
@@ -201,7 +201,7 @@ def node_id(number: int) -> NodeId:
 def started(
     count: int, memory: Path, home: Path, *, mebibytes: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[Members]:
-    """Run the nodes while the `with` block runs.
+    """Start the processes of the nodes, and end them after the `with` block.
 
     Args:
         count: number of nodes.
@@ -248,6 +248,6 @@ def ranks(program: Sequence[str], environments: Sequence[Mapping[str, str]], hom
 
 @contextmanager
 def meeting_port() -> Iterator[int]:
-    """Reserve a port for the ranks' process group."""
+    """Reserve a port on which the ranks form their process group, while the `with` block runs."""
     with closing(ReservedPort()) as port:
         yield port.number

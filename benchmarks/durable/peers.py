@@ -49,7 +49,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one operation."""
+    """The measured result of one operation, which the process prints."""
 
     seconds: float
     is_equal: bool

@@ -29,7 +29,7 @@ READERS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoadTime:
-    """Duration of one load."""
+    """Measured seconds of one load by several nodes."""
 
     readers: int
     seconds: float

@@ -72,7 +72,7 @@ class Comparison(Outcome):
     name: str
     system: str
     mib: int
-    """Size of the model's parameters."""
+    """Size of the model's parameters in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class StrategyJob:
 
     strategy: str
     steps: int
-    """Steps of the job."""
+    """Number of steps that the job trains."""
     seconds: float
     """Seconds from the end of the first step until the end of the last step, over both launches."""
     lost_steps: int
@@ -52,7 +52,7 @@ class StrategyJob:
     blocked_seconds: float
     """Seconds for which the session blocked rank 0, over both launches."""
     step_seconds: float
-    """Median step time outside of the recovery."""
+    """Median seconds per step, without the steps of the recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def judge(strategy: str, trace: Sequence[Line]) -> StrategyJob:
 
 
 def measure(bench: Bench) -> Iterator[StrategyJob]:
-    """Run one job per strategy.
+    """Run one job per checkpoint strategy, in which one rank is killed.
 
     Raises:
         BenchmarkFailed: a job failed, or was launched more than twice.

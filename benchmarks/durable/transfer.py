@@ -38,7 +38,7 @@ PIECE_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The transfer that one process makes."""
+    """The upload or download that one process makes."""
 
     client: str
     is_upload: bool
@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The result of one transfer."""
+    """The measured values of one transfer, which the process prints."""
 
     seconds: float
     cpu_seconds: float
@@ -256,7 +256,7 @@ class _Peak:
 
 
 def measure(task: Task) -> Figure:
-    """Run one transfer in this process."""
+    """Run one transfer in this process, and measure its time, CPU time and memory."""
     run = CLIENTS[task.client](task)
     with closing(_Peak()) as peak:
         usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()

@@ -46,7 +46,7 @@ class UploadBlock:
 
     @property
     def seconds(self) -> float:
-        """Duration of all counted steps."""
+        """Seconds of all counted steps together."""
         return sum(self.steps)
 
     @property

@@ -159,7 +159,7 @@ async def _sealed(folder: Path, payload: bytes, offset: int, size: int) -> SlotS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedUploadTime:
-    """Duration of one upload."""
+    """Measured seconds of one upload by several nodes."""
 
     writers: int
     seconds: float

@@ -112,7 +112,7 @@ class Figure:
     """Seconds from the fault's end until the API reported Protected."""
     verdict: Verdict
     told: str
-    """Explanation of the verdict."""
+    """Sentence that explains the verdict."""
 
 
 def parse(text: str) -> tuple[Boundary, ...]:
@@ -142,7 +142,7 @@ def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
 
 
 def evaluate(observed: Observed) -> Figure:
-    """Return the measured values of one case.
+    """Compute the measured values and the verdict of one case from its observations.
 
     Step times come from the first rank's trace, because the collective in each step keeps all ranks together.
     """

@@ -24,7 +24,7 @@ PARTS = ("blocking", "slowdown", "budget", "recovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes and counts of a run."""
+    """State sizes, and numbers of steps, launches and failures of a run."""
 
     states_mib: tuple[int, ...] = (64, 256)
     snapshots: int = 30

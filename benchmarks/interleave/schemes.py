@@ -60,7 +60,7 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training job, and the schemes to measure with it."""
+    """The settings of one measurement: nodes, training job, network, and the schemes that take turns."""
 
     name: str
     nodes: int = 4

@@ -105,7 +105,7 @@ class Race:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run all measurements on one cluster."""
+    """Start a cluster for Everstep's job, and measure all systems."""
     peers = tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in begun.parts)
     install(peers, ENVIRONMENTS, begun.say)
     options = ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS)
@@ -117,7 +117,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmark's own option."""
+    """Add the option that only this benchmark has to the command line."""
     parser.add_argument("--per-block", type=int, default=5, help="faults of each kind per launch; default: 5")
 
 

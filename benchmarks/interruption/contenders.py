@@ -1,4 +1,4 @@
-"""The compared systems: Everstep, torchrun and torchft.
+"""Runs the compared systems: Everstep, torchrun and torchft.
 
 Each system runs one job, into which the benchmark injects faults repeatedly.
 """
@@ -35,7 +35,7 @@ SAVE_EVERY = 10
 The benchmark injects each fault right after a checkpoint, so that torchrun loses as few steps as possible.
 """
 HEARTBEAT_MILLISECONDS = 1000
-"""Heartbeat timeout of torchft's lighthouse, after which it considers a silent replica lost."""
+"""Milliseconds without a heartbeat after which torchft's lighthouse considers a replica group lost."""
 
 
 class Contender(Protocol):
@@ -61,7 +61,7 @@ class Contender(Protocol):
         """Inject the fault: end rank 1, or the node on which rank 1 runs."""
 
     def phases(self) -> dict[str, float]:
-        """Return the seconds of each phase of the last recovery; empty if the system records no phases."""
+        """Return the seconds of each phase of the newest incident; empty for systems other than Everstep."""
 
     def revive(self) -> None:
         """Restart the job, because the system has not recovered from a fault in time.
@@ -83,7 +83,7 @@ def rank_pids(folder: Path) -> list[int]:
 
 
 def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = lambda: None) -> None:
-    """Poll until the condition holds.
+    """Poll until `arrived` returns True, and call `check` in each poll.
 
     Raises:
         BenchmarkFailed: the condition does not hold within `PATIENCE_SECONDS`.
@@ -182,7 +182,7 @@ class UnderTorchrun:
         self._launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start both agents."""
+        """Start the torchrun agents of both nodes."""
         self._port = ReservedPort()
         self._launchers = [self._launch(), self._launch()]
 
@@ -273,7 +273,7 @@ class UnderTorchft:
         self._port: ReservedPort
 
     def start(self) -> None:
-        """Start the lighthouse and both groups."""
+        """Start torchft's lighthouse and both replica groups."""
         self._port = ReservedPort()
         options = [
             "--min_replicas",

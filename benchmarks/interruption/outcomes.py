@@ -10,7 +10,7 @@ from benchmarks.traces import Passed
 
 
 class Fault(StrEnum):
-    """A kind of fault.
+    """A kind of fault that the benchmark injects.
 
     - RANK: a rank is killed.
     - INSTANCE: a node ends with all its processes. A replacement node is available immediately.

@@ -40,7 +40,7 @@ def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
 
 
 def median_seconds(found: Sequence[Interruption]) -> float:
-    """Return the median interruption in seconds."""
+    """Return the median duration of the interruptions in seconds."""
     return statistics.median(each.seconds for each in found)
 
 

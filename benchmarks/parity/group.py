@@ -48,7 +48,7 @@ ROOM_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """The measurements of one group."""
+    """The measurements of one group of nodes with the same protection."""
 
     has_parity: bool
     state_bytes: int

@@ -16,7 +16,7 @@ REPEATS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XorTime:
-    """The time of one operation over chunks."""
+    """The measured time of one operation on chunks."""
 
     name: str
     seconds_per_gib: tuple[float, ...]

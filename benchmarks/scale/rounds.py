@@ -203,12 +203,12 @@ class Fleet:
             ) from error
 
     def level(self, number: int) -> int:
-        """Return an agent's distance from the coordinator."""
+        """Return the number of connections between an agent and the coordinator in the tree."""
         return len(self.tree.ancestors(self.ids[number]))
 
 
 async def measure(count: int, arity: int) -> RoundFigure:
-    """Measure one tree shape.
+    """Measure rounds with one number of agents in one shape of tree.
 
     Args:
         count: number of agents.

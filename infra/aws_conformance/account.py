@@ -157,7 +157,7 @@ class Account:
         return self.events
 
     def until(self, what: str, look: Callable[[], Any]) -> Any:
-        """Poll `look` and return its first true result.
+        """Call `look` repeatedly until it returns a true value, and return this value.
 
         Args:
             what: the awaited state in words, for the error.
@@ -214,12 +214,12 @@ def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patie
 
 
 def code_of(error: ClientError) -> str:
-    """Return AWS's error code."""
+    """Return the error code with which AWS refused a call."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def words_of(error: ClientError) -> str:
-    """Return AWS's error message."""
+    """Return the error message with which AWS refused a call."""
     return str(error.response.get("Error", {}).get("Message", ""))
 
 

@@ -27,7 +27,7 @@ class Answer:
     """The observed answer to one question."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Values for fields of `AwsAnswers`."""
+    """Observed values of fields of `AwsAnswers`, by the field's name."""
     observed: Mapping[str, Any] = field(default_factory=dict)
     """Details for readers of the file of answers. The local cloud ignores them."""
 

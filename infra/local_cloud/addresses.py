@@ -43,7 +43,7 @@ class AddressPool:
         return next(self._addresses)
 
     def close(self) -> None:
-        """Release all blocks."""
+        """Release all address blocks that this pool has claimed."""
         for claim in self._claims:
             claim.close()
         self._claims.clear()

@@ -96,10 +96,7 @@ class AwsOptions:
     port: int = 0
     seed: int = 0
     network_name: str = ""
-    """Name of the network in which each instance has a namespace.
-
-    Empty if instances share this machine's loopback.
-    """
+    """Name of the cluster's virtual network. Empty if instances share this machine's loopback."""
 
 
 class LocalAws:

@@ -44,7 +44,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file that a conformance run writes."""
 
     asked_at: str
-    """Time of the run in ISO 8601."""
+    """Time of the conformance run in ISO 8601."""
     region: str
     instance_type: str
     answers: AwsAnswers

@@ -74,7 +74,7 @@ class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """A scheduled event of AWS for an instance."""
+    """A maintenance event that AWS has scheduled for an instance."""
 
     event_id: str
     code: str
@@ -100,7 +100,7 @@ class ScheduledEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A planned end or reboot of an instance."""
+    """The planned end or reboot of an instance, which a fault has scheduled."""
 
     at: float
     """Time of the end or reboot, in monotonic seconds."""
@@ -140,7 +140,7 @@ class Ec2:
         addresses: pool of private addresses for new instances.
         announcements: receives the events of state changes.
         monotonic: returns the seconds of a monotonic clock.
-        answers: how AWS behaves where its documentation is silent.
+        answers: assumed or measured behaviour of AWS where its documentation is silent.
     """
 
     def __init__(

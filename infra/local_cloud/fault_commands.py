@@ -162,7 +162,7 @@ def pause(seconds: float) -> None:
 
 
 def _add(name: str, kind: type[msgspec.Struct]) -> None:
-    """Add the command of one kind of fault."""
+    """Add the command `everstep local fault NAME` for one kind of fault."""
 
     def command(**given: Any) -> None:
         state_dir, output = given.pop("state_dir"), given.pop("output")

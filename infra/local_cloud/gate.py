@@ -35,7 +35,7 @@ MAX_WRONG_CALLS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of EC2 or Auto Scaling."""
+    """One decoded call of EC2 or Auto Scaling."""
 
     service: str
     action: str
@@ -43,12 +43,12 @@ class Request:
     operation: OperationModel | None
     """botocore's model of the operation; None if the service has no such operation."""
     parameters: Mapping[str, Any]
-    """Parameters by botocore's names."""
+    """The call's parameters, by their names in botocore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error answer in AWS's words."""
+    """The error code and message with which the gate refuses a call, in AWS's words."""
 
     status: str
     code: str

@@ -88,7 +88,7 @@ class InstanceRunner:
         return self._nodes / instance_id
 
     def end_all(self) -> None:
-        """End every instance."""
+        """End the processes of every instance."""
         self.reconcile(())
 
     def _start(self, instance: RunningInstance) -> None:

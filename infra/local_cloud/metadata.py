@@ -29,7 +29,7 @@ MAX_TOKENS: Final = 1000
 
 
 class MetadataService:
-    """The metadata endpoints of all instances.
+    """Serves the metadata endpoints of all instances, with one listening socket per instance.
 
     Args:
         facts: returns an instance's metadata, keyed by the path below `/latest/meta-data/`. Called for every request,
@@ -92,12 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]
-    """Valid tokens of the instance, each with its expiry in monotonic seconds."""
+    """Issued tokens of the instance, each with its expiry in monotonic seconds."""
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
     def parse_request(self) -> bool:
-        """Parse a request. Refuse requests from web pages, and forwarded requests, as AWS refuses X-Forwarded-For."""
+        """Parse a request. Refuse requests from web pages. Also refuse requests with X-Forwarded-For, as AWS does."""
         if not super().parse_request():
             return False
         host, port = self.connection.getsockname()[:2]

@@ -311,7 +311,7 @@ def _install_groups(engine: AutoScaling) -> None:
 
 def _install_members(engine: AutoScaling) -> None:
     def notify_terminate_instances(self: AutoScalingBackend, instance_ids: list[str]) -> None:
-        """Do nothing.
+        """Do nothing, in place of moto's immediate removal of the member.
 
         An instance that a caller terminates directly stays a member of its group until a health check removes it.
         """

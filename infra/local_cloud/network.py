@@ -270,7 +270,7 @@ class Network:
         return dict(self._links)
 
     def counters(self, instance_id: str) -> dict[str, int]:
-        """Return the kernel's counters for an instance's link.
+        """Return the kernel's counters of bytes and dropped packets for an instance's link.
 
         The result has `sent_bytes` and `received_bytes` of the instance. `dropped_to` and `dropped_from` are the
         numbers of packets to and from the instance that a cut has dropped.

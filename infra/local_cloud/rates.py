@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 READING: Final = ("Describe", "Get", "List", "Search")
-"""First words of the operations that only read."""
+"""Prefixes of the names of read-only operations."""
 
 
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

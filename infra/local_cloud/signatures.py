@@ -105,7 +105,7 @@ class Received:
     target: str
     """Path and query of the request line, still percent-encoded."""
     headers: Sequence[tuple[str, str]]
-    """Headers in order of arrival."""
+    """Names and values of all headers, in the order in which they arrived."""
 
     def header(self, name: str) -> str:
         """Return a header's values joined by commas; empty if the header is missing."""
@@ -204,7 +204,7 @@ def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signature:
-    """The parsed signature of a request."""
+    """The parts of a request's signature, parsed from the Authorization header or from a presigned URL."""
 
     access_key_id: str
     date: str

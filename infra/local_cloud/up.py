@@ -123,7 +123,7 @@ class ClusterOptions:
     """Memory for the slots of one node; None: an equal share of half the available memory."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
-    """Time limit in which all nodes must connect."""
+    """Time limit in seconds until all nodes have connected to the control plane."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables of the instances."""
     control_plane_environment: Mapping[str, str] = field(default_factory=dict)

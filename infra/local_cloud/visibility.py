@@ -22,7 +22,7 @@ from moto.ec2.models.instances import Instance
 from infra.local_cloud.faults import Faults
 
 DELAYED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus", "DescribeInstanceTopology"})
-"""Operations of EC2 whose answers are delayed."""
+"""Operations of EC2 whose answers show changes only after a delay."""
 State = tuple[str, int]
 """Name and EC2 code of an instance's state, such as `("running", 16)`."""
 

@@ -69,7 +69,7 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Ddp:
-    """The char-GPT under DistributedDataParallel, with AdamW."""
+    """The char-GPT under torch's DistributedDataParallel, with AdamW."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")
@@ -99,7 +99,7 @@ class Ddp:
 
 
 class Zero3(Ddp):
-    """Trains the model with DeepSpeed ZeRO-3."""
+    """The char-GPT under DeepSpeed ZeRO-3, with AdamW."""
 
     def __init__(self) -> None:
         import deepspeed

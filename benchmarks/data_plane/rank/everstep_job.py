@@ -57,7 +57,7 @@ class Steps:
     """
     has_snapshot: list[bool] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
-    """Time of the boundary call of each step."""
+    """Monotonic time at which the script called `boundary` after each step."""
     committed_at: list[float | None] = field(default_factory=list)
     """Time at which the rank's page showed each step as committed. None for a step that was not committed itself."""
 
@@ -127,12 +127,12 @@ class CommitWatch:
 
 
 class Rank:
-    """One rank of the job.
+    """The training loop of one rank of the job.
 
     Args:
         session: the restored session.
         state: the registered state.
-        watch: observes commits on the rank's page.
+        watch: detects commits on the rank's page in shared memory.
     """
 
     def __init__(self, session: TrainingSession, state: State, watch: CommitWatch) -> None:
@@ -141,7 +141,7 @@ class Rank:
         self._watch = watch
 
     def steps(self, count: int, span_seconds: float, *, snapshots: int | None = None) -> Steps:
-        """Train for `count` steps as `loop._steps` does.
+        """Train for `count` steps, in the same way as the loop of the compared systems (`loop._steps`).
 
         With `snapshots`, training ends earlier, when every rank has taken this many snapshots.
         """
@@ -246,7 +246,7 @@ def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.T
 
 
 def main() -> None:
-    """Run one rank of one launch."""
+    """Run one rank in one launch of the job: train in the first launch, restore in later launches."""
     settings = everstep.training.hyperparameters(
         state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1
     )

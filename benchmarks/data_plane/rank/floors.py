@@ -27,9 +27,9 @@ import xxhash
 from benchmarks.data_plane.rank.state import RANKS, Meeting
 
 MAX_BUFFER_BYTES = 512 * 1024**2
-"""Largest size of a buffer, so that this process leaves memory to the measured systems.
+"""Largest size of a buffer in bytes. An operation on more bytes uses the buffer several times.
 
-It is far larger than any cache. An operation on more bytes uses the buffer several times.
+The limit leaves memory to the measured systems. The buffer is nevertheless far larger than any CPU cache.
 """
 TENSOR_BYTES = 4 * 1024**2
 SOCKET_PIECE_BYTES = 8 * 1024**2
@@ -125,7 +125,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Answer requests until stdin is closed."""
+    """Measure all floors once per line on stdin, until the harness closes stdin."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

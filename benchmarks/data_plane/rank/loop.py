@@ -49,7 +49,7 @@ class Samples:
     tmpfs_after_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
-        """Return the samples for JSON."""
+        """Return the samples as a dict that can be written as JSON."""
         return asdict(self)
 
 
@@ -61,7 +61,7 @@ def measure(
     repeats: Repeats,
     dumps: Path,
 ) -> Samples:
-    """Run the measured loop once.
+    """Train with a compared system, take and restore snapshots, and measure each operation.
 
     Args:
         make: returns the adapter.
@@ -69,11 +69,11 @@ def measure(
             restore_peer, memory.
         state: this rank's state.
         meeting: synchronizes the ranks.
-        repeats: numbers of repetitions.
-        dumps: folder that both ranks share, for the dumps of the comparisons.
+        repeats: number of repetitions of each operation.
+        dumps: folder that both ranks can read, for dumps of the state with which restored states are compared.
 
     Returns:
-        This rank's samples.
+        The values that this rank measured.
     """
     # Create the adapter before memory is measured, so that the system's imports and helper processes do not count.
     adapter = make(state, meeting)

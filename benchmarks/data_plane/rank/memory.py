@@ -1,4 +1,4 @@
-"""Memory use of processes and folders.
+"""Measures the memory that processes and folders use.
 
 This module imports only the standard library, because the harness and the ranks both use it.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def private_bytes(*pids: int) -> int:
-    """Return the anonymous memory of processes.
+    """Return the bytes of anonymous memory that the processes use together.
 
     Each process counts its share of pages that forked processes share. Ended processes count as 0.
     """

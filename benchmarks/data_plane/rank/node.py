@@ -214,7 +214,7 @@ class Owner:
         self._ear: Ear | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Listen for ranks."""
+        """Start to accept connections of ranks."""
         await self._ranks.start()
         return {}
 
@@ -257,7 +257,7 @@ class Owner:
 
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
-    """Execute commands until stdin is closed."""
+    """Execute the harness's commands from stdin, until stdin is closed."""
     node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

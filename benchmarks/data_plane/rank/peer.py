@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Parameters of a rank's process."""
+    """Parameters that the harness passes to one rank's process."""
 
     adapter: str
     """Module and class of the adapter, below the package `systems`."""
@@ -35,7 +35,7 @@ class Launch:
 
 
 def main(text: str) -> None:
-    """Run the loop and write the samples."""
+    """Run the measured loop with the adapter that `text` names, and write the samples to a file."""
     launch = Launch(**json.loads(text))
     os.environ.update(
         RANK=str(launch.rank),

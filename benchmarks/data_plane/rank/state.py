@@ -89,7 +89,7 @@ class State:
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
-        """Return True if every byte equals the dump."""
+        """Return True if every byte of the state equals the dump."""
         return equal_to_dump([tensor for _, tensor in self.tensors()], path)
 
 
@@ -103,7 +103,7 @@ def leaves(tree: object) -> Iterator[torch.Tensor]:
 
 
 def dump_tensors(tensors: Iterable[torch.Tensor], path: Path) -> None:
-    """Write the bytes of tensors in sequence."""
+    """Write the bytes of all tensors to one file, one tensor after the other."""
     with path.open("wb") as file:
         for tensor in tensors:
             tensor.numpy().tofile(file)

@@ -35,7 +35,7 @@ class Captures:
     """Durations in seconds of all captures of one kind: through the bounce ring, or into a registered slot."""
 
     seconds: list[float] = field(default_factory=list)
-    """Seconds until every byte was in the slot."""
+    """Seconds from the start of each capture until the slot contained every byte."""
     begin_seconds: list[float] = field(default_factory=list)
     """Seconds for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ def order(rounds: int) -> Iterator[str]:
 
 
 def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Measure captures.
+    """Measure captures of a state into slots: through the bounce ring, into a registered slot, into a fresh slot.
 
     Args:
         hardware: the device that holds the state.
@@ -146,7 +146,7 @@ def _register(copier: Copier, slot: Slot, registration: Registration) -> dict[st
 
 
 def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Measure restores.
+    """Measure restores of a state from a slot into a reset model and optimizer.
 
     Args:
         hardware: the device that holds the state.

@@ -55,7 +55,7 @@ class Registration:
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
-        """Wait until this many bytes are registered.
+        """Wait until the copier has registered `size` bytes in total.
 
         Raises:
             RuntimeError: the driver rejected a piece, or registration takes too long.
@@ -158,7 +158,7 @@ class _CudaTimeline:
 
 
 class Cuda:
-    """A GPU.
+    """The operations on a real GPU.
 
     Args:
         index: index of the device.

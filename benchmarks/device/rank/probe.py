@@ -31,7 +31,7 @@ def told_by_driver() -> dict[str, str]:
 
 
 def main() -> int:
-    """Print the identification."""
+    """Print the device's identification, and return the exit code."""
     try:
         import torch
     except ImportError as error:

@@ -96,7 +96,7 @@ class State:
 
 
 class Slot:
-    """A slot file for a state.
+    """A slot file on tmpfs that holds one captured state.
 
     Args:
         path: path on tmpfs; the file is created without pages.
@@ -115,7 +115,7 @@ class Slot:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the mapping, including the header."""
+        """Bytes of the slot's memory mapping, including the header."""
         return self.memory.span[1]
 
     def copies(self) -> Copies:

@@ -1,4 +1,4 @@
-"""Training script of the GPU benchmark's job.
+"""Training script of the GPU benchmark's job, which has two ranks.
 
 Rank 0 trains a GPT on the device. Rank 1 runs on the host of the node that holds rank 0's shard. Rank 1 finishes the
 same number of steps with a tiny state. The job needs rank 1, because a holder must be another node of the job.
@@ -199,7 +199,7 @@ class Holder:
 
 
 class Trainer:
-    """Training loop of rank 0.
+    """The training loop of rank 0, with steps with and without snapshots.
 
     Args:
         hardware: the device.
@@ -294,7 +294,7 @@ class Trainer:
         return found
 
     def end(self) -> None:
-        """Announce the end to rank 1."""
+        """Announce to rank 1 that training has ended."""
         self._partner.end()
 
 
@@ -304,7 +304,7 @@ def _available_bytes() -> int:
 
 
 def train() -> None:
-    """Run rank 0."""
+    """Run rank 0: train on the device, and write the measurements."""
     hardware = hardware_of(settings.device)
     model = Model(hardware)
     session = everstep.training.init(model=model.net, optimizer=model.optimizer)
@@ -349,7 +349,7 @@ def keep_step() -> None:
 
 
 def main() -> None:
-    """Run one rank."""
+    """Run rank 0 or rank 1, as the environment selects."""
     dist.init_process_group("gloo")
     if rank == 0:
         train()

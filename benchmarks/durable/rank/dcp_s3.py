@@ -29,7 +29,7 @@ class _Object(io.BytesIO):
     """A file in memory. DCP closes it before its content is sent, so `close` has no effect."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, so that the content stays readable."""
 
 
 class S3Files(FileSystemBase):

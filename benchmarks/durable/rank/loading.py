@@ -43,7 +43,7 @@ def digest_of(training: Training) -> str:
 
 
 def launch(size: ModelSize, generation: int) -> dict[str, object]:
-    """Run the session of one generation.
+    """Run the training session of this rank in one generation.
 
     Returns:
         The monotonic time at which `restore` returned, and the result of `digest_of`.

@@ -154,7 +154,7 @@ class BenchNode:
 
 
 async def serve(node_id: str, folder: Path, memory_bytes: int) -> None:
-    """Execute commands until stdin is closed."""
+    """Execute the harness's commands from stdin, until stdin is closed."""
     node = BenchNode(NodeId(node_id), folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

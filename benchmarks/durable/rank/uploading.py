@@ -60,7 +60,7 @@ class Settings:
     order: Sequence[str]
     """Name of the system of each block, in order."""
     steps: int
-    """Counted steps of a block."""
+    """Number of counted steps in each block."""
     folder: str
     """Folder in shared memory for DCP's files."""
 
@@ -109,7 +109,7 @@ class Nothing:
 
 
 class Everstep(Nothing):
-    """A session with the default budget for snapshots.
+    """The system `everstep`: a training session with the default budget for snapshots (`MaxSlowdown`).
 
     `EverySteps` of the plan requests an upload of the last uncounted step of each block. If the budget skips the
     snapshot of this step, the agents upload the next snapshot.
@@ -244,7 +244,7 @@ def helper_seconds() -> float:
 
 
 def run(settings: Settings) -> list[Block]:
-    """Train all blocks."""
+    """Train all blocks of steps in order, and return the measurements of each block."""
     training = Training(settings.size, seed=7)
     training.forward_and_backward()
     training.step()  # The first step creates the state of the optimizer.
