@@ -3,8 +3,8 @@
     import everstep
     client = everstep.client()        # a boto3 client of the service
 
-Invariant: this package imports none of `control_plane`, `worker` and `infra`, which run in other processes. Ranks
-import it, so the import must stay fast.
+Invariant: this package imports none of `control_plane`, `worker` and `infra`, which run in other processes. Every
+training script imports `everstep`, so the import must stay fast.
 """
 
 from __future__ import annotations

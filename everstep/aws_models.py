@@ -1,11 +1,12 @@
 """Installs the service's model, so that plain boto3 and the AWS CLI can call an Everstep service.
 
-botocore itself sends bearer tokens over https only. A local cluster uses http. However, botocore's endpoint rules may
-add headers. The installed rules therefore contain the configured endpoints, each with an Authorization header:
+botocore sends bearer tokens over https only, but a local cluster uses http. botocore's endpoint rules, a part of the
+service model, may add headers to each request. The installed rules therefore list the configured endpoints, each with
+an Authorization header:
 
-    no endpoint given                      the default profile's endpoint and token
-    the endpoint of a profile given        that profile's token
-    any other endpoint given               an error, because no token is configured for it
+    no endpoint given                      use the endpoint and the token of the default profile
+    the endpoint of a profile given        send the token of this profile
+    any other endpoint given               raise an error, because no token is configured for it
 
 Invariant: a token is sent only to the endpoint that it was configured for, over https or to this machine. Files that
 contain a token are created readable by their owner only.

@@ -3,7 +3,8 @@
 Everstep deletes objects by plain requests, without version ids. In a bucket with versioning, such a request only adds a
 delete marker, and the storage stays in use until a lifecycle rule removes the noncurrent version.
 
-Invariant: `judge_bucket` is pure. `bucket_facts` changes nothing in AWS. Every failure becomes a fact.
+Invariant: `judge_bucket` is pure. `bucket_facts` changes nothing in AWS. If AWS rejects a request, `bucket_facts`
+returns AWS's error message in `BucketFacts.errors` and raises nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class BucketFacts:
     has_bucket_key: bool = False
     """Whether S3 uses one data key for many objects, which saves most requests to KMS."""
     errors: Mapping[str, str] | None = None
-    """AWS's words by setting: `versioning`, `lifecycle`, `encryption`."""
+    """AWS's error message for each setting that could not be read: `versioning`, `lifecycle` or `encryption`."""
 
 
 def bucket_facts(s3: Any, name: str) -> BucketFacts:
@@ -55,7 +56,7 @@ def bucket_facts(s3: Any, name: str) -> BucketFacts:
         name: name of the bucket, without `s3://`.
 
     Returns:
-        The settings that the caller may read, and AWS's words about the others.
+        The settings that the caller may read, and AWS's error message for each setting that the caller may not read.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -104,7 +105,7 @@ def _rule(rule: Mapping[str, Any]) -> Rule:
 
 
 def judge_bucket(facts: BucketFacts) -> Iterator[Finding]:
-    """Yield the findings about a bucket, in the order in which a person would check."""
+    """Yield the findings about a bucket: first about unreadable settings, then about its rules and encryption."""
     unread = facts.errors or {}
     for setting, words in unread.items():
         yield Finding(

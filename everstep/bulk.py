@@ -7,13 +7,15 @@ bench-durable` compares it with boto3's transfer manager, awscrt and obstore (do
                 other processes may send parts of the same upload (`Helpers`)
     read        range ─▶ the caller's memory; after a broken connection, the read continues from its position
 
-Every part carries its CRC64NVME, which S3 verifies. S3 also verifies the checksum of the whole object when an upload is
-completed. The signature of each part's request covers the part's SHA-256, which the caller receives too.
+The client sends the CRC64NVME checksum of every part, and S3 verifies it. S3 also verifies the checksum of the whole
+object when the client completes the upload. The signature of each part's request covers the part's SHA-256. The caller
+receives this SHA-256 too.
 
-Invariant: an upload is stored completely or not at all. When a call returns, its threads have ended. Errors are
-botocore's or the types of this module; callers translate them.
+Invariant: S3 stores an upload completely or not at all. When a call returns, its threads have ended. A call raises
+botocore's errors or the error types of this module, and its caller translates both.
 
-The module has more than 500 lines. Uploads and reads share error types, retry pauses and thread pools.
+The module has more than 500 lines. It is not divided, because uploads and reads share error types, retry pauses and
+thread pools.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ Source: Amazon S3 User Guide, performance design patterns. The guide recommends 
 one request per 85 to 95 MB/s of network bandwidth.
 """
 READ_ATTEMPTS: Final = 5
-"""Maximum number of requests for one range. If the connection breaks during the last one, the read fails."""
+"""Maximum number of requests for one range. If the connection breaks during the last request, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
 """Limit in bytes up to which small consecutive pieces of a part are joined and sent in one write."""
@@ -224,13 +226,13 @@ class Helpers(Protocol):
     """
 
     def claim(self, number: int) -> bool:
-        """Decide who sends a part. Return True if the caller must send it, because no helper does.
+        """Return True if the caller must send a part, or False if a helper process sends it.
 
         Args:
             number: number of the part; ascending from 1 over all calls.
 
         Returns:
-            False if a helper sends the part.
+            False if a helper process sends the part.
         """
         ...
 
@@ -238,7 +240,7 @@ class Helpers(Protocol):
         """Record that the caller's attempt to send a part has succeeded or failed. Called in the part's thread."""
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helpers, and return a part that no helper has stored, so that the caller must send it.
+        """Wait for the helpers, and return the number of a part that the caller must send because no helper stored it.
 
         Called after the last `claim`, until the result is None.
 
@@ -247,7 +249,7 @@ class Helpers(Protocol):
             has_failed: returns True when one of the caller's own parts has failed. The method checks it while it waits.
 
         Returns:
-            Number of a part that no helper has stored with this digest. None when S3 has all parts of the
+            Number of a part that no helper has stored with the expected digest. None when S3 has all parts of the
             helpers, or when the upload has failed.
         """
 
@@ -500,7 +502,7 @@ def put_parts(
                     raise errors[0]
 
         in_flight: set[Future[None]] = set()
-        numbers = count(1)  # `enumerate` would keep a reference to the last part
+        numbers = count(1)  # Count without `enumerate`, because `enumerate` would keep a reference to the last part.
         for part in parts_of(until_error(), part_bytes, size):
             number = next(numbers)
             if helpers is not None and not helpers.claim(number):
@@ -555,7 +557,9 @@ def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Pa
                 yield part
                 part = Part()
         view = memoryview(b"")
-        del piece  # Without this, `piece` would keep its memory alive while the source produces the next piece.
+        # Delete the variable, because it would keep the memory of this piece alive while the source produces the next
+        # piece.
+        del piece
     if left:
         raise WrongLength(f"the pieces have {size - left} bytes, the announced size is {size} bytes")
     if part:
@@ -636,7 +640,7 @@ class RangeReader:
             return read
 
     def fill(self, target: memoryview) -> None:
-        """Fill `target` with the next bytes of the range; errors as in `readinto`."""
+        """Fill `target` with the next bytes of the range. Raises the errors of `readinto`."""
         begin = 0
         while begin < len(target):
             begin += self.readinto(target[begin:])
@@ -720,7 +724,9 @@ def side_by_side(
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # Break the reference cycle between errors and frames, which would keep the parts in memory.
+        # Each error references its stack frames, and these frames reference `errors`. Clear the list, because this
+        # cycle would keep the parts in memory.
+        errors.clear()
 
 
 def _other_range(answer: Mapping[str, Any], begin: int, kind: type[OtherRange] = OtherRange) -> OtherRange:

@@ -1,6 +1,6 @@
-"""Finds the service's endpoint and the client's token. The first source with a value counts:
+"""Finds the service's endpoint and the client's token. It reads these sources in order and uses the first value:
 
-    1. arguments of `client()`; a profile that is named there overrides the environment
+    1. arguments of `client()`; if they name a profile, the environment is ignored
     2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN, EVERSTEP_CA_BUNDLE
     3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml), written by `everstep configure`:
 
@@ -104,7 +104,7 @@ def load(
 
 
 def checked_endpoint(url: str) -> str:
-    """Return the endpoint without a trailing slash, after checking that a token may be sent to it.
+    """Check that a token may be sent to an endpoint, and return the endpoint's URL without a trailing slash.
 
     Args:
         url: URL of the service, as the user wrote it.

@@ -1,22 +1,23 @@
 """Compares the passes of a determinism check and names the first difference. Pure.
 
-A check trains a few steps in three passes. Each pass runs in a new process. The first pass takes a snapshot of one
-step, the kept step, from which the other passes begin:
+A check trains the same few steps three times. Each of these passes runs in a new process. Pass 1 starts at step 0 and
+stores a snapshot of an early step, called the kept step. Passes 2 and 3 restore this snapshot:
 
-    pass   begins at             hash seed
+    pass   starts at             hash seed of Python
     1      step 0                a
     2      the kept step         a
     3      the kept step         b
 
-Each rank records digests in causal order. Two equal passes have equal records. The first entry that differs names the
-source, and the passes in which it differs name the pattern:
+After the kept step, each rank records digests of its batches, gradients and state, in the order in which one causes the
+next. Two equal passes have equal records. The kind of the first entry that differs shows the source of the difference.
+The passes in which this entry differs show the pattern:
 
-    passes that agree   pattern
-    2 and 3             RESTART: a restart loses state that the script depends on
+    equal passes        pattern
+    2 and 3             RESTART: a restart loses a part of the state that training depends on
     1 and 2             HASH: the result depends on the hash seed, for example by the order of a set
-    others              EVERY_RUN: each run draws from outside, for example from the clock
+    any other           EVERY_RUN: each run uses a value from outside the script, for example the time
 
-Invariant: a missing record or a check without a repeated step is a problem, never a success.
+Invariant: a check succeeds only if every rank has reported, and at least one step after the kept step was compared.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ REPORT: Final = "determinism.json"
 """Name of the file that each rank writes into its output directory."""
 GUIDE: Final = "docs/determinism.md"
 SHOWN_NAMES: Final = 3
-"""Number of names that a sentence contains. The report contains all names."""
+"""Number of names that the sentence of a verdict lists. The report contains all names."""
 START: Final = 0
-"""The step under which a record holds the calls before the first step."""
+"""Step number under which `Record.calls` stores the calls that the script made before its first step."""
 
 
 class Kind(StrEnum):
-    """The part of a step that an entry describes, in causal order."""
+    """The kind of value whose digest an entry holds. The kinds are in the order in which they arise within a step."""
 
     RESTORED = "restored"
-    """State right after the restore, or right after the kept step in pass 1."""
+    """State at the kept step: right after the restore in passes 2 and 3, right after the step in pass 1."""
     ORDER = "order"
     """Indices that a sampler drew for one batch."""
     SAMPLE = "sample"
@@ -49,9 +50,9 @@ class Kind(StrEnum):
     BATCH = "batch"
     """One batch, after `collate_fn`."""
     LOADED = "loaded"
-    """One batch of a loader whose samples the check cannot observe."""
+    """One batch of a loader that does not let the check observe the single samples."""
     GENERATOR = "generator"
-    """State of a random generator that Everstep keeps."""
+    """State of a random generator that snapshots contain."""
     SETTING = "setting"
     """Learning rate or another option of an optimizer, right before its step."""
     GRADIENT = "gradient"
@@ -98,16 +99,22 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     name: str
     digest: str
     repeats: bool = True
-    """False if a second call in the same process returned another sample. Always True for other kinds."""
+    """False if a sample changed when the check requested it twice in one process.
+
+    Always True for entries that are no samples.
+    """
 
 
 class Record(msgspec.Struct):
     """The digests of one pass of one rank."""
 
     kept_step: int
-    """The step at which passes 2 and 3 begin."""
+    """The step whose snapshot passes 2 and 3 restore."""
     steps: dict[int, list[Entry]] = msgspec.field(default_factory=dict[int, list[Entry]])
-    """Entries by step, from the kept step on, in the order in which the rank recorded them."""
+    """Entries by step number, beginning with the kept step.
+
+    The entries of a step are in the order of their recording.
+    """
     calls: dict[int, list[str]] = msgspec.field(default_factory=dict[int, list[str]])
     """Calls of the script to functions whose results differ between runs, by step.
 
@@ -139,7 +146,7 @@ class RankReport(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     kept_step: int
-    """The step at which passes 2 and 3 began."""
+    """The step whose snapshot passes 2 and 3 restored."""
     last_step: int
     """The last step that all passes compared."""
     finding: Finding | None = None
@@ -251,7 +258,7 @@ def _finding(
     *,
     varies_hash: bool,
 ) -> Finding:
-    """Return the finding for rows of entries, of which the first one differs between the passes."""
+    """Return the finding for a step's rows, of which the first one differs. A row holds one entry of each pass."""
     lead = next(entry for entry in rows[0] if entry is not None)
     alike = [row for row in takewhile(lambda row: _kind_of(row) == lead.kind, rows) if _differs(row)]
     pattern = _pattern(rows[0], varies_hash=varies_hash)
@@ -299,7 +306,7 @@ def _source(kind: Kind, pattern: Pattern, calls: Collection[str], *, repeats: bo
         return _OF_KIND[kind]
     if pattern is Pattern.RESTART:
         return Source.UNKEPT_STATE
-    # Many scripts read the clock only to measure their speed, so a clock alone is no evidence.
+    # Many scripts read the clock only to measure their speed. A call of the clock alone is therefore no evidence.
     if any(not call.startswith("time.") for call in calls):
         return Source.ENTROPY
     return {Kind.VALUE: Source.LOGGED_VALUE, Kind.OBJECT: Source.REGISTERED_OBJECT}.get(kind, Source.KERNEL)

@@ -1,8 +1,9 @@
-"""Implements the checks of `everstep doctor`: judges facts about a laptop or a node, and advises the user.
+"""Implements the checks of `everstep doctor`: turns facts about a laptop or a node into findings with advice.
 
 `everstep.doctor_facts` gathers the facts.
 
-Invariant: pure. A fact that could not be gathered leads to a finding. Only a fault that breaks Everstep is WRONG.
+Invariant: the module is pure. If a fact could not be gathered, the check of this fact reports a finding. A finding is
+WRONG only if the fault stops Everstep from working.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ SERVER_OPTIONS: Final = {
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }
-"""The optional feature that needs each IAM action of the control plane, by action."""
+"""IAM actions that the control plane needs only for an optional feature, each with the name of the feature."""
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
@@ -79,7 +80,7 @@ NODE_OPTIONS: Final = {
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
 }
-"""The optional request field that needs each IAM action of an agent, by action."""
+"""IAM actions that an agent needs only for jobs with an optional request field, each with the name of the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class Facts:
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions of the packages that training uses. A package that is not installed has no entry."""
     service: ServiceFacts | None = ServiceFacts()
-    """None: the service was not asked."""
+    """None: the doctor did not query the service."""
     shared_memory_free: int | None = None
     """Free bytes of /dev/shm. None: /dev/shm does not exist."""
     shared_memory_total: int = 0
@@ -173,7 +174,7 @@ class Facts:
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings of all checks, in the order in which a person would check.
+    """Return the findings of all checks, in the order of the printed report: packages first, AWS last.
 
     `facts` comes from `gather`. Checks that do not apply to this machine produce no finding.
     """

@@ -1,7 +1,7 @@
 """Gathers the facts that `everstep doctor` judges: about this machine, the service and AWS.
 
-Invariant: the module changes nothing. It sends AWS only dry runs, simulations and describe calls. Every failure becomes
-a fact.
+Invariant: the module changes nothing. It sends AWS only dry runs, simulations and describe calls. If a query fails, the
+returned facts contain the reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ QUOTAS: Final = {"p": "L-417A185B", "g": "L-DB2E81BA", "trn": "L-2C3B7624", "inf
 Source: Amazon EC2 User Guide, On-Demand quotas.
 """
 STANDARD_QUOTA: Final = "L-1216C47A"
-"""Quota of types that begin with a, c, d, h, i, m, r, t or z."""
+"""EC2's quota of running on-demand instances whose type begins with a, c, d, h, i, m, r, t or z."""
 
 
 def gather(
@@ -72,9 +72,9 @@ def gather(
         with_aws: whether to query AWS; False leaves the facts about the account empty.
         with_service: whether to ask the Everstep service; a node at its boot does not need it.
         instance_type: type whose quota is checked. None: no quota is checked.
-        node_count: number of such instances that are to be launched.
+        node_count: number of instances of `instance_type` that the user plans to launch.
         profile_name: Everstep profile of the service. None: the default.
-        region_name: AWS region to query. Default: the region of the credentials.
+        region_name: AWS region to query. None: the region of the credentials.
 
     Returns:
         The facts. If a fact could not be gathered, its field contains the reason.
@@ -189,7 +189,7 @@ def aws_facts(
 
 
 def bucket(name: str, region_name: str | None = None) -> BucketFacts:
-    """Return the settings of a bucket, as this machine's AWS credentials see it. Changes nothing in AWS."""
+    """Return the settings of a bucket that this machine's AWS credentials may read. Changes nothing in AWS."""
     import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large
     from botocore.exceptions import BotoCoreError
 
@@ -251,7 +251,7 @@ def _decided(action: str, decision: str) -> bool | None:
 
 
 def policy_source(caller: str) -> str:
-    """Return the ARN whose policies apply to a caller: the role for a role session, otherwise the caller itself."""
+    """Return the ARN whose policies apply to a caller: the role of an assumed-role session, or the caller itself."""
     parts = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
     return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
 
@@ -263,7 +263,7 @@ def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quot
         ec2: an EC2 client.
         quotas: a client of Service Quotas.
         instance_type: EC2's name of the type.
-        node_count: number of instances that are to be launched.
+        node_count: number of instances that the user plans to launch.
 
     Returns:
         The quota, and the vCPUs that these instances need.
@@ -330,7 +330,7 @@ def _local_ports(path: Path) -> tuple[int, int] | None:
 
 
 def closed_folder(*paths: Path) -> str:
-    """Return the first parent directory of these paths that some user cannot enter. Return "" if all are accessible."""
+    """Return the first parent directory of these paths that some users cannot enter. Return "" if there is none."""
     above = (folder for path in paths for folder in reversed(path.parents))
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 

@@ -6,7 +6,7 @@
     (an empty line)                      ends an event
     : alive                              keep-alive
     event: end
-    data: {"Code": …, "Message": …}      why the service ends the stream
+    data: {"Code": …, "Message": …}      the service ends the stream for this reason
 
 Invariant: the stream yields complete events, in the order of arrival. A broken connection raises an error. The caller
 can continue from `last_event_id` with a new connection.
@@ -52,7 +52,7 @@ class Frame:
     """
     data: Json
     event_id: int | None
-    """Id of the event. A reader that continues after it passes the id as `AfterEventId`. None without an id."""
+    """Id of the event. To continue after this event, a reader passes the id as `AfterEventId`. None without an id."""
 
 
 def frames(lines: Iterable[bytes]) -> Iterator[Frame]:

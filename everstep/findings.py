@@ -9,9 +9,9 @@ from enum import StrEnum
 class Level(StrEnum):
     """The severity of a finding.
 
-    - OK: the checked thing works.
-    - WARNING: the checked thing works, but needs attention.
-    - WRONG: the checked thing does not work.
+    - OK: the checked part of the machine, the service or AWS works.
+    - WARNING: the checked part works, but a person should act on the advice.
+    - WRONG: the checked part does not work, so Everstep or a feature of it fails.
     """
 
     OK = "ok"

@@ -1,9 +1,10 @@
 """Judges whether a machine has the hardware and the limits that its EC2 instance type promises.
 
-`everstep doctor --node` uses it. On an image, its result is the boot gate: the agent starts after the checks have
-passed. `everstep.node_facts` gathers the facts.
+`everstep doctor --node` uses this module. Machine images run that command at boot and start the agent only if no
+finding is WRONG. `everstep.node_facts` gathers the facts.
 
-Invariant: pure. A fact that could not be gathered leads to no finding, unless the instance type requires it.
+Invariant: the module is pure. If a fact could not be gathered, the module reports a finding only if the instance type
+requires the fact.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Final
 from everstep.findings import Finding, Level
 
 LEAST_OPEN_FILES: Final = 65_536
-"""Rank 0 of a thousand ranks needs one file per rank, and a data loader many files per worker."""
+"""Smallest accepted limit of open files per process.
+
+In a job of a thousand ranks, rank 0 needs one open file per rank, and a data loader needs many per worker.
+"""
 LEAST_SHARED_MEMORY_RATIO: Final = 0.4
 """Least size of /dev/shm as a share of the memory. The agent uses up to half of the memory for slots."""
 
@@ -77,7 +81,7 @@ class NodeFacts:
 
 
 def judge_node(facts: NodeFacts) -> tuple[Finding, ...]:
-    """Return the findings about a node, in the order in which a person would check."""
+    """Return the findings about a node: accelerators first, then the limits of processes, then the metadata service."""
     wanted = INSTANCE_TYPES.get(facts.instance_type)
     return (
         *(() if wanted is None else _accelerators(facts, wanted)),

@@ -1,6 +1,6 @@
 """Gathers the facts that `everstep.node_checks` judges. They come from the kernel, systemd and the metadata service.
 
-Invariant: the module changes nothing. Every failure becomes a fact.
+Invariant: the module changes nothing and raises no errors. A fact that cannot be gathered keeps its default.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def node_facts(
         devices: the kernel's folder of RDMA devices.
         tools: folder with EFA's programs. They are also found in PATH.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
-        endpoint: URL of the metadata service. None: EC2's own on EC2, otherwise no service is asked.
+        endpoint: URL of the instance metadata service. None: EC2's own URL on EC2; outside EC2, no request is sent.
 
     Returns:
-        The facts, with the defaults of `NodeFacts` for those that cannot be read.
+        The facts. A fact that cannot be read has its default in `NodeFacts`.
     """
     endpoint = endpoint or (EC2_METADATA if is_ec2_instance() else None)
     efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")
@@ -60,7 +60,8 @@ def node_facts(
         has_nccl_plugin=any(next(folder.rglob("libnccl-net*.so*"), None) is not None for folder in plugins),
         fabric_manager=_output("systemctl", "is-active", "nvidia-fabricmanager.service").strip(),
         open_files=open_files,
-        is_memory_lockable=locked == resource.RLIM_INFINITY or os.geteuid() == 0,  # The agent of root lifts the limit.
+        # An agent that runs as root raises the limit itself.
+        is_memory_lockable=locked == resource.RLIM_INFINITY or os.geteuid() == 0,
         shared_memory_total=shared_memory_total,
         memory_total=memory_total,
         answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,

@@ -151,9 +151,10 @@ _SESSION_LOCK: Final = threading.Lock()
 
 @functools.cache
 def shared_session() -> botocore.session.Session:
-    """Return one session for all clients, because a session takes longer to create than a client. Call under the lock.
+    """Return the session that all clients share. The caller must hold `_SESSION_LOCK`.
 
-    Its loader searches the package's model first, because ~/.aws/models may contain an older version.
+    Clients share a session, because a session takes longer to create than a client. The session's loader searches the
+    service model of this package first, because ~/.aws/models may contain an older version.
     """
     session = botocore.session.Session(session_vars=_UNREAD)
     session.register_component("data_loader", _Loader(extra_search_paths=[str(DATA)]))
@@ -162,7 +163,7 @@ def shared_session() -> botocore.session.Session:
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:
-    """Raise an error if another server than Everstep sent a successful response.
+    """Raise an error if a successful response does not come from an Everstep server.
 
     If an operation has no output, botocore would accept any web page as its response.
     """

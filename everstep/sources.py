@@ -65,8 +65,8 @@ def pack(directory: Path, into: BinaryIO) -> str:
         raise SourceRefused(f"{directory} is not a directory.")
     target = _Digesting(into)
     file_count = 0
-    # The archive's bytes must be reproducible. The gzip header therefore has no name and time, and the tar no user
-    # names.
+    # Equal files must give equal archives. The gzip header therefore contains no file name and no time, and the tar
+    # contains no user names.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=target, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -89,7 +89,7 @@ def pack(directory: Path, into: BinaryIO) -> str:
 
 
 Rule = tuple[re.Pattern[str], bool, bool]
-"""One line of `.everstepignore`: (pattern, True if it matches only directories, True if it includes a path again)."""
+"""One line of `.everstepignore`: its pattern, whether it matches only directories, and whether it begins with `!`."""
 
 
 def _ignored(directory: Path) -> list[Rule]:
@@ -129,7 +129,7 @@ def _ignored(directory: Path) -> list[Rule]:
 
 
 def _is_ignored(name: str, is_directory: bool, rules: list[Rule]) -> bool:
-    """Return whether the last matching pattern excludes a path."""
+    """Return whether the ignore rules exclude a path. The last rule whose pattern matches the path decides."""
     for pattern, is_for_directories, is_back in reversed(rules):
         if (is_directory or not is_for_directories) and pattern.fullmatch(name):
             return not is_back

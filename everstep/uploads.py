@@ -53,7 +53,7 @@ def put(
 ) -> Outcome:
     """Upload an archive, with retries after temporary errors.
 
-    The archive is never sent over plain http to another machine. The result is then NOT_TAKEN. After NOT_TAKEN, the
+    If the URL is plain http to another machine, the function sends nothing and returns NOT_TAKEN. After NOT_TAKEN, the
     caller uploads through the service instead.
 
     Args:
@@ -68,7 +68,7 @@ def put(
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
     session = URLLib3Session(
-        # The type stubs do not declare separate timeouts for connecting and reading.
+        # Cast, because botocore's type stubs do not declare a pair of timeouts (for connecting and for reading).
         timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),
         proxies={} if is_loopback(url) else get_environ_proxies(url),
         max_pool_connections=1,

@@ -1,8 +1,8 @@
 """Checks requests against the service model before they are sent, with the service's own error messages.
 
-botocore itself checks types, minima and required fields, with its own messages. These checks also cover maxima,
+botocore itself checks types, minima and required fields, with its own messages. This module also checks maxima,
 patterns, enumerations and numbers of entries. For a field that only SageMaker has, the message names the replacement.
-One error reports all faults.
+One error lists all invalid fields of the request.
 
 Invariant: every request that the service would accept passes, and each message equals the service's message. Exception:
 like boto3, the check rejects None values, which a request cannot contain.

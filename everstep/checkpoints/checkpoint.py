@@ -214,16 +214,16 @@ def open_checkpoint(uri: str) -> Checkpoint:
         manifest = decode_manifest(data)
     except ProtocolError as error:
         raise CorruptCheckpoint(f"{uri}: {error}") from error
-    # The manifest names keys in the original bucket. In a copy of the checkpoint, only the end of each key is the same,
-    # from the checkpoint's folder on.
+    # The manifest contains the keys of the original bucket. A user may have copied the checkpoint's folder elsewhere.
+    # The objects of the copy have the same keys only below this folder.
     folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
     base = key.rpartition("/")[0]
     found = _FOLDER.search(f"{base}/")
     if found is not None and found[0] != folder:
         raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
     inside_base = f"{base}/" if base else ""
-    # Frozen objects hold tensors that training does not change, and are in the folder of the run. A copy of only the
-    # checkpoint's folder must contain them in a subfolder.
+    # Frozen objects hold tensors that training does not change. The original bucket stores them in the folder of the
+    # run, for all checkpoints of the run. A copy of one checkpoint's folder must contain them in a subfolder.
     run_folder = f"{base}/".removesuffix(folder.partition("/")[2])
     shared_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
     shared_keys |= {each.sha256: f"{inside_base}replicated/{each.sha256}.safetensors" for each in manifest.replicated}
@@ -237,7 +237,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:
-    """Return how many elements of a box lie one after another both in the box and in the whole tensor."""
+    """Return the number of elements in each contiguous run of a box (a run is contiguous in the whole tensor too)."""
     elements = 1
     for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
         elements *= size

@@ -8,7 +8,7 @@ divides it among ranks.
 
 Memory: one tensor, and up to `GROUP_BYTES` for small tensors that share a file.
 
-Invariant: a directory with `.metadata` is complete.
+Invariant: a directory that contains the file `.metadata` is complete.
 """
 
 from __future__ import annotations

@@ -10,7 +10,10 @@ class CheckpointError(EverstepError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """The stored bytes differ from the bytes that the training job uploaded. Use another checkpoint of the job."""
+    """The stored bytes differ from the bytes that the training job uploaded.
+
+    The user should use another checkpoint of the job.
+    """
 
 
 class IncompleteTensor(CheckpointError):

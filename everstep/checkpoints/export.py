@@ -1,7 +1,7 @@
 """Exports the model of a checkpoint as safetensors files that Hugging Face libraries open.
 
-    model.safetensors                                    up to FILE_BYTES
-    model-00001-of-00003.safetensors …, and the index model.safetensors.index.json    beyond
+    model.safetensors                                    if all tensors together have at most FILE_BYTES
+    model-00001-of-00003.safetensors …, and the index model.safetensors.index.json    otherwise
     config.json                                          if the checkpoint or the caller provides it
 
 The names in a checkpoint contain no components of wrappers (`module`, `_orig_mod`), because the training hooks remove
@@ -234,7 +234,10 @@ def _key(folder: str, file: str) -> str:
 
 
 def _groups(chosen: Mapping[str, _Saved], file_bytes: int) -> Iterator[dict[str, _Saved]]:
-    """Divide the tensors, in order, into one group per file, of at most `file_bytes` bytes or of one larger tensor."""
+    """Divide the tensors, in order, into one group per file.
+
+    A group has at most `file_bytes` bytes, or is one larger tensor.
+    """
     group: dict[str, _Saved] = {}
     size = 0
     for name, tensor in chosen.items():

@@ -3,10 +3,11 @@
     with held(service, "gpt") as checkpoint:
         export_safetensors(checkpoint, "exported")
 
-The nodes keep one committed step while the `with` block runs. The control plane forwards byte ranges of this step's
-shards, in the format of checkpoint objects. The reader verifies every chunk by its digest.
+While the `with` block runs, the job's nodes keep the slots of one committed step and overwrite none of them. This is a
+*hold*. The control plane forwards byte ranges of this step's shards, in the format of checkpoint objects. The reader
+verifies every chunk by its digest.
 
-Invariant: all bytes belong to one committed step. The hold ends with the block, also after an error.
+Invariant: all bytes belong to one committed step. The hold ends when the block ends, also after an error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
-"""Number of renewals of a hold within its time limit. A node that receives no request for this time ends the hold.
+"""Number of times that the reader renews a hold within the hold's time limit.
+
+A node that receives no request for this time ends the hold.
 
 A read extends the hold only on the node that it reads from. The other nodes need the renewals, and all nodes need them
 while the caller reads nothing.
@@ -34,9 +37,9 @@ while the caller reads nothing.
 
 @contextmanager
 def held(service: Any, name: str) -> Generator[Checkpoint]:
-    """Hold the newest committed step of a running job, and open it as a checkpoint.
+    """Make a job's nodes keep the newest committed step, and open this step as a checkpoint.
 
-    A thread renews the hold, so that the block may take any time between two reads.
+    A background thread renews the hold, so the block may take any time between two reads.
 
     Args:
         service: client of the control plane (`everstep.client()`).
@@ -60,18 +63,20 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
         ):
             yield checkpoint
     finally:
-        with suppress(ClientError, BotoCoreError):  # Without this request, the hold ends later.
+        with suppress(ClientError, BotoCoreError):
+            # If this request fails, the hold still ends: each node ends it after a time without requests.
             service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
 
 
 @contextmanager
 def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Generator[None]:
-    """Renew a hold at this interval, in a thread, until the block ends."""
+    """Renew a hold every `seconds` in a background thread until the `with` block ends."""
     has_ended = threading.Event()
 
     def renew() -> None:
         while not has_ended.wait(seconds):
-            with suppress(ClientError, BotoCoreError):  # If the hold is lost, the next read raises the reason.
+            with suppress(ClientError, BotoCoreError):
+                # Ignore the error: if the nodes have ended the hold, the next read raises an error with the reason.
                 service.hold_snapshot(TrainingJobName=name, SnapshotId=snapshot_id)
 
     thread = threading.Thread(target=renew, name="everstep-renew", daemon=True)

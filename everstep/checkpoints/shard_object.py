@@ -187,7 +187,7 @@ class ShardObject:
         return chunk
 
     def _pieces(self, begin: int, end: int) -> Iterator[_Span]:
-        """Yield the stored ranges that together contain the tensor bytes of a range of the payload."""
+        """Yield the ranges of stored objects that together contain the tensor bytes of one range of the payload."""
         number = max(0, bisect_right(self._begins, begin) - 1)
         for span in islice(self._spans, number, None):
             if span.begin >= end:

@@ -1,7 +1,7 @@
 """Files and S3 objects, addressed by path or by `s3://bucket/key`.
 
-    reading    ranges of an object; all reads see the version that was opened
-    writing    an object from a stream of pieces; it exists completely or not at all
+    reading    ranges of an object; all reads return bytes of the version that was opened
+    writing    an object from a stream of pieces; the store keeps the whole object or nothing of it
 
 Invariant: a reader never mixes two versions of an object. Each request to S3 requires the ETag of the opened object.
 """
@@ -143,7 +143,9 @@ class Files:
             with unfinished.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
-                    del piece  # Otherwise `piece` would keep its memory alive while the source produces the next piece.
+                    # Delete the variable, because it would keep the memory of this piece alive while the source
+                    # produces the next piece.
+                    del piece
                 file.flush()
                 os.fsync(file.fileno())
             assert unfinished.stat().st_size == size, "the pieces have the announced size"
@@ -152,7 +154,8 @@ class Files:
             raise StoreFailure(f"{key}: {error.strerror}") from error
         finally:
             with suppress(OSError):
-                unfinished.unlink()  # After success, `replace` has already renamed the file.
+                # If the write succeeded, the file no longer exists under this name, because `replace` renamed it.
+                unfinished.unlink()
 
 
 class _File(StoredObject):

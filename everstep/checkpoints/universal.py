@@ -12,7 +12,7 @@ parameter groups nor schedulers, so the script must set both. DeepSpeed restores
 trains.
 
 Source: `ds_to_universal.py` and `load_universal_checkpoint` of DeepSpeed 0.19.
-Invariant: a folder that `latest_universal` names is complete.
+Invariant: if the file `latest_universal` names a folder, this folder is complete.
 """
 
 from __future__ import annotations
