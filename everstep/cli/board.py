@@ -2,7 +2,7 @@
 
 Pure: `everstep.cli.top` polls the service, updates the board and draws it.
 
-Invariant: each value is from the service's latest answer, and the heading shows the age of that answer.
+Invariant: the board shows only values from the service's latest answer, and its heading shows the age of this answer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def told(board: Board, event: Json) -> Board:
 def in_trouble(board: Board, words: str) -> Board:
     """Return the board after a failed poll.
 
-    The jobs stay as they were, and `words` is shown as the reason.
+    The new board keeps the jobs of `board`, and shows `words` as the reason of the failure.
     """
     return replace(board, trouble=words)
 

@@ -178,7 +178,7 @@ def export(
 
 
 def _export_for_torch(form: Format) -> Any:
-    """Import the export of a format that needs torch."""
+    """Import and return the export function of a format that needs torch."""
     from everstep.checkpoints.errors import CheckpointError
 
     try:

@@ -12,7 +12,8 @@ command:
 - A command with a parameter `service` has the options that select the service.
 - A command with a parameter `pages` has the options of lists.
 
-A command that cannot be undone passes `asks`, which returns the question for the user:
+A command that cannot be undone passes a function `asks` to the decorator. The function returns the question that the
+user must confirm:
 
     @command(app, asks=lambda given: f"Revoke the token {given['token_id']}, for good?")
 
@@ -180,7 +181,10 @@ class Shown:
     body: Json
     """The service's answer, for `--query` and for the formats `json`, `yaml` and `text`."""
     person: Part | tuple[Part, ...]
-    """The output for people, printed to stdout if `--output` is `table` and there is no `--query`."""
+    """The output for people.
+
+    The decorator prints it to stdout if `--output` is `table` and the user passes no `--query`.
+    """
     note: str = ""
     """A remark, or the next command to run. Printed to stderr together with `person`."""
     exit_code: int = 0
@@ -367,7 +371,8 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
     def run(**given: Any) -> None:
         try:
             obey(given)
-        except BrokenPipeError:  # A reader such as `head` closed the pipe. click would report this as a failure.
+        except BrokenPipeError:
+            # The program that reads stdout, such as `head`, has closed the pipe. click would report this as a failure.
             leave_stdout()
             raise typer.Exit(0) from None
         except OSError as error:

@@ -119,7 +119,7 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
 
 
 def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
-    """Return the CA bundle of a profile in an AWS configuration, and whether the profile uses `endpoint_url`.
+    """Return the CA bundle of a profile in an AWS configuration file, and whether the profile sets `endpoint_url`.
 
     Return None if the file cannot be parsed. The function parses the file as the AWS clients do.
     """

@@ -36,7 +36,8 @@ def confirmed(question: str, *, yes: bool) -> bool:
             f"{question} The command cannot ask, because stdin is not a terminal. Nothing was changed.",
             hint="In a script, pass --yes.",
         )
-    # The question is printed to stderr. Python's `input` would print it to stdout, which contains the service's answer.
+    # Print the question to stderr. Python's `input` would print it to stdout, where a program may read the service's
+    # answer.
     typer.echo(f"{safe_line(question)} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

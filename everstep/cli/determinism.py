@@ -19,7 +19,7 @@ POLL_SECONDS: Final = 1.0
 
 
 def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
-    """Return the environment variables that make a job a determinism check. Empty if the job is none.
+    """Return the environment variables that make a job a determinism check. Empty if the job is not a check.
 
     Args:
         steps: value of `--check-steps`; None: the default number of steps.
@@ -29,7 +29,7 @@ def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
         One variable, or none.
 
     Raises:
-        ConfigurationError: the number of steps is given for a job that is no check.
+        ConfigurationError: the user passed `--check-steps` without `--check-determinism`.
     """
     if is_check:
         return {CHECK_VARIABLE: str(STEPS if steps is None else steps)}

@@ -141,7 +141,7 @@ def create(
 
 
 def _in_words(change: Json) -> str:
-    """Return one change of the group as text, with the time when the change applies and its reason."""
+    """Return one change of the Auto Scaling group as text, with the reason and the time when Everstep applies it."""
     return (
         f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} "
         f"({change['Applies'].lower()}). {change['Reason']}"

@@ -1,7 +1,8 @@
-"""Follows an endless stream of the service across broken connections.
+"""Follows an endless stream of the service and reconnects after each broken connection.
 
-Invariant: each item is yielded once, because every new connection resumes after the last item. Following fails if the
-service sends neither items nor heartbeats for a minute, even if it still accepts connections.
+Invariant: each item is yielded once, because every new connection resumes after the last item. If the service sends
+neither items nor heartbeats for a minute, `kept_up` raises `ServiceFailed`, even if the service still accepts
+connections.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def events(
         return streams[0]
 
     def has_spoken() -> bool:
-        return streams[0].last_event_id is not None  # The service sends an id first, so an id proves that it responds.
+        # The service sends an event id at the start of each connection, so an id proves that the service responds.
+        return streams[0].last_event_id is not None
 
     yield from kept_up(connect, is_over=lambda: False, has_spoken=has_spoken, pause=pause, monotonic=monotonic)
 
@@ -76,11 +78,11 @@ def kept_up(
     pause: Callable[[float], object] = threading.Event().wait,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[T]:
-    """Yield the items of a stream, and connect again after each connection that ends or breaks.
+    """Yield the items of a stream, and open a new connection whenever a connection ends or breaks.
 
     Args:
-        connect: opens a connection. Called again after a connection ends or breaks, so it has to resume after the last
-            received item.
+        connect: opens a connection. Called again after a connection ends or breaks. Each new connection must resume
+            after the last received item.
         is_over: returns True if the stream is complete after a connection that ended without an error. A connection
             also ends without an error when the server shuts down.
         has_spoken: returns True if the newest connection received data that is not an item, such as a heartbeat. An

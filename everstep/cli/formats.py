@@ -1,9 +1,10 @@
 """Renders an answer of the service as JSON, YAML, text or table cells for `--output` and `--query`. Pure.
 
-The format `text` follows the AWS CLI. The scalar fields of an object form one line, sorted by field name and separated
-by tabs. Nested objects and lists follow on lines that begin with their field name.
+The format `text` equals the format `text` of the AWS CLI. The scalar fields of an object form one line, sorted by field
+name and separated by tabs. Nested objects and lists follow on lines that begin with their field name.
 
-Invariant: the output is the service's answer. Times become text, and the response's metadata is dropped.
+Invariant: the output contains exactly the service's answer, except that times become text and the HTTP metadata of the
+response is left out.
 """
 
 from __future__ import annotations

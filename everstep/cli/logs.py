@@ -1,6 +1,6 @@
-"""Reads or follows the merged log lines of all ranks, across broken connections.
+"""Reads or follows the merged log lines of all ranks, and reconnects after each broken connection.
 
-Invariant: a broken connection neither loses nor repeats lines, because the next connection resumes with the token of
+Invariant: a broken connection neither loses nor repeats lines, because the client resumes with the position token of
 the last printed lines.
 """
 
@@ -64,8 +64,8 @@ def since_when(text: str, now: datetime) -> datetime:
 def read(service: Any, name: str, query: Json) -> Iterator[Json]:
     """Yield the lines printed before the call, oldest first.
 
-    The query ends at the service's time of the first page. Reading therefore ends even if the job prints faster than
-    the client reads.
+    The function reads only lines that were printed before the service answered the first page. It therefore ends even
+    if the job prints faster than the client reads.
 
     `query` holds the arguments of GetLogEvents except the job's name.
     """

@@ -1,4 +1,4 @@
-"""Implements the `everstep` command: the tables of its nouns and verbs, and the handling of errors.
+"""Implements the `everstep` command: the tables of its commands, and the conversion of errors to exit codes.
 
 A command's module is imported when the command is called. `everstep --help` imports no such module.
 

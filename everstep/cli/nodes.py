@@ -145,7 +145,7 @@ def _agent(node: Json) -> str:
 
 
 def _share(node: Json) -> str:
-    """Return the used and the total memory of a node as a table cell."""
+    """Return the memory of a node as a table cell: used and total."""
     memory = node.get("Memory")
     return "-" if memory is None else f"{size(memory['UsedBytes'])} of {size(memory['TotalBytes'])}"
 

@@ -43,9 +43,9 @@ _THE_CALLERS = (
     "ConflictException",
     "ThrottlingException",
 )
-"""Codes of the service's errors that the caller's own request has caused.
+"""Codes of errors that the caller's own request has caused.
 
-The command prints no request id for them, because the service's log contains no further details.
+The command prints no request id for these errors, because the service's log contains no further details about them.
 """
 
 

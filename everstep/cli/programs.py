@@ -16,7 +16,7 @@ import typer
 # The started program parses all options, --help included.
 _PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _COMMANDS: Final = {"server": "server", "worker": "agent", "local": "aws-conformance"}
-"""The command that needs each extra."""
+"""For each extra of the distribution: the command that needs it."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def agent(context: typer.Context) -> None:
 
 
 def aws_conformance(context: typer.Context) -> None:
-    """Ask a real AWS account what AWS's documentation leaves open (options: everstep aws-conformance --help)."""
+    """Check in a real AWS account what AWS's documentation leaves open (options: everstep aws-conformance --help)."""
     become("infra.aws_conformance", context.args, extra="local", needs=("moto",))
 
 

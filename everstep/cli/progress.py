@@ -1,7 +1,7 @@
 """Prints the progress of a job while `jobs wait` and `wait …` wait.
 
-A terminal shows one live line. Without a terminal, each change prints a line. The opening and the end of an incident
-print a line, too.
+On a terminal, the module keeps one line current. Without a terminal, it prints a line after each change. In both cases
+it prints a line when an incident opens and when it ends.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ The file contains the fields of CreateTrainingJob as YAML or JSON. `-` reads std
 
 The AWS CLI's `--cli-input-json` accepts the same file, except for `Source.Directory`.
 
-Invariant: this module only refuses input that cannot be sent. The client checks the fields and reports faults with the
-service's messages.
+Invariant: this module rejects only input from which it cannot build a request. The client checks the request's fields
+and reports faults with the service's messages.
 """
 
 from __future__ import annotations

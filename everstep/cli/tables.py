@@ -1,9 +1,9 @@
 """Fits a table to the terminal: selects the columns and their widths. Pure.
 
-A cell is one line. Ids and names are never cut, because people copy them. If the terminal is too narrow, the table
-first cuts `Prose` columns. Then it drops `Detail` columns, starting with the last.
+A cell is one line. The module never cuts ids and names, because people copy them. If the terminal is too narrow, the
+module first cuts the text of `Prose` columns. Then it drops `Detail` columns, starting with the last one.
 
-Invariant: no line is wider than the terminal, unless the columns that are never cut need more.
+Invariant: no line is wider than the terminal, unless the columns of ids and names alone are wider.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
 
     Args:
         cells: rows with one cell per column.
-        columns: columns by heading; their kinds decide which one is shortened or dropped first.
+        columns: columns by heading. Their kinds, `Prose` and `Detail`, decide which column is shortened or dropped
+            first.
         width: the terminal's width in columns; None: no limit.
 
     Returns:

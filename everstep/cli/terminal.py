@@ -1,8 +1,8 @@
 """Removes control sequences from texts of users, jobs and instances before commands print them. Pure.
 
-A job can choose its output, its name and the reason of its failure. A terminal obeys control sequences in such text.
-For example, OSC 52 writes the clipboard, and other sequences move the cursor or send input to the shell. Only colors
-(SGR) remain.
+A job's output, name and failure reason may contain control sequences, which a terminal executes. For example, OSC 52
+writes the clipboard, and other sequences move the cursor or send input to the shell. The module keeps only color
+sequences (SGR).
 
 Invariant: the returned text contains no control characters except newline, tab and complete SGR sequences. Source:
 ECMA-48; xterm control sequences.
@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 REPLACEMENT: Final = "�"
-"""Replaces a control character outside of a complete sequence, so that its position stays visible."""
+"""Text that replaces a control character outside of a complete sequence, so that its position stays visible."""
 _SGR: Final = r"\x1b\[[0-9;:]*m"
 _STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
 """Complete OSC, DCS, SOS, PM and APC sequences with their text and terminator, in the 7-bit and the 8-bit form."""
@@ -48,7 +48,7 @@ def safe(text: str) -> str:
 def safe_line(text: str) -> str:
     """Return text as one safe line.
 
-    Line breaks inside the text are replaced, so that it cannot imitate other lines.
+    The function replaces line breaks inside the text, so that the text cannot imitate other lines of output.
     """
     return safe(text.replace("\r\n", "\n").replace("\n", REPLACEMENT))
 

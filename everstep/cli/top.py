@@ -1,8 +1,9 @@
-"""Draws the live display of `jobs top`: a board, redrawn after every event and at least every two seconds.
+"""Draws the live display of `jobs top` (the board), after every event and at least every two seconds.
 
-The board polls the service after each event. It also polls at intervals, because no event reports the step of a job.
+The module polls the service after each event. It also polls at intervals, because no event reports a job's current
+step.
 
-Invariant: a failed poll is shown on the board, and polling continues.
+Invariant: after a failed poll, the board shows the reason, and polling continues.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # Ignore the failure, because the board continues to poll and shows the failure itself.
+        # Ignore the failure, because `boards` polls again and shows a failure on the board.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)

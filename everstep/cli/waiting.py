@@ -1,6 +1,6 @@
 """Waits for the end of a job, reports every poll to the user, and survives restarts of the control plane.
 
-boto3's waiters are made for programs: they fail at the first failed call and report nothing before their end.
+The command line does not use boto3's waiters, because they fail at the first failed call and report no progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENDED: Final = frozenset({"Completed", "Stopped", "Failed"})
 UNANSWERED_SECONDS: Final = 60.0
 """Seconds without an answer of the control plane after which waiting fails.
 
-A restart of the control plane is faster.
+A restart of the control plane takes less time.
 """
 
 
