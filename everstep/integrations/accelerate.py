@@ -13,11 +13,11 @@
 yields the batches of this rank on the accelerator's device, and ends a step after `gradient_accumulation_steps`
 batches.
 
-**Data.** The session reads the torch loader that accelerate's loader wraps. Accelerate's loader requests one batch
-ahead and, on a resume, skips samples without collating them. With Everstep, an accumulation may continue across the end
-of an epoch. Without Everstep, accelerate ends the accumulation there.
+**Data.** The session reads the torch loader inside accelerate's loader. It does not use accelerate's loader, because
+that loader requests one batch ahead and, on a resume, skips samples without collating them. With Everstep, the batches
+of one gradient accumulation may belong to two epochs. Without Everstep, accelerate ends an accumulation with the epoch.
 
-Invariant: a resumed run equals an undisturbed run bit for bit.
+Invariant: a run that was interrupted and resumed equals an uninterrupted run bit for bit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TESTED_TYPES: Final = (
     DistributedType.FSDP,
     DistributedType.DEEPSPEED,
 )
-"""Ways to divide the training that are tested, or that run the same code on another device."""
+"""accelerate's ways to distribute training that Everstep's tests use, or that run the same code on another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +169,13 @@ def check_accelerator(accelerator: Accelerator) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Check that Everstep can wait inside the optimizer's step. The integration of transformers calls this, too.
+    """Check that Everstep's guard can run before the optimizer's step. The integration of transformers calls this, too.
 
     Args:
         optimizer: a torch optimizer, accelerate's wrapper, or None.
 
     Raises:
-        UnsupportedOption: the step is compiled as one graph, in which no code of Everstep runs.
+        UnsupportedOption: torch.compile compiles the step as one graph, so the guard, which is Python code, cannot run.
     """
     step = getattr(_inside(optimizer, "optimizer"), "step", None)
     cells = getattr(step, "__closure__", None) or ()
@@ -214,7 +214,7 @@ def keep(
         extra: further objects with `state_dict` and `load_state_dict`, by name.
 
     Returns:
-        The session, which has not restored yet.
+        The session. It has not restored a step yet.
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.

@@ -4,7 +4,7 @@
     ├── UnsupportedVersion   Everstep has no tests with the installed major version of the framework
     └── UnsupportedOption    an option of the framework prevents an exact resume; the error names an alternative
 
-Both occur before the first step. A retry fails in the same way.
+The integrations raise both errors before the first step. A retry fails in the same way.
 """
 
 from __future__ import annotations

@@ -3,28 +3,31 @@
     trainer = Trainer(callbacks=[EverstepCallback()], max_steps=10_000)
     trainer.fit(module, loader)
 
-The callback replaces methods of its trainer and of the trainer's loops. They do the following things differently:
+The callback replaces methods of its trainer and of the trainer's loops. The replaced methods differ from Lightning's as
+follows:
 
     object            method                          with Everstep
     fit loop          _load_combined_loader_states    creates the session, restores the step that the agent names, and
                                                       replaces the training loader by `TrainBatches`
-    fit loop          advance                         ends the epoch of the data after the epoch of the loop
-    fit loop          on_run_end                      first ends the last step and the session
-    fit loop          run                             calls the last hooks if the restored step is the last one
-    trainer           _run_sanity_check               first sets up the data, so that the restore precedes any forward
+    fit loop          advance                         also ends the epoch of the session's loader
+    fit loop          on_run_end                      first reports the last step and closes the session
+    fit loop          run                             calls only the final hooks if the last step was restored
+    trainer           _run_sanity_check               first sets up the data, to restore before any forward pass
     validation loop   run                             reports the phase `eval`
     trainer           save_checkpoint                 reports the phase `checkpoint`
-    logger connector  log_metrics                     also logs the values of the step with the session
+    logger connector  log_metrics                     also logs the step's values with the session
 
-**Boundary.** A step ends right before the loop requests the next batch, or before the hook `on_train_end`. The step's
-logging, validation and callbacks are over by then. Several batches that accumulate gradients are one step.
+**Boundary.** The callback reports a step as finished right before the loop requests the next batch, or before the hook
+`on_train_end`. At this point, the loop has finished the step's logging, validation and callbacks. Several batches that
+accumulate gradients are one step.
 
 **Restore.** The session restores before `on_train_start`. The hooks `on_train_start` and `on_train_epoch_start` then
-run as in every launch, with the restored epoch. At the loop's first request of a batch, `LoopState.apply` sets all
-counters and values again. The loop continues at the point of its code where the step ended.
+run as in every launch, with the restored epoch, and may change counters. When the loop requests its first batch,
+`LoopState.apply` therefore sets all restored counters and values again. The loop then continues with the step that
+follows the restored step.
 
-Invariant: a resumed run has the same weights, optimizer, schedule, counters, random draws and logged values as an
-undisturbed run.
+Invariant: a resumed run has the same weights, optimizer state, schedule, counters, random numbers and logged values as
+an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ from everstep.training.state import Stateful
 
 _STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 _GROUPS: Final = {"val_": "val", "test_": "test", "train_": "train"}
-"""Group of a logged value on the job's Metrics page, by prefix of its name."""
+"""Group in which the job's Metrics page shows a logged value, by prefix of the value's name."""
 _CALLBACKS: Final = {
     BaseFinetuning: ("it adds parameters to the optimizer during training", "Freeze the parameters in the module"),
     BatchSizeFinder: ("it trains before the training", "Set the batch size that a separate run has found"),
@@ -82,7 +85,7 @@ _CALLBACKS: Final = {
     ),
     StochasticWeightAveraging: ("it replaces the schedule during training", "Use EMAWeightAveraging"),
 }
-"""Callbacks that prevent an exact resume: the reason, and an alternative."""
+"""Lightning's callbacks that prevent an exact resume, each with the reason and an alternative."""
 
 
 class EverstepCallback(Callback):
@@ -102,9 +105,9 @@ class EverstepCallback(Callback):
 
     @property
     def session(self) -> TrainingSession:
-        """The session, from the set-up of the training data to the end of the process.
+        """The session. It exists from the set-up of the training data until the process ends.
 
-        Callbacks of your own use it, for example for `session.phase`.
+        The script's own callbacks may use it, for example for `session.phase`.
 
         Raises:
             SessionMisuse: the training has not begun.
@@ -114,7 +117,9 @@ class EverstepCallback(Callback):
         return self._attachment.session
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare the trainer. Lightning calls this at the start of `fit`, and of other functions with other stages.
+        """Attach Everstep to the trainer if `stage` is `fit`.
+
+        Lightning calls this at the start of `fit`, `validate` and so on.
 
         Args:
             trainer: the trainer that has this callback.
@@ -123,7 +128,8 @@ class EverstepCallback(Callback):
 
         Raises:
             UnsupportedOption: an option of the trainer prevents an exact resume.
-            SessionMisuse: the callback's trainer has trained already, or it has two of these callbacks.
+            SessionMisuse: the callback's trainer has trained already, or the trainer has two `EverstepCallback`
+                objects.
         """
         if stage != "fit":
             return
@@ -145,7 +151,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
     Raises:
         UnsupportedOption: an option prevents an exact resume.
-        SessionMisuse: the trainer has two `EverstepCallback`.
+        SessionMisuse: the trainer has two `EverstepCallback` objects.
     """
     if not _is_trainer(trainer):
         raise UnsupportedOption(
@@ -187,7 +193,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
 
 def _is_trainer(value: object) -> bool:
-    """Return whether a value is a trainer of Lightning. pytorch_lightning has a class of its own."""
+    """Return whether a value is a trainer of Lightning. The package pytorch_lightning has its own trainer class."""
     return isinstance(value, Trainer)
 
 
@@ -209,7 +215,7 @@ def _check_strategy(strategy: Any) -> None:
 
 
 def _check_data(trainer: Any, combined: CombinedLoader) -> None:
-    """Check what is known only after the trainer has set up its strategy and data."""
+    """Check the options that are known only after the trainer has set up its strategy and data."""
     if trainer.ckpt_path:
         raise UnsupportedOption(
             "fit(ckpt_path=…)",
@@ -240,8 +246,9 @@ class TrainBatches(StepBatches):
 
     Args:
         session: the session, which has one loader.
-        end_step: ends the loop's last step if it is still open. Returns whether training must stop.
-        resume: restores what hooks may have changed. None without a restore.
+        end_step: reports the loop's newest step to the session, unless it is reported already. Returns whether training
+            must stop.
+        resume: sets the restored values again that hooks may have changed. None if nothing was restored.
         loader: the loader that the session reads. Its attributes are attributes of this object, too.
     """
 
@@ -259,7 +266,7 @@ class TrainBatches(StepBatches):
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        # Lightning must neither store the loader's own state nor end the loader's workers.
+        # Hide these attributes, so that Lightning neither stores the loader's own state nor ends the loader's workers.
         if name.startswith("_") or name in ("state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -281,9 +288,9 @@ class Attachment:
         self._state: LoopState | None = None
         self.session: TrainingSession | None = None
         self._kept_count = 0
-        """Number of optimizer steps that the framework counts at the newest boundary."""
+        """Number of optimizer steps that Lightning or DeepSpeed counted when the last finished step was reported."""
         self._is_over = False
-        """True when the loop ends: all ranks stop, or the last step has ended."""
+        """True when the loop must end, because all ranks stop or the last step is finished."""
         _replace(self._loop, "_load_combined_loader_states", self._begin)
         _replace(self._loop, "run", self._run)
         _replace(self._loop, "advance", self._advance)
@@ -294,7 +301,10 @@ class Attachment:
         _replace(trainer._logger_connector, "log_metrics", self._log_metrics)
 
     def _begin(self, _: Callable[[], None]) -> None:
-        """Create the session, restore, and replace the loader. Lightning calls this when it has prepared the loader."""
+        """Create the session, restore the step, and replace the loader.
+
+        Lightning calls this after it has prepared the loader.
+        """
         combined: CombinedLoader = self._loop._combined_loader
         _check_data(self._trainer, combined)
         assert combined.limits is not None
@@ -329,7 +339,11 @@ class Attachment:
         )
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Run the fit loop. It returns at once, without its last hooks, if the restored step is the last one."""
+        """Run the fit loop.
+
+        If the restored step is the last step, Lightning's loop returns at once without its final hooks, so this method
+        calls them.
+        """
         run()
         if self.session is None or self._is_over:
             return
@@ -342,7 +356,7 @@ class Attachment:
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
         if self._is_over:
-            raise StopIteration  # Lightning then leaves the loop without the hooks of an epoch's end.
+            raise StopIteration  # Lightning then leaves the loop without the hooks that it runs at the end of an epoch.
         assert self._batches is not None
         self._batches.end_epoch()
 
@@ -361,7 +375,9 @@ class Attachment:
         if self.session is None:
             return run()
         if _averages(self._trainer):
-            self.session.fence()  # The callback swaps the model's weights and the averages during validation.
+            # Wait for the copy of the state, because Lightning's callback swaps the weights with their averages for
+            # validation.
+            self.session.fence()
         with self.session.phase("eval"):
             return run()
 
@@ -380,7 +396,7 @@ class Attachment:
         log(metrics, step)
 
     def _end_step(self) -> bool:
-        """Report the newest step to the session, once. Return whether the loop ends here."""
+        """Report the newest step to the session, unless it is reported already. Return whether the loop must end."""
         session = self.session
         assert session is not None
         if not self._is_over and (count := self._count_steps()) != self._kept_count:
@@ -391,7 +407,7 @@ class Attachment:
         return self._is_over
 
     def _count_steps(self) -> int:
-        """Return the number of optimizer steps. A DeepSpeed engine counts its own, across the ends of epochs."""
+        """Return the number of finished optimizer steps. A DeepSpeed engine has its own count."""
         model = self._trainer.strategy.model
         return int(model.global_steps if is_engine(model) else self._trainer.global_step)
 
@@ -406,7 +422,7 @@ class Attachment:
         """
         trainer = self._trainer
         if not trainer.lightning_module.automatic_optimization:
-            return 0  # The module decides which batches make a step.
+            return 0  # With manual optimization, the module itself decides which batches form a step.
         limits = [trainer.max_steps] if trainer.max_steps != -1 else []
         is_constant = not any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks)
         if is_constant and self._loop.max_epochs != -1:
@@ -415,7 +431,7 @@ class Attachment:
 
 
 def _resume(state: LoopState, generators: rng.RandomState) -> None:
-    """Set the restored state again, because the hooks of a launch's start may have changed it."""
+    """Set the restored loop state and generators again, because hooks may have changed them since the restore."""
     state.apply()
     rng.restore(generators)
 
@@ -427,5 +443,5 @@ def _averages(trainer: Any) -> list[Stateful]:
 
 
 def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a method of one object. The replacement gets the earlier method as its first argument."""
+    """Replace a method of one object. The replacement receives the original method as its first argument."""
     setattr(owner, name, functools.partial(replacement, getattr(owner, name)))

@@ -2,16 +2,17 @@
 
     part         content
     loops        counters of the fit loop and its inner loops: epochs, batches, optimizer steps, `global_step`
-    results      values of `self.log` that an epoch's end still averages
+    results      values of `self.log` that Lightning averages at the end of the epoch
     logged       the newest logged values, which callbacks and `ReduceLROnPlateau` monitor
     metrics      states of the module's torchmetrics
     callbacks    `state_dict` of each callback
     datamodule   `state_dict` of the data module
 
-`LoopState` is registered with the session. Its values are those right before the loop requests a batch.
+The session registers a `LoopState`, so every snapshot contains these values. They are the values right before the loop
+requests a batch.
 
-Invariant: `apply` at this point makes the loop continue like the loop whose state was stored. Lightning's own restart
-logic, which repeats an epoch's hooks or skips batches, stays off.
+Invariant: after `apply`, called right before the loop requests a batch, the loop continues exactly like the loop whose
+state was stored. Lightning's own restart logic, which repeats an epoch's hooks or skips batches, is never active.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _PLAIN_FIELDS: Final = (
 )
 """Fields of Lightning's `_Metadata` that are plain values."""
 _COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
-"""Attributes of a torchmetrics `Metric` that are state, in addition to its registered states."""
+"""Attributes of a torchmetrics `Metric` that affect its results, in addition to its registered states."""
 
 
 class LoopState:
@@ -82,7 +83,7 @@ class LoopState:
             The state of loops, results, metrics and callbacks, by kind.
 
         Raises:
-            UnsupportedOption: the module logs a value with a process group of its own.
+            UnsupportedOption: the module logs a value with `sync_dist_group`, a process group that the script created.
         """
         trainer = self._trainer
         loop, logger = trainer.fit_loop, trainer._logger_connector
@@ -128,10 +129,10 @@ class LoopState:
         self.apply()
 
     def apply(self) -> None:
-        """Set the restored state again, because hooks may have changed it. Changes nothing without a restore."""
+        """Set the restored state again, because hooks may have changed it. Does nothing if no step was restored."""
         if self.restored is None:
             return
-        # The trainer changes some tensors in place, so it gets copies.
+        # Pass copies of the restored tensors, because the trainer changes some tensors in place.
         state: dict[str, Any] = apply_to_collection(self.restored, torch.Tensor, torch.clone)
         trainer = self._trainer
         loop, logger = trainer.fit_loop, trainer._logger_connector
@@ -153,7 +154,7 @@ class LoopState:
         logger._callback_metrics, logger._logged_metrics = logged["callback"], logged["log"]
         logger._progress_bar_metrics = logged["progress"]
         logger._current_fx, logger._first_loop_iter = logged["function"], logged["is_first"]
-        if loop._data_fetcher is not None:  # None until the data is set up.
+        if loop._data_fetcher is not None:  # The attribute is None until Lightning has set up the data.
             loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
         _call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
         if trainer.datamodule is not None and state["datamodule"]:
@@ -161,7 +162,7 @@ class LoopState:
 
 
 def _continue(loop: _Loop) -> None:
-    """Make a loop continue from its counters, without the steps that Lightning adds after a restart."""
+    """Make a loop continue from its counters, without the additional work that Lightning does after its own restart."""
     loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     for inner in vars(loop).values():
         if isinstance(inner, _Loop):
@@ -169,7 +170,7 @@ def _continue(loop: _Loop) -> None:
 
 
 def _stored(result: _ResultMetric) -> dict[str, Any]:
-    """Return one value of `self.log` as plain values and tensors."""
+    """Encode one value that the module logged with `self.log` as plain values and tensors."""
     meta = result.meta
     if meta.sync.group is not None:
         raise UnsupportedOption(
@@ -188,7 +189,7 @@ def _stored(result: _ResultMetric) -> dict[str, Any]:
 
 
 def _result(stored: Mapping[str, Any], trainer: Any, modules: Mapping[str, torch.nn.Module]) -> _ResultMetric:
-    """Return the value of `self.log` from which `_stored` has made `stored`."""
+    """Decode a value that `_stored` encoded."""
     meta = _Metadata(**stored["meta"], reduce_fx=_REDUCTIONS[stored["reduction"]])
     should, operation, is_of_rank_zero = stored["sync"]
     meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=is_of_rank_zero, _op=operation)
@@ -201,7 +202,7 @@ def _result(stored: Mapping[str, Any], trainer: Any, modules: Mapping[str, torch
 
 
 def _metric_state(metric: Any) -> dict[str, Any]:
-    """Return the state of a torchmetrics `Metric`, the results of `self.log` included."""
+    """Return the state of a torchmetrics `Metric`. Lightning's results of `self.log` are such metrics, too."""
     return {name: _detached(getattr(metric, name)) for name in (*metric._defaults, *_COUNTERS)}
 
 

@@ -1,7 +1,8 @@
-"""The parts that the integrations of several frameworks share.
+"""Provides the code that the integrations of several frameworks share.
 
-A framework that owns the training loop reads its batches from `StepBatches`. A step therefore ends right before the
-framework requests the first batch of the next step. The step's logging, evaluation and callbacks are over by then.
+If a framework owns the training loop, the integration makes the framework read its batches from `StepBatches`.
+`StepBatches` reports a step as finished right before the framework requests the first batch of the next step. At this
+point, the framework has finished the step's logging, evaluation and callbacks.
 
 This module imports no framework but torch.
 """
@@ -24,7 +25,8 @@ class StepBatches:
 
     Args:
         session: the session, which has one loader.
-        end_step: ends the framework's last step if it is still open. Returns whether training must stop.
+        end_step: reports the framework's newest step to the session, unless it is reported already. Returns whether
+            training must stop.
         resume: called once, right before the first request of a batch. It restores values that the framework's hooks
             may have changed since the restore, for example random generators. None without a restore.
     """
@@ -39,7 +41,8 @@ class StepBatches:
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_epoch_over:
-            # The restored step is the last one of an epoch, and the framework begins the next epoch.
+            # The restored step is the last one of an epoch, and the framework already starts the next epoch. Read the
+            # end of the restored epoch first.
             self._is_epoch_over = False
             for _ in self._stream:
                 raise AssertionError("the restored epoch has further batches")
@@ -53,7 +56,7 @@ class StepBatches:
             yield batch
 
     def begin_next_epoch(self) -> None:
-        """Make the first `iter` begin the epoch after the restored one."""
+        """Make the first `iter` start the epoch that follows the restored epoch, whose batches are all read."""
         self._is_epoch_over = True
 
     def end_epoch(self) -> None:

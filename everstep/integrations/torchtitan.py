@@ -10,22 +10,22 @@ torchtitan's trainer builds the checkpoint manager that its configuration names,
     load, when `train` begins                 creates the session and restores the step that the agent names
     maybe_wait_for_staging, before each       waits for the copy of the state
       optimizer step
-    save, after each optimizer step           at the last step, writes torchtitan's own final checkpoint
+    save, after each optimizer step           after the last step, writes torchtitan's own final checkpoint
     close                                     ends the session
 
 `load` also replaces four attributes of the trainer:
 
     trainer's attribute         with Everstep
-    should_continue_training    first ends the finished step; returns False if all ranks stop
-    dataloader                  yields the batches that follow the restored position
-    metrics_processor.logger    also logs to the session
+    should_continue_training    first reports the finished step; returns False if all ranks must stop
+    dataloader                  yields the batches that follow the restored data position
+    metrics_processor.logger    also logs the values with the session
     validator.validate          reports the phase `eval`
 
-**Boundary.** A step ends when the trainer asks whether training continues, not in `save`. The step's validation is over
-by then, so its random draws belong to the step.
+**Boundary.** The manager reports a step as finished when the trainer calls `should_continue_training`, and not in
+`save`. Validation runs between the two calls, so the random numbers that it draws belong to the finished step.
 
-Invariant: a resumed run has the same weights, optimizer, schedule, batches, random draws and logged losses as an
-undisturbed run.
+Invariant: a resumed run has the same weights, optimizer state, schedule, batches, random numbers and logged losses as
+an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ import torch
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.versions import check_version
 
-check_version("torchtitan")  # Another version may lack the modules below.
+# Check the version before the imports below, because another version may lack the imported modules.
+check_version("torchtitan")
 
 from torchtitan.components.checkpointer import BaseCheckpointManager, dcp  # noqa: E402
 
@@ -51,7 +52,10 @@ from everstep.training import SessionMisuse, TrainingSession  # noqa: E402
 _TRAINER: Final = "train_state"
 """Key under which torchtitan passes its trainer to a checkpoint manager."""
 _NO_FOLDER: Final = "everstep-has-no-checkpoints"
-"""A folder that does not exist. torchtitan would load a checkpoint in its folder instead of the initial one."""
+"""Name of a folder that does not exist.
+
+If torchtitan found checkpoints in its folder, it would load one of them instead of the initial weights.
+"""
 _ALWAYS: Final = {
     "interval": (1, "Everstep keeps every step", "Remove it, or limit the cost with the job's Protection.MaxSlowdown"),
     "async_mode": ("disabled", "Everstep copies the state in the background", "Remove it"),
@@ -71,7 +75,7 @@ _ALWAYS: Final = {
         "Remove it: the job then starts from the weights alone",
     ),
 }
-"""Options of which only one value is possible: this value, the reason, and an alternative."""
+"""Options for which Everstep accepts only one value: this value, the reason, and an alternative."""
 
 
 class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
@@ -108,9 +112,9 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         enable: bool = True
         """False: train without Everstep and without checkpoints."""
         interval: int = 1
-        """Only 1 is possible. torchtitan's loader then records its position at every step."""
+        """Everstep accepts only 1. With 1, torchtitan's loader records its position at every step."""
         async_mode: str = "disabled"
-        """Only `disabled` is possible."""
+        """Everstep accepts only `disabled`."""
 
         def __post_init__(self) -> None:
             """Check the options. torchtitan calls this again when it builds the manager."""
@@ -135,7 +139,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         self.enable = config.enable
-        self.save_future = None  # torchtitan reads this attribute: no save runs in the background.
+        self.save_future = None  # torchtitan reads this attribute. None means that no save runs in the background.
         if not self.enable:
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):
@@ -194,7 +198,8 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 "should_continue_training() after each step, as torchtitan's does"
             )
         if last_step:
-            # The last step ends after this save. A failure during the save therefore repeats the last step.
+            # The last step is reported as finished only after this save. If the save fails, a restart therefore repeats
+            # the step.
             with session.phase("checkpoint"):
                 self._torchtitans(folder=self._config.folder).save(curr_step, last_step=True)
         return last_step
@@ -216,7 +221,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         return self.session
 
     def _torchtitans(self, folder: str) -> Any:
-        """Return torchtitan's own manager, for the initial weights and for the final checkpoint."""
+        """Return torchtitan's own manager, which loads the initial weights and writes the final checkpoint."""
         names = [field.name for field in dataclasses.fields(BaseCheckpointManager.Config)]
         options: dict[str, Any] = {name: getattr(self._config, name) for name in names}
         create: Any = dcp.CheckpointManager.Config
@@ -247,7 +252,10 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             trainer.validator.validate = validate_in_phase
 
     def _end_step(self, session: TrainingSession) -> bool:
-        """Report the trainer's newest step to the session, once. Return whether all ranks stop at this step."""
+        """Report the trainer's newest step to the session, unless it is reported already.
+
+        Return whether all ranks stop now.
+        """
         if self._trainer.step == self._ended_step:
             return False
         self._ended_step += 1
@@ -268,7 +276,8 @@ class _TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's counters at the end of the newest step."""
-        # The trainer counts a step before it requests the step's batches, and the data may end there.
+        # Replace the trainer's own count. The trainer counts a step before it requests the step's batches, and the data
+        # may end before the step is made.
         return {**self._trainer.state_dict(), "step": self._ended_step()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

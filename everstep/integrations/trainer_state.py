@@ -1,11 +1,12 @@
-"""The state of a trainer's loop, as an object that a session registers.
+"""Stores and restores the state of the training loop of a Hugging Face `Trainer`.
 
-    state_dict       called at every captured step: counters, log history, sums of losses, callbacks
+    state_dict       called for every snapshot: returns counters, log history, sums of losses, callbacks
     load_state_dict  called by the restore, before the trainer's loop begins
     trainer_state, apply_callbacks, apply_sums, is_over
-                     called by `everstep.integrations.transformers` when the loop needs the restored values
+                     called by `everstep.integrations.transformers` at the points of the loop that need the restored
+                     values
 
-Invariant: the state contains plain values and copies, so the next batch changes nothing in it.
+Invariant: the state contains only plain values and copies, so training does not change it afterwards.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any, Final
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 _METRICS: Final = "_metrics"
-"""Attribute of TRL's trainers: lists of values since the last log entry, by mode and name."""
+"""Name of the attribute in which TRL's trainers collect values since the last log entry, by mode and name."""
 _TOKENS: Final = "_total_train_tokens"
-"""Attribute of TRL's trainers: number of tokens of all steps."""
+"""Name of the attribute in which TRL's trainers count the tokens of all steps."""
 
 
 class LoopState:
-    """The state of one trainer's loop.
+    """The state of one trainer's loop, which the session registers.
 
     Args:
         trainer: the trainer, whose callbacks may be `ExportableState`.
@@ -38,7 +39,7 @@ class LoopState:
 
     @property
     def is_over(self) -> bool:
-        """True if the restored step is the trainer's last one, for example after an early stop."""
+        """True if training had ended at the restored step, for example by an early stop."""
         return self.restored is not None and bool(self.restored["is_over"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +77,8 @@ class LoopState:
     def apply_callbacks(self) -> None:
         """Restore the callbacks in place: the n-th callback of a class receives the n-th state of this class.
 
-        The trainer's own restore creates new callbacks, and only if the user has set an option.
+        The trainer's own restore is not used, because it creates new callbacks, and does so only if the user sets an
+        option.
         """
         assert self.restored is not None
         left = self._callbacks()
@@ -87,7 +89,10 @@ class LoopState:
                     setattr(found, attribute, value)
 
     def apply_sums(self) -> None:
-        """Restore the running sums that the trainer's loop has just reset. Changes nothing without a restore."""
+        """Restore the running sums that the trainer's loop resets at its start.
+
+        Does nothing if no step was restored.
+        """
         if (restored := self.restored) is None:
             return
         trainer = self._trainer
@@ -96,7 +101,8 @@ class LoopState:
         trainer._total_loss_scalar = restored["loss_sum"]
         trainer._globalstep_last_logged = restored["logged_step"]
         trainer.current_flos = restored["flos"]
-        trainer._initial_global_step = 0  # With 0, the trainer reports the mean loss of all steps.
+        # With 0, the trainer reports the mean loss over all steps, not only over the steps of this launch.
+        trainer._initial_global_step = 0
         if restored["trl"] is not None:
             setattr(trainer, _TOKENS, restored["trl"]["tokens"])
             for mode, values in restored["trl"]["metrics"].items():
@@ -110,7 +116,7 @@ class LoopState:
         ]
 
     def _trl_sums(self) -> dict[str, Any] | None:
-        """Return the sums of a trainer of TRL, from which it computes its next log entry. None for other trainers."""
+        """Return the sums from which a trainer of TRL computes its next log entry. Return None for other trainers."""
         trainer = self._trainer
         if not is_of_trl(trainer) or not hasattr(trainer, _METRICS):
             return None
@@ -128,8 +134,8 @@ def is_of_trl(trainer: Any) -> bool:
 class History:
     """Encodes the log history of a trainer, which every snapshot contains.
 
-    Each entry is encoded and compressed once. The bytes depend on the entries only, not on the calls, so that a resumed
-    run has the same bytes as an undisturbed run.
+    The encoder compresses each entry once. The bytes depend only on the entries, and not on how often `encode` was
+    called. A resumed run therefore has the same bytes as an uninterrupted run.
     """
 
     def __init__(self) -> None:

@@ -4,26 +4,26 @@
     everstep.integrations.transformers.attach(trainer)
     trainer.train()
 
-`attach` replaces methods of this one trainer. The trainer then does the following things differently:
+`attach` replaces methods of this one trainer. The replaced methods differ from the trainer's as follows:
 
     trainer's method             with Everstep
     _init_training_state         also wraps model and optimizer, creates the session, restores the step that the agent
                                  names, and returns the restored position of the loop
     _prepare_for_training        returns the wrapped model, and the training data as `StepBatches`
-    _run_epoch                   skips no batches, because `StepBatches` begins at the restored position
-    _finalize_training           first ends the session
+    _run_epoch                   skips no batches, because `StepBatches` starts at the restored data position
+    _finalize_training           first closes the session
     evaluate, _save_checkpoint   report the phases `eval` and `checkpoint`
 
-**Boundary.** A step ends right before the trainer requests the first batch of the next step, or at the end of training.
-The step's logging, evaluation and callbacks are over by then, so their effects on random generators and on the
-trainer's sums belong to the step.
+**Boundary.** The attachment reports a step as finished right before the trainer requests the first batch of the next
+step, or at the end of training. At this point, the trainer has finished the step's logging, evaluation and callbacks.
+Their effects on random generators and on the trainer's sums therefore belong to the step.
 
 **Data.** `StepBatches` reads through `everstep.training.data`, not through accelerate's loader. Accelerate's loader
-requests one batch ahead, and on a resume it skips samples without collating them. Random collators and augmentation
-would then differ.
+requests one batch ahead, and on a resume it skips samples without collating them. With that loader, random collators
+and random augmentation would draw other numbers after a resume.
 
-Invariant: a resumed run has the same weights, optimizer, schedule, random draws and logged losses as an undisturbed
-run.
+Invariant: a resumed run has the same weights, optimizer state, schedule, random numbers and logged losses as an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from everstep.training import SessionMisuse, TrainingSession, rng
 _ATTACHED: Final = "_everstep"
 """Attribute of a trainer that holds its `Attachment`."""
 _RESUMED: Final = "everstep"
-"""Value of `resume_from_checkpoint` with which the trainer's loop continues in the middle of an epoch.
+"""Value of `resume_from_checkpoint` that makes the trainer's loop continue in the middle of an epoch.
 
-It names no directory. `_run_epoch` only tests whether the value is None.
+The value is no directory, because `_run_epoch` only tests whether it is None.
 """
 _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
-"""Group of a logged value on the job's Metrics page, by prefix of its name, as in the trainer's reports."""
+"""Group in which the job's Metrics page shows a logged value, by the prefix of the value's name."""
 
 
 def attach(trainer: Trainer) -> None:
@@ -80,7 +80,7 @@ def attach(trainer: Trainer) -> None:
 
 
 def session_of(trainer: Trainer) -> TrainingSession:
-    """Return the session of an attached trainer, for example for `session.phase` in a callback of your own.
+    """Return the session of an attached trainer, for example for `session.phase` in one of the script's callbacks.
 
     Args:
         trainer: an attached trainer whose training has begun.
@@ -143,7 +143,7 @@ def _check_class(trainer: Trainer) -> None:
 
 
 class Attachment:
-    """Replaces methods of one trainer, and holds its session."""
+    """Replaces methods of one trainer, and owns the trainer's session."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer
@@ -153,7 +153,7 @@ class Attachment:
         self._loader: Any = None
         self._prepared: tuple[Any, StepBatches] | None = None
         self._kept_step = 0
-        """The newest step that was reported to the session."""
+        """The newest step that this object reported to the session."""
         self._originals = {
             name: getattr(trainer, name)
             for name in (
@@ -200,7 +200,7 @@ class Attachment:
         return self._originals["train"](None, *rest, **more)
 
     def get_train_dataloader(self) -> Any:
-        """Return the trainer's loader, and remember it for the session."""
+        """Return the trainer's loader, and store it for the session."""
         self._loader = self._originals["get_train_dataloader"]()
         return self._loader
 
@@ -239,7 +239,8 @@ class Attachment:
         )
         session.set_target(max_steps)
         self._kept_step = session.restore()
-        # The trainer's callbacks may draw random numbers before the loop requests the first batch.
+        # Restore the generators again at the first batch, because the trainer's callbacks may draw random numbers
+        # before it.
         resume = functools.partial(rng.restore, rng.observe()) if self._kept_step else None
         batches = StepBatches(session, self._end_step, resume)
         self._prepared = model, batches
@@ -248,9 +249,11 @@ class Attachment:
         self._loop.apply_callbacks()
         trainer.state = self._loop.trainer_state()
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
-        trainer.args.eval_on_start = False  # The first launch has already evaluated.
+        # The first launch has already made the evaluation that precedes the first step.
+        trainer.args.eval_on_start = False
         if not has_length(loader):
-            # The trainer begins another epoch at each end of the data, so only the data counts the epochs.
+            # Without a length, the trainer starts an epoch at each end of the data. Only the stream therefore counts
+            # the epochs.
             (stream,) = session.data.values()
             return stream.epoch, stream.consumed_count
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
@@ -259,12 +262,15 @@ class Attachment:
         return finished, updates * trainer.args.gradient_accumulation_steps
 
     def prepare_for_training(self, *_: object) -> tuple[Any, StepBatches]:
-        """Return what `init_training_state` has prepared."""
+        """Return the wrapped model and the batches that `init_training_state` prepared."""
         assert self._prepared is not None
         return self._prepared
 
     def run_epoch(self, **given: Any) -> None:
-        """Run `Trainer._run_epoch` from the restored position, or not at all if training was over there."""
+        """Run `Trainer._run_epoch` from the restored data position.
+
+        Does nothing if training had ended at the restored step.
+        """
         if self._loop.is_over:
             return
         is_inside = given["epoch"] == given["epochs_trained"] and given["steps_trained_in_current_epoch"] > 0
@@ -286,7 +292,10 @@ class Attachment:
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def begin(self, control: TrainerControl) -> None:
-        """Restore the running sums, and the end of training. The callback calls this when the loop has reset them."""
+        """Restore the running sums and whether training has ended.
+
+        The callback calls this right after the loop reset both.
+        """
         self._loop.apply_sums()
         control.should_training_stop = self._loop.is_over
 
@@ -303,14 +312,17 @@ class Attachment:
             return function(*given, **more)
 
     def _end_step(self) -> bool:
-        """Report the trainer's newest step to the session, once. Return whether all ranks stop at this step."""
+        """Report the trainer's newest step to the session, unless it is reported already.
+
+        Return whether all ranks stop now.
+        """
         trainer, session = self._trainer, self.session
         assert session is not None
         if trainer.state.global_step > self._kept_step:
             self._kept_step = trainer.state.global_step
             if session.boundary().stop:
-                # The trainer still evaluates at the end of the epoch that it leaves here. The last step must not
-                # contain effects of that, and must not be the last one of a resumed run.
+                # Close the session first. The trainer leaves the epoch now and still evaluates at its end. The snapshot
+                # of this step must neither contain effects of that evaluation, nor store that training has ended.
                 session.close()
                 trainer.control.should_training_stop = True
                 return True
@@ -318,17 +330,20 @@ class Attachment:
 
 
 def _load_nothing(_: object) -> None:
-    """Do nothing in place of `_load_rng_state`, because the session has restored the generators."""
+    """Do nothing. It replaces `_load_rng_state`, because the session has already restored the random generators."""
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports the start of the loop and each log entry to the attachment, because no method marks these events."""
+    """Reports the start of the loop and each log entry to the attachment.
+
+    The attachment cannot detect these events by replacing a method of the trainer.
+    """
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
 
     def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """Restore what the loop has just reset."""
+        """Restore the sums that the loop has just reset."""
         self._attachment.begin(control)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
@@ -341,7 +356,10 @@ _skip_first_batches = _trainer_module.skip_first_batches
 
 
 def _skip_nothing(loader: Any, count: int) -> Any:
-    """Skip no batches of a `StepBatches`, because it begins at the right batch. Skip batches of any other loader."""
+    """Skip no batches of a `StepBatches`, because it starts at the restored data position.
+
+    Skip batches of other loaders.
+    """
     return loader if isinstance(loader, StepBatches) else _skip_first_batches(loader, count)
 
 

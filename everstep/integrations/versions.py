@@ -1,4 +1,4 @@
-"""The versions of the frameworks with which the integrations are tested."""
+"""Lists the framework versions with which the integrations are tested, and checks the installed versions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ logger = logging.getLogger("everstep.integrations")
 
 
 def check_version(package: str) -> None:
-    """Check the installed version of a framework. A version that should be compatible causes a warning.
+    """Check the installed version of a framework. An untested version that should be compatible causes a warning.
 
-    Before version 1, another minor version may be incompatible; afterwards, only another major version.
+    An installed version may be incompatible if its major version differs from the tested one. Below version 1, a
+    different minor version may be incompatible, too.
 
     Args:
         package: name of the package, a key of `TESTED`.
