@@ -1,5 +1,5 @@
 """Defines the wire format: messages between Everstep processes, and layouts of shared memory and stored objects.
 
-Invariant: every value that this package decodes has checked types, so callers need no further type checks. The package
-contains no sockets, no clocks and no torch.
+Invariant: the package checks the type of every value that it decodes, so callers need no further type checks. The
+package opens no sockets, reads no clocks and does not import torch.
 """

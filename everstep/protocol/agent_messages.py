@@ -1,9 +1,9 @@
 """Messages between an agent and the control plane, over one websocket that the agent opens.
 
-The exchange is level-triggered in both directions: messages describe states, and a later message replaces a lost one.
-The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`. Each report
-replaces all earlier reports. The control plane's commands are idempotent, and it repeats a command until a report shows
-the effect. All other messages are sent without an acknowledgement.
+The exchange is level-triggered in both directions: messages describe states, and the next message makes up for a lost
+message. The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`. Each
+report replaces all earlier reports. The control plane's commands are idempotent, and it repeats a command until a
+report shows the effect. All other messages are sent without an acknowledgement.
 
 In the diagram, g is a generation, k a step and n a number.
 
@@ -30,7 +30,8 @@ An agent *promises* to join a generation: it ends all older ranks and records th
 
 Invariant: an agent ignores commands of generations below the newest promised generation.
 
-The module has more than 500 lines. Both directions share types, because the report contains the answers to commands.
+The module has more than 500 lines. It is not divided, because the messages of both directions share types: reports
+contain the answers to commands.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 HOLD_SECONDS = 120.0
 """Seconds after the last request of an export until a node releases the snapshots that it keeps for the export."""
 ANOTHER_EXPORT = "another export holds a snapshot"
-"""Refusal of a node that keeps the snapshots of another export. A job has at most one export from memory."""
+"""Refusal of `HoldSnapshot` by a node that keeps snapshots for another export.
+
+A job has at most one export from memory.
+"""
 MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a snapshot in one message. Larger messages would delay the agent's reports."""
 
@@ -146,17 +150,17 @@ class MemoryEnd(Message, frozen=True):
     used_bytes: int | None = None
     """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
     total_bytes: int | None = None
-    """Limit of the memory that `used_bytes` counts, in bytes."""
+    """Size of the memory of which `used_bytes` is in use: the node's memory, or the limit of its cgroup."""
     words: str = ""
-    """The line of the rank's stderr that shows the rank's last exception.
+    """The line of the rank's stderr with the rank's last exception.
 
-    If the kernel killed a DataLoader worker of the rank, this line names the worker. Empty if the kernel killed the
-    rank itself.
+    If the kernel killed a DataLoader worker of the rank, the line names the worker. Empty if the kernel killed the rank
+    itself.
     """
 
 
 class RankExit(Message, frozen=True):
-    """The exit of a rank, as observed by the shim (the process from which the rank was started)."""
+    """The exit of a rank, as observed by the shim (the process of the node that is the parent of all ranks)."""
 
     exit_class: ExitClass
     code: int
@@ -164,7 +168,7 @@ class RankExit(Message, frozen=True):
     at_seconds: float
     """Unix time of the exit."""
     boundary: Step
-    """Number of steps that the rank had finished, by its last report; -1 if it had reported none."""
+    """Number of steps that the rank had finished when it last reported to its agent; -1 if it had reported none."""
     last_lines: str = ""
     """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
@@ -205,15 +209,15 @@ class RankStacks(Message, frozen=True):
     Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """Seconds for which the agent has read the same stacks again and again; 0 at the first reading."""
+    """Seconds since the agent first read these same stacks; 0 at the first reading."""
     cpu_seconds: float
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
     """Whether a signal has stopped the process. A stopped process runs again only after SIGCONT."""
     gpu_percent: float | None = None
-    """Utilization of the rank's GPU in percent; None if it is not measured."""
+    """Utilization of the rank's GPU in percent; None if the agent does not measure it."""
     error: str = ""
-    """Reason why the agent could not read the stacks; empty if the agent could read them."""
+    """Reason why the agent could not read the stacks; empty if it has read them."""
 
 
 class ShardProtection(Message, frozen=True):
@@ -241,23 +245,28 @@ class ShardProtection(Message, frozen=True):
 
 
 class CheckpointPace(Message, frozen=True):
-    """Due step and time of the next checkpoint in S3, and the measurements that set an automatic interval."""
+    """The step and the time at which the next checkpoint in S3 is due.
+
+    It also contains the measurements from which the coordinator computes an automatic interval.
+    """
 
     due_step: Step = Step(-1)
-    """The first commit of this step or a later one becomes a checkpoint. -1 if the job has no checkpoints by steps."""
+    """The first committed step from this step on becomes a checkpoint. -1 if the job has no checkpoints by steps."""
     due_at_seconds: float = 0.0
     """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0
     """Present interval between checkpoints in seconds; 0 if the job has no interval, or if no upload is measured yet.
     """
     upload_seconds: float = 0.0
-    """Duration of the newest upload of all shards; 0 if none is complete."""
+    """Duration in seconds of the newest complete upload of all shards; 0 if no upload is complete."""
     cost_seconds: float = 0.0
-    """Training time that the newest upload cost, in seconds. At most the duration of the upload."""
+    """Seconds by which the newest upload delayed training. At most the duration of the upload."""
 
 
 class RoundStatus(Message, frozen=True):
-    """The state of a generation's commit rounds, in which all ranks agree on steps to keep.
+    """The state of a generation's commit rounds.
+
+    In a round, the agents of all ranks vote on whether a step is committed.
 
     Only the coordinator's agent reports it.
     """
@@ -315,15 +324,15 @@ class RunningUpload(Message, frozen=True):
     object_name: str
     """The object, as s3://bucket/key; empty until the first attempt begins."""
     stored_bytes: int
-    """Bytes of the parts that S3 has stored in this attempt."""
+    """Number of bytes that S3 has stored in this attempt."""
     object_bytes: int
-    """Size of the object. Until the first attempt begins, the size of the shard in memory."""
+    """Size of the object in bytes. Until the first attempt begins, the size of the shard in memory."""
 
 
 class MetricPoint(Message, frozen=True):
     """Metric values of one step, logged by rank 0 or measured by the agent of its node.
 
-    After a restore, values of later steps than the restored step are replaced by new values.
+    After a restore, training repeats steps after the restored step. Their new values replace the old ones.
     """
 
     generation: Generation
@@ -336,7 +345,7 @@ class MetricPoint(Message, frozen=True):
 class MetricBatch(Message, frozen=True):
     """Metric values of one run that the control plane has not yet confirmed as stored.
 
-    An agent numbers the values of its ranks consecutively, from 0. If a value is lost, its number is not used again.
+    An agent numbers the values of its ranks consecutively, from 0, and never uses the number of a lost value again.
     """
 
     run: RunId
@@ -354,17 +363,17 @@ NVML answers within milliseconds and a disk within tens of milliseconds. A GPU r
 class FaultCode(StrEnum):
     """Codes of a `NodeFault` that several modules use.
 
-    Other codes exist, and a newer agent may send more.
+    Single modules report further codes, and a newer agent may send codes that this version does not contain.
 
     Faults of a job's member:
 
     - SOURCE_MISMATCH: no source delivered a shard that matches the plan's digest.
     - SOURCE_UNAVAILABLE: no source delivered the shard, and at least one source was unreachable.
     - MEMORY_FULL: the node has too little memory for a shard or a rank's pages.
-    - ROLE_UNAVAILABLE: the node could not get credentials of the job's role.
+    - ROLE_UNAVAILABLE: the agent could not get credentials of the job's IAM role.
     - RANKS_NOT_GONE: processes of an older generation do not exit.
     - TASKS_FULL: a rank ended because the job's processes and threads reached the limit of one node.
-    - COORDINATOR_UNREACHABLE: the node cannot take part in the rounds.
+    - COORDINATOR_UNREACHABLE: the node cannot reach the coordinator, so it cannot vote in the rounds.
 
     Faults of a node's devices (docs/reference/metrics.md#node-faults):
 
@@ -407,7 +416,7 @@ class NodeFault(Message, frozen=True):
     message: str
     """One sentence for the user, with the measured values."""
     is_permanent: bool
-    """True if a new generation cannot repair the fault."""
+    """True if a new launch of the ranks (a generation) cannot repair the fault."""
     device: str = ""
     """The faulty device: `gpu 3`, `eth0`, `/var/lib/everstep`.
 
@@ -416,9 +425,9 @@ class NodeFault(Message, frozen=True):
     xid: int | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
     shard: Rank | None = None
-    """Rank whose shard the node could not fetch while it restored a step that another number of ranks had made.
+    """Rank of the earlier launch whose shard the node could not fetch.
 
-    None for other faults.
+    Set only while a job restores a step that another number of ranks made.
     """
 
 
@@ -451,7 +460,7 @@ class NodeNotice(Message, frozen=True):
 
 
 class EndedRanks(Message, frozen=True):
-    """The last state of a node's ranks of an earlier generation.
+    """The last state of the ranks that a node ran in an earlier generation.
 
     The agent ended these ranks before it promised to join a new generation. It reads their state from the pages that
     they shared with the agent.
@@ -466,9 +475,9 @@ class EndedRanks(Message, frozen=True):
 class PageCommit(Message, frozen=True):
     """The newest committed step of one generation, as the shared pages of a node's ranks show it.
 
-    The agent writes a commit to the pages before it acts on it, and the pages outlive the agent process. After a
-    restore from an older step, the pages may still show commits of steps that training then abandoned. The control
-    plane therefore ignores commits that are not part of the history of the newest started generation.
+    The agent writes a commit to the pages before it informs any other process, and the pages outlive the agent process.
+    After a restore from an older step, the pages may still show commits of later steps, which training has abandoned.
+    The control plane therefore ignores commits outside the path of the newest started generation.
     """
 
     generation: Generation
@@ -484,7 +493,10 @@ class MemberReport(Message, frozen=True):
     """The highest generation that the agent has promised to join. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
-    """The complete shards in the node's memory at the agent's promise to join. Sent only while PROMISED."""
+    """The complete shards in the node's memory when the agent promised to join the generation.
+
+    Sent only while PROMISED.
+    """
     ended: EndedRanks | None = None
     """The last state of the ranks that this node ran in the run's newest earlier generation.
 
@@ -501,24 +513,24 @@ class MemberReport(Message, frozen=True):
     silent_peers: tuple[NodeId, ...] = ()
     """Peers of this node that have sent nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
-    """The state of the commit rounds; None unless this node's agent is the coordinator."""
+    """The state of the commit rounds. Set only if this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Shards whose upload to S3 is complete.
+    """Shards whose upload to S3 is complete. The list contains only the newest steps of each rank.
 
-    The list contains the newest steps of each rank: two more steps than the rank uploads at a time.
+    Their number is the maximum number of concurrent uploads plus two.
     """
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
-    """The longest time for which a rank made no progress in this generation, in seconds, by phase."""
+    """The longest time without progress of any rank of the node in this generation, in seconds, by phase."""
     stacks: tuple[RankStacks, ...] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[SourceKind, ...] = ()
-    """Where the agent got each rank's shard from, in rank order; set once the node is LOADED.
+    """The kind of source from which the agent loaded each rank's shard, in rank order; set once the node is LOADED.
 
-    The agent tries the plan's sources in order, and uses the first one whose bytes pass verification.
+    The agent tries the plan's sources in order, and uses the first source whose bytes pass verification.
     """
     target: Step = Step(0)
     """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
@@ -588,14 +600,14 @@ class AgentReport(Message, frozen=True):
     Also true if the job names no modules to import in advance. False during such imports, and after a failed import.
     """
     exposure: str = ""
-    """One sentence about data of other jobs or of the node that the present job's code can read on this node.
+    """One sentence about data that the present job's code can read although it belongs to the node or to other jobs.
 
     The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can read neither.
     """
     sources: tuple[str, ...] = ()
     """SHA-256 of each source archive that this node has checked, whether the archive was valid or not."""
     memory: NodeMemory | None = None
-    """Memory values for display only; None before the first measurement.
+    """Memory of the node and its ranks, for display only; None before the first measurement.
 
     A change of these values alone triggers no report.
     """
@@ -606,7 +618,10 @@ class Hello(Message, frozen=True):
 
     node_id: NodeId
     agent_id: str
-    """Random id that is new at every start of the agent. Distinguishes a restart from a reconnect."""
+    """Random id that the agent process creates at its start.
+
+    A new id shows the control plane that the agent restarted.
+    """
     address: str
     peer_port: int
     memory_bytes: int
@@ -617,7 +632,10 @@ class Hello(Message, frozen=True):
     protocol_minor: int = 0
     """The agent's `codec.PROTOCOL_MINOR`. The control plane sends only messages that this minor version has."""
     public_key: PublicKey | None = None
-    """Ed25519 key that the control plane certifies for TLS between agents. With None, it sends no certificate."""
+    """Ed25519 key that the control plane certifies for TLS between agents.
+
+    If it is None, the control plane sends no certificate.
+    """
 
 
 class AgentWelcome(Message, frozen=True):
@@ -657,7 +675,7 @@ class Prepare(Message, frozen=True):
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest generation whose start the control plane has recorded."""
+    """The newest earlier generation whose start the control plane has recorded."""
 
 
 class Load(Message, frozen=True):
@@ -707,13 +725,17 @@ class TakeCheckpoint(Message, frozen=True):
     generation: Generation
     step: Step
     ends_exports: bool = False
-    """True if AWS has announced the end of a node. The checkpoint then takes the slot of an export if it needs one."""
+    """True if AWS has announced the end of a node's instance.
+
+    If the checkpoint needs a slot that an export keeps, the agents then end the export.
+    """
 
 
 class TakeStacks(Message, frozen=True):
-    """Command to read the stacks of every rank without disturbing the rank.
+    """Command to read the Python stacks of every rank without stopping the ranks.
 
-    If the number is repeated, the agent reports the earlier stacks again. If the number is higher, it reads new stacks.
+    The control plane numbers these commands. For a number that it has already answered, the agent reports the same
+    stacks again. For a higher number, it reads the stacks anew.
     """
 
     job: JobName
@@ -736,7 +758,7 @@ class KillForDrill(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Command to delete all state of this run: slots, pages, files and the recorded promise."""
+    """Command to delete everything that the node stores of this run: slots, pages, files and the recorded promise."""
 
     run: RunId
 
@@ -826,9 +848,10 @@ class CommandEnded(Message, frozen=True):
 class HoldSnapshot(Message, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
-    The agent answers with `SnapshotHeld`. It keeps the slots for `HOLD_SECONDS` after the last request of this hold.
-    A node has at most one hold. Repeated requests with the same `hold_id` use the same hold: a request for the newest
-    step returns the held step, and a request for another step replaces the held step. An ended hold never begins again.
+    The agent answers with `SnapshotHeld`. While it keeps the slots, the node has a *hold*. The agent ends the hold
+    `HOLD_SECONDS` after the last request with this `hold_id`. A node has at most one hold. A repeated request for the
+    newest step returns the step that the hold keeps, and a request for another step replaces that step. An ended hold
+    never begins again.
     """
 
     run: RunId
@@ -838,7 +861,7 @@ class HoldSnapshot(Message, frozen=True):
     step: Step
     """The step to keep; -1 for the newest step whose commit this node has received."""
     is_renewal: bool = False
-    """True if the request renews a hold. A node without a hold then refuses."""
+    """True if the request only renews a hold. A node that has no such hold then refuses the request."""
 
 
 class HeldShard(Message, frozen=True):
@@ -897,9 +920,9 @@ class MetricsStored(Message, frozen=True):
     """Confirmation that the control plane has stored metric values, so that the agent may delete its copy of them."""
 
     agent_id: str
-    """The agent process whose numbering applies, because each agent process numbers its values from 0."""
+    """Id of the agent process to which the numbers belong. Each agent process numbers its values from 0."""
     next_number: int
-    """The lowest number that is not stored; the control plane has stored all values with lower numbers."""
+    """The lowest number whose value is not stored yet. The control plane has stored all values with lower numbers."""
 
 
 AgentToControl = Hello | AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes

@@ -19,9 +19,9 @@ RENEWAL_SECONDS: Final = CERTIFICATE_SECONDS / 4
 An agent that loses the control plane right before the renewal can still open sessions for 18 hours.
 """
 SKEW_SECONDS: Final = 3600.0
-"""Seconds before its issue from which a certificate is valid, because the clock of a node may be slow."""
+"""A certificate is valid from this many seconds before its issue, because the clock of a node may be slow."""
 
 
 def peer_uri(fleet: str, node_id: NodeId) -> str:
-    """Return the name of an agent in its certificate: a URI in the subject's alternative names."""
+    """Return the name that an agent's certificate contains: a URI among the subject's alternative names."""
     return f"everstep://{fleet}/{node_id}"

@@ -6,11 +6,11 @@
 
 On a byte stream, an unsigned 32-bit big-endian length precedes each message.
 
-Two processes understand each other if they have the same protocol version, the major version. Within a version, a
-newer release only adds. The minor version counts the additions:
+Two processes can exchange messages if they have the same protocol version, which is the major version. Within a major
+version, a newer release may only add fields, messages and enum values. The minor version counts these additions:
 
     added                        rule
-    field                        has a default, and the default means the behaviour before the addition
+    field                        has a default, which stands for the behaviour before the addition
     message, enum value          the sender checks with `is_supported` that the receiver's minor version has it
     anything else                needs a new protocol version
 

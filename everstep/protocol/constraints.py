@@ -1,7 +1,7 @@
 """Composes the error sentences for request fields that break a constraint of the API contract.
 
-The client uses them before it sends a request, and the service uses them in its responses, so both report the same
-text.
+The client calls these functions before it sends a request, and the service calls them for its responses. Both therefore
+report the same text.
 
 Invariant: pure functions that return text. The callers decide whether a constraint is broken.
 """
@@ -105,7 +105,8 @@ def unknown(field: str) -> str:
         field: path of the field, for example `CheckpointConfig.LocalPath`.
 
     Returns:
-        The sentence. It names the replacement for a field of SageMaker, and says that a fixed field cannot change.
+        The sentence. For a field that only SageMaker has, it names the replacement. For a field in `FIXED_FIELDS`, it
+        states that the field cannot change.
     """
     instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
@@ -118,7 +119,7 @@ def unknown(field: str) -> str:
 
 
 def wrong_type(kind: str, given: object) -> str:
-    """Return the sentence about a value whose type is not `kind`. `kind` is a key of `KINDS`."""
+    """Return the sentence about a value of a wrong type. `kind`, a key of `KINDS`, is the expected type."""
     return f"must be {KINDS[kind]}{_not(given)}"
 
 

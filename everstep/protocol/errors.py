@@ -3,9 +3,9 @@
     ProtocolError
     ├── UnknownVersion      the sender uses a version that this process does not support
     ├── OversizedMessage    longer than the limit for its kind
-    ├── MalformedMessage    not the declared type: wrong field, wrong type, trailing bytes
+    ├── MalformedMessage    does not decode to the declared type: wrong field, wrong type, trailing bytes
     ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
-    └── CorruptObject       a checkpoint object with a foreign or inconsistent header
+    └── CorruptObject       a checkpoint object whose header is not Everstep's, or contradicts itself
 
 Every error means that a process rejected input. The process counts the error, closes the connection if necessary, and
 continues to run.
@@ -37,5 +37,5 @@ class CorruptSlot(ProtocolError):
 class CorruptObject(ProtocolError):
     """The header of a checkpoint object is invalid.
 
-    The header is not in Everstep's format, or contradicts itself or the object's size.
+    The header does not have Everstep's format, or its values contradict each other or the object's size.
     """

@@ -1,24 +1,24 @@
-"""Defines the stored form of ranks' output: timestamped lines in chunks, one writer per node and generation.
+"""Defines how the lines that ranks print are stored: in chunks of timestamped lines, per node and generation.
 
-    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, stored by the node itself
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a log chunk, stored by the node itself
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by another node
 
     {"first":120,"positions":{"0.stdout":9118,…}}             head
     {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line
-    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         end record: the node has uploaded all its lines
+    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         end record: the node has stored all its lines
 
     first       number of the chunk's first line
     positions   per stream: offset in bytes at which the chunk begins
     t, r, s     Unix milliseconds, rank, stream
     m, b        text, offset of the byte after the line in its stream
 
-A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. A line number is therefore a reader's
-position in the output of a node. The node stores a growing chunk repeatedly, until the chunk reaches its size or age
-limit. Stored lines never change.
+A node numbers the lines of a generation 0, 1, 2 …, across all of its ranks. A reader uses the line number as its
+position in the output of a node. The node stores its newest chunk repeatedly while the chunk grows, until the chunk
+reaches its size or age limit. Stored lines never change.
 
-A tail contains a node's newest lines. Holders store tails whenever a generation ends, because the node may be lost.
-Tails and chunks may overlap. For a lost node, readers read the lines after the last chunk from the tails. Lines between
-the last chunk and the first tail are lost.
+A *tail* contains a node's newest lines, which its holders received together with replicas. When a generation ends, the
+holders store the tails, because the node itself may be lost. Tails and chunks may overlap. For a lost node, readers
+read the lines after the last chunk from the tails. Lines between the last chunk and the first tail are lost.
 
 Invariant: times of one node and generation never decrease, and a line number always means the same line.
 """
@@ -39,7 +39,7 @@ FLUSH_SECONDS: Final = 1.0
 The documentation lists this limit as `log_flush_seconds`.
 """
 LINE_BYTES: Final = 16 * 1024
-"""Limit of a stored line in bytes. Longer lines are stored in pieces."""
+"""Maximum size of a stored line in bytes. The node stores a longer line in pieces."""
 NO_RANK: Final = Rank(-1)
 SUFFIX: Final = ".jsonl"
 
@@ -75,12 +75,12 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkName:
-    """The values that the object name of a chunk (a stored piece of a node's output) contains."""
+    """The values in the object name of a log chunk (a stored piece of a node's output)."""
 
     node_id: NodeId
     first: int
     at_ms: int
-    """Lower bound of the lines' Unix times, in milliseconds."""
+    """Unix time in milliseconds. None of the lines is older."""
 
     @property
     def path(self) -> str:
@@ -90,7 +90,7 @@ class ChunkName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TailName:
-    """The values that the object name of a tail contains.
+    """The values in the object name of a tail.
 
     A tail is the end of a node's output, stored by another node (see the module's docstring).
     """
@@ -99,7 +99,7 @@ class TailName:
     """The node that printed the lines."""
     first: int
     at_ms: int
-    """Lower bound of the lines' Unix times, in milliseconds."""
+    """Unix time in milliseconds. None of the lines in the tail is older."""
     holder: NodeId
     """The node that stored the tail."""
 
@@ -156,7 +156,7 @@ def decode_lines(data: bytes) -> list[LogLine]:
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
-    """Return the intact beginning of a chunk.
+    """Decode the beginning of a chunk, up to the first incomplete row.
 
     Args:
         data: a chunk. Its end may be incomplete if the writing process died.

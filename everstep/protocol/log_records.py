@@ -29,13 +29,13 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 }
 """Escapes for control characters and for Unicode's line and paragraph separators."""
 
-# The shared default is safe, because no code can change a Mapping.
+# All contexts share this default. Sharing is safe, because no code changes a Mapping.
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039
 
 
 @contextmanager
 def about(**fields: object) -> Generator[None, None, None]:
-    """Add fields to every log line of the block, in this task and in threads that it awaits.
+    """Add fields to every log line that the `with` block writes, in this task and in threads that the task awaits.
 
     Args:
         **fields: job, run, generation or node. A field that is None is left out.
@@ -72,7 +72,8 @@ class JsonFormatter(logging.Formatter):
     """Formats log records as JSON lines.
 
     Args:
-        always: returns further fields; called for every record. A field of `about` with the same name takes precedence.
+        always: returns further fields; called for every record. If `about` sets a field of the same name, the value of
+            `about` is logged.
     """
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:

@@ -1,7 +1,7 @@
 """Checks whether an address belongs to this machine.
 
-Local mode and unencrypted tokens are allowed only on this machine. All components use these functions, so that they
-always decide alike.
+Everstep permits local mode and unencrypted tokens only for connections within one machine. All components use these
+functions, so that all of them apply the same rule.
 
 Invariant: only `localhost` and loopback addresses count as this machine. The functions resolve no other names. Invalid
 input counts as another machine.

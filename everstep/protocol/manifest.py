@@ -9,10 +9,12 @@ Keys, below the job's checkpoint prefix:
     run=<run>/gen=<g>/step=<k>/replicated/<sha256>.safetensors
     run=<run>/frozen/<sha256>.safetensors
 
-Frozen objects hold tensors that training does not change. All checkpoints of the run share them. Replicated objects
-hold tensors that are equal on several ranks at one step. These ranks share them.
+A frozen object holds tensors that training does not change. All checkpoints of the run refer to the same frozen
+objects. A replicated object holds tensors that are equal on several ranks at one step. The shards of these ranks refer
+to it instead of containing the tensors.
 
-Invariant: the manifest is written after every object that it names. Objects that no manifest names are garbage.
+Invariant: the control plane writes the manifest after every object that the manifest names. Objects that no manifest
+names may be deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class PartsHasher:
 
 
 class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The object of one rank's shard."""
+    """The manifest's entry for the S3 object of one rank's shard."""
 
     rank: Rank
     key: str
@@ -83,7 +85,7 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedObject(msgspec.Struct, frozen=True):
-    """An object of tensors that several shards share: a frozen object or a replicated object."""
+    """An S3 object with tensors of several shards: a frozen object or a replicated object."""
 
     key: str
     """Ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`. The bucket is the manifest's."""
@@ -101,7 +103,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     run: RunId
     generation: Generation
     parent_chain: tuple[tuple[Generation, Step], ...]
-    """Pairs of a generation and the step from which it started, from this generation back to the first."""
+    """Pairs of a generation and the step that it restored, from this generation back to the run's first generation."""
     step: Step
     shards: tuple[ManifestShard, ...]
     frozen: tuple[SharedObject, ...] = ()
@@ -111,7 +113,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
-        """All objects that several shards share."""
+        """All frozen and replicated objects of the checkpoint."""
         return (*self.frozen, *self.replicated)
 
 

@@ -1,10 +1,10 @@
 """Allocates the memory pages of a mapping before their first use.
 
-Without this allocation, the first copy into a page takes about twelve times as long, because the kernel must first
-allocate the page.
+Without this module, the kernel allocates each page during the first copy into the page. Such a copy takes about twelve
+times as long as a later copy.
 
-Invariant: the pages' content does not change. On an older kernel, the calls do nothing, and the first use allocates
-each page.
+Invariant: the pages' content does not change. If the kernel is too old for a call, the call does nothing, and the
+kernel allocates each page at its first use.
 """
 
 from __future__ import annotations

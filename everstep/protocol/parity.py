@@ -1,17 +1,17 @@
-"""Defines shares of parity, and how a share names its shards (docs/adr/0035-parity-in-memory.md).
+"""Defines the layout of a share of parity, and how a share names its shards (docs/adr/0035-parity-in-memory.md).
 
 The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. The members of a stripe are in the order of their
 ranks. Each member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
 
-A share is stored in an ordinary slot. The owner of the slot is `share_owner` of its holder's rank, and the index of the
-payload names the shards.
+An agent stores a share in an ordinary slot. The slot's owner number is `share_owner` of the holder's rank, and the
+index of the payload names the shards.
 
     offset       size           field
     0            share bytes    row after row, each as long as a chunk; the last row may be shorter
     share bytes  index_bytes    msgpack: the list of `Contribution`, in the order of the ranks
 
-Invariant: a share names each other member of its stripe exactly once. All shards that it names have the share's origin
-generation and step.
+Invariant: a share names each other member of its stripe exactly once. All named shards have the origin generation and
+the step of the share.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SHARE_BIT = 1 << 31
 MAX_SHARD_BYTES = (MAX_CHUNKS - 1) * CHUNK_BYTES
 """Maximum payload of a shard with parity.
 
-All shards and shares of a stripe therefore have chunks of `CHUNK_BYTES`. A share in a stripe of two members is as long
-as the shard and also has an index, for which one chunk is left.
+All shards and shares of a stripe therefore have chunks of `CHUNK_BYTES`. In a stripe of two members, a share is as long
+as the other member's shard and also needs space for its index. The limit leaves one chunk for this index.
 """
 
 
 class Contribution(Message, frozen=True):
-    """The shard that a member contributes to a share."""
+    """The shard of one member of a stripe, as a share names it."""
 
     rank: Rank
     payload_bytes: int
@@ -50,7 +50,7 @@ class Contribution(Message, frozen=True):
 
 
 class Survivor(Message, frozen=True):
-    """A member of a stripe whose shard and share exist, as a source for the lost member's shard."""
+    """A member of a stripe whose shard and share exist. A node rebuilds the lost member's shard from all survivors."""
 
     rank: Rank
     node_id: NodeId
@@ -63,9 +63,9 @@ class Survivor(Message, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """The shard that a node rebuilds, and the shards and shares from which it rebuilds this shard.
+    """A lost shard, and the shards and shares from which a node rebuilds it.
 
-    All of them have the content (origin generation and step) of the `ShardSource` that contains this object.
+    All these shards and shares have the origin generation and the step of the `ShardSource` that contains this object.
     """
 
     lost: Contribution

@@ -1,13 +1,13 @@
-"""Defines parts, which describe the elements of logical tensors that a stored tensor contains. Pure.
+"""Describes which elements of logical tensors a stored tensor contains (its parts). Pure.
 
 A logical tensor is a whole parameter, master weight or optimizer state tensor, independent of the number of ranks that
-hold it. A tensor of a slot holds boxes of logical tensors:
+hold pieces of it. A box is a rectangular piece of a logical tensor. Each tensor in a slot consists of boxes:
 
     FSDP2, tensor parallel    one box of one logical tensor
     ZeRO 1, 2, 3              flat ranges of many logical tensors; each range is a few boxes
     plain, DDP                the whole logical tensor
 
-Invariant: the elements of a part are contiguous in the tensor of the slot, in row-major order of the box.
+Invariant: the elements of a part (one box) are contiguous in the slot's tensor, in row-major order of the box.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
 def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
     """Return whether the boxes fit into a stored tensor of `elements` elements and no two boxes share an element.
 
-    Exception: boxes with different names may share their elements if they are equal. Examples are tied parameters, and
-    a scalar that all parameters of a group share.
+    Exception: boxes of different logical tensors may occupy the same elements if the tensors are equal. Examples are
+    tied parameters, and a scalar that all parameters of a group share.
     """
     if not all(part.fits(elements) for part in parts):
         return False

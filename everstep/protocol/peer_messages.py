@@ -1,7 +1,7 @@
 """Defines the messages between two agents over TCP: authentication, transfer of shards, and rounds.
 
-Every connection begins with a mutual challenge and response, keyed with the generation's key. Without this key, a peer
-can send only the first message.
+Every connection begins with a mutual challenge and response, for which both agents need the generation's key. An agent
+without the key can send only the first message.
 
     dialler                                   listener
     Open(nonce_a, …)              ─────▶
@@ -28,7 +28,7 @@ A chunk on a stream (integers big endian):
     0       4     transfer    of the BeginShard that announced the shard
     4       4     index       of the chunk
     8       4     size        bytes
-    12      52    zeros       keep the chunk's alignment the same as in its slot
+    12      52    zeros       give the chunk the same alignment as in its slot
     64      size  the chunk
 
 Invariant: a holder writes only requested chunks into a slot. It seals a shard only if every chunk matches the owner's
@@ -122,15 +122,16 @@ class ReserveShard(Message, frozen=True):
 
 
 class PreparingShard(Message, frozen=True):
-    """Progress message of a holder that allocates its slots, or with parity waits for other members of the stripe.
+    """Message of a holder that allocates slots or, with parity, waits for other members of the stripe.
 
-    The holder repeats it meanwhile, so that the owner does not count the holder as silent. With parity, the owner also
-    sends it while its contribution progresses, or while the owner itself delays the contribution.
+    The holder repeats the message during this work, so that the owner does not count the holder as silent. With parity,
+    the owner also sends the message to the holder, while its contribution makes progress or while the owner itself
+    delays the contribution.
     """
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's answer to `ReserveShard`: the owner may send the first shard.
+    """The holder's answer to `ReserveShard`. The owner may now send the first shard.
 
     Usually the holder has allocated its slots. If the allocation failed, the holder rejects any shard that does not
     fit.
@@ -141,7 +142,10 @@ class ShardReserved(Message, frozen=True):
 
 
 class BeginShard(Message, frozen=True):
-    """Announcement of a shard, which the owner may still be capturing."""
+    """Announcement of a shard whose chunks follow.
+
+    In a replica session, the owner's rank may still be capturing the shard.
+    """
 
     transfer: int
     """Number of the shard within the session. Later shards have higher numbers."""
@@ -154,9 +158,9 @@ class BeginShard(Message, frozen=True):
     index_bytes: int
     layout_hash: Digest
     committed: Step
-    """The newest committed step that the sender has received.
+    """The newest committed step that the sending agent has received.
 
-    The holder must not overwrite the slot in which it holds this step.
+    A holder must not overwrite its slot with this step.
     """
 
 
@@ -187,7 +191,7 @@ class PrintedLines(Message, frozen=True):
 
 
 class EndShard(Message, frozen=True):
-    """Announcement that the shard is complete and consistent. The receiver seals nothing before this message."""
+    """Announcement that the sender's own copy is sealed. The receiver must not seal its copy before this message."""
 
     transfer: int
     digest: Digest
@@ -222,7 +226,7 @@ class ShardSealed(Message, frozen=True):
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
-    """The holder's report that it does not seal the shard, or cannot deliver the requested shard."""
+    """The holder's report that it rejects the offered shard, or cannot send the requested shard."""
 
     transfer: int
     reason: str
@@ -278,7 +282,7 @@ class UploadPart(Message, frozen=True):
     number: int
     """Number of the part, from 1."""
     shared: SharedGroups = NOTHING_SHARED
-    """The tensors whose bytes are in separate S3 objects, so that this upload does not contain them."""
+    """The tensors that are stored in separate S3 objects. This upload does not contain them."""
 
 
 class PartStored(Message, frozen=True):
@@ -309,7 +313,7 @@ class LoadShard(Message, frozen=True):
 
 
 class ReadyToLoad(Message, frozen=True):
-    """The helper's report that it can read parts now.
+    """The report of the asked node (the helper) that it can now read parts of the shard from S3.
 
     The owner sends the object's header, opens a stream, and requests chunks with `ShardWanted`. Each request names
     whole upload parts of the object. The helper reads the parts from S3 and sends their chunks over the stream.
@@ -326,7 +330,9 @@ class ObjectHeader(Message, frozen=True):
 
 
 class OfferTensors(Message, frozen=True):
-    """A shard owner's request to the coordinator's agent to divide equal tensors among the ranks that hold them.
+    """A shard owner's list of tensors, from which the coordinator's agent finds tensors that several ranks have.
+
+    The coordinator's agent decides which rank uploads each of these tensors.
 
     The first message of a division session. The answer is `TensorsDivided`.
     """
@@ -334,7 +340,7 @@ class OfferTensors(Message, frozen=True):
     owner_rank: Rank
     step: Step
     digests: tuple[Digest, ...]
-    """Digest of each offered item: of one tensor, or of one frozen object. 16 bytes each."""
+    """Digest of each offered item, 16 bytes each. An item is a tensor or a frozen object."""
     sizes: tuple[int, ...]
     """Size of each offered item in bytes."""
     frozen_count: int = 0
@@ -342,7 +348,7 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer to `OfferTensors`: which objects hold the offered items, and which of them the owner writes."""
+    """The answer to `OfferTensors`: the S3 objects that hold the offered items, and those that the owner writes."""
 
     objects: tuple[int, ...] = ()
     """For each offered item, the number of the object that holds it; -1 if the owner's own object holds it.

@@ -2,8 +2,9 @@
 
 The control plane decides a plan once, and the plan is immutable from then on.
 
-Invariant: the control plane stores a plan in the database before it sends the plan to an agent. Any change needs a new
-generation. Agents identify the snapshot in a slot by the generation that captured it, its step and its digest only.
+Invariant: the control plane stores a plan in the database before it sends the plan to an agent. To change a plan, it
+starts a new generation. Agents identify the snapshot in a slot only by three values: the generation that captured it,
+its step and its digest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank,
 from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
-"""Default limit of the snapshots' cost, as a fraction of the mean iteration time."""
+"""Default limit of the time that snapshots may add to an iteration, as a fraction of the mean iteration time."""
 
 
 class Snapshots(StrEnum):
@@ -36,7 +37,7 @@ class Snapshots(StrEnum):
 
 
 SourceKind = Literal["local", "peer", "parity", "s3"]
-"""Where a node gets a shard: its own slot, another node's slot, shares of several nodes, or S3."""
+"""Kind of source from which a node loads a shard: its own slot, another node's slot, shares of several nodes, or S3."""
 
 
 class SlotRecord(Message, frozen=True, omit_defaults=True):
@@ -103,7 +104,7 @@ class PlanNode(Message, frozen=True):
     ranks: tuple[Rank, ...]
     """Consecutive ranks of this node. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
-    """Shards in the node's memory that it must not overwrite before the generation's first commit.
+    """Shards in the node's memory that the node must not overwrite before the generation's first commit.
 
     The node may overwrite all other slots of the run.
     """
@@ -114,9 +115,10 @@ class RankPlan(Message, frozen=True, omit_defaults=True):
 
     rank: Rank
     holders: tuple[NodeId, ...]
-    """The owner's node, then its peers, which must acknowledge each step.
+    """The owner's node, followed by the nodes that must acknowledge each step.
 
-    With copies, these nodes hold the shard, one per copy. With parity, the peers are the other nodes of the group.
+    With copies, each of these nodes holds a copy of the shard. With parity, the list contains the nodes of the owner's
+    group.
     """
     sources: tuple[ShardSource, ...] = ()
     """Sources of this rank's shard of the restored step, in order of preference.
@@ -148,8 +150,8 @@ class Relayout(Message, frozen=True):
     shards: tuple[tuple[ShardSource, ...], ...]
     """Sources of each earlier rank's shard, by earlier rank, in order of preference.
 
-    The kind is never `local`, because any node of the plan may need any earlier shard. A node that finds itself as the
-    source reads its own slot.
+    The kind is never `local`, because any node of the plan may need any earlier shard. If the source is the node
+    itself, the node reads its own slot.
     """
 
 
@@ -181,7 +183,7 @@ CHECK_VARIABLE = "EVERSTEP_CHECK_DETERMINISM"
 def check_steps(value: str) -> int | None:
     """Return the number of steps in the value of `CHECK_VARIABLE`, or None if the value is not valid.
 
-    Two steps are the fewest, because a check keeps one step and repeats the others.
+    A check needs at least two steps, because it stores a snapshot of one step and repeats the steps after it.
     """
     steps = int(value) if value.isascii() and value.isdecimal() and len(value) <= 4 else 0
     return steps if 2 <= steps <= 1000 else None
@@ -242,7 +244,10 @@ class CheckpointPlan(Message, frozen=True):
     The coordinator derives an automatic interval from this limit. 0 if the interval is not automatic.
     """
     max_bytes_per_second: float = 0.0
-    """Limit of each node's mean upload rate in bytes per second, for an automatic interval; 0 means no limit."""
+    """Limit of each node's mean upload rate in bytes per second. It applies only to an automatic interval.
+
+    0 means no limit.
+    """
     stored_at_seconds: float = 0.0
     """Unix time at which the checkpoint of `stored_step` was complete.
 

@@ -1,14 +1,15 @@
 """Defines the messages between a rank and its node's agent, and the layout of the page that they share.
 
-A unix socket carries rare events and messages that need an answer. The page carries the state that both sides read at
-every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only ask the receiver to
-read the page, so they may be lost.
+Rank and agent exchange rare events and requests over a unix socket. They exchange the state of every boundary through
+the page, which both read without a system call. If page and messages disagree, the page is right. `WordChanged` and
+`Boundary` only ask the receiver to read the page, so a loss of them is harmless.
 
 The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with one writer each. The body of a half has
 two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
 512 bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
 
-In the table, the base is the step that the rank restores, and the copier is the rank's thread that copies its state.
+In the table, the base is the step that the rank restores. The copier is the thread of the rank that copies its state
+into slots.
 
     offset  size  field          written by   meaning
     0       8     sequence       agent        number of writes of this half
@@ -25,11 +26,11 @@ In the table, the base is the step that the rank restores, and the copier is the
     88      8     hold           agent        committed step for whose upload the rank waits, 0 without one
     2048    8     sequence       rank         number of writes of this half
     2056    8     generation     rank
-    2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
+    2064    8     boundary       rank         number of steps finished, -1 before the restore has returned
     2072    8     phase          rank         `Phase`
     2080    8     copying        rank         step that the copier is copying, or -1
     2088    8     standing       rank         `Standing`
-    2096    8     echo_step      rank         the stop that the rank answered last, or -1
+    2096    8     echo_step      rank         step of the stop that the rank answered last, or -1
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
     2112    8     target         rank         the script's total number of steps, 0 if not declared
     2120    8     limit          rank         seconds that the script allows for the phase, 0 if not declared
@@ -39,7 +40,8 @@ Invariant: a reader always gets one consistent half. During a write, and after a
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
 generations are equal.
 
-The module has more than 500 lines. Page and messages use the same steps, phases and generations.
+The module has more than 500 lines. It is not divided, because page and messages share the types of steps, phases and
+generations.
 """
 
 from __future__ import annotations
@@ -73,11 +75,11 @@ NONE = -1
 FINISHED = -2
 """Value of `AgentHalf.proposed` when no further step can be committed. A rank that reads it returns from `close()`."""
 ECHO_YES = 1
-"""Value of `RankHalf.echo`: yes, the rank can stop at the announced step, because it has not passed it."""
+"""Value of `RankHalf.echo`: the rank can stop at the announced step, because it has not passed the step."""
 ECHO_NO = 2
-"""Value of `RankHalf.echo`: no, the rank has passed the announced step, or may have passed it."""
+"""Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
 LATE_REASON = "late"
-"""Prefix of `Abandoned.reason` if the rank passed the proposed step before its slot was granted.
+"""Prefix of `Abandoned.reason` if the rank passed the proposed step before the agent granted a slot for it.
 
 The coordinator then proposes steps further in advance.
 """
@@ -175,9 +177,10 @@ class AgentHalf:
     load: int = 0
     verified: int = 0
     hold: int = 0
-    """Committed step for whose upload to S3 the ranks wait. 0: training continues.
+    """Committed step for whose upload to S3 the ranks wait; 0 if training continues.
 
-    A rank that has finished this step waits until the field changes. Only jobs whose checkpoints block training use it.
+    A rank that has finished this step waits until the field changes. Only jobs whose checkpoints block training set the
+    field.
     """
 
 
@@ -243,7 +246,7 @@ def unordered_machine(machine: str) -> str:
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
-    """Publish the agent's half. Only the agent may call it."""
+    """Write the agent's half, so that the rank reads it. Only the agent may call this."""
     body = _AGENT.pack(
         half.generation,
         half.committed,
@@ -284,14 +287,14 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
             verified,
             hold,
         )
-    except ValueError:  # A value of the content is invalid in this layout.
+    except ValueError:  # The half contains a value that this layout does not define.
         return None
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Publish the rank's half.
+    """Write the rank's half, so that the agent reads it.
 
-    Only the rank's training thread and its copier may call it, and they hold the session's lock.
+    Only the rank's training thread and its copier may call this, and only while they hold the session's lock.
     """
     body = _RANK.pack(
         half.generation,
@@ -311,7 +314,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 def read_rank_half(page: memoryview) -> RankHalf | None:
     """Return the rank's half, or None if it cannot be read consistently.
 
-    Either every attempt met a concurrent write, or the script overwrote the page.
+    The result is None if the rank wrote during every attempt to read, or if the script overwrote the page.
     """
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
@@ -372,7 +375,7 @@ class EarlierLayout(Message, frozen=True):
     world_size: int
     """Number of ranks of the generation that made the restored step."""
     here: tuple[Rank, ...]
-    """Ranks of that generation whose shards are already in this node's memory."""
+    """Ranks of the generation that made the restored step, if their shards are already in this node's memory."""
 
 
 class Welcome(Message, frozen=True):
@@ -393,11 +396,11 @@ class Welcome(Message, frozen=True):
     None if `base_step` is 0, or if `relayout` is set.
     """
     relayout: EarlierLayout | None = None
-    """How the restored step is divided into shards, if another number of ranks made it; None otherwise."""
+    """The division of the restored step into shards, if another number of ranks made the step; None otherwise."""
 
 
 class FetchShard(Message, frozen=True):
-    """The rank's request for the whole shard of an earlier rank, which divided the state differently.
+    """The rank's request for the whole shard of an earlier rank (a rank of the generation that made the restored step).
 
     Valid only after a `Welcome` with `relayout`. The answer is `FetchedShard`. A rank repeats an unanswered request on
     a new connection.
@@ -458,11 +461,11 @@ class SlotsRefused(Message, frozen=True):
 
 
 class Capturing(Message, frozen=True):
-    """Progress of the copier during a snapshot.
+    """The rank's report of how much of a snapshot the copier has finished.
 
-    The agent may hash and send the finished part in advance. A later `Captured` or `Abandoned` reports whether the copy
-    is a valid snapshot. The rank sends progress only for a large state. Each message replaces the earlier ones, so
-    messages may be lost.
+    The agent may compute digests of the finished part and send it to holders before the copy is complete. A later
+    `Captured` or `Abandoned` reports whether the copy is a valid snapshot. The rank sends this message only for a large
+    state. Each message replaces the earlier ones, so a loss is harmless.
     """
 
     generation: Generation
@@ -495,7 +498,7 @@ class Captured(Message, frozen=True):
     seconds: float = 0.0
     """Seconds from the boundary to the end of the copy.
 
-    For an audited snapshot, the time includes the comparison that precedes the next change of the state.
+    An audited snapshot is also compared byte by byte with the live state. For it, the value includes the comparison.
     """
     chunk_digests: bytes = b""
     """Digests of the slot's chunks (`everstep.protocol.slot`), or empty.

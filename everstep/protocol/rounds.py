@@ -7,7 +7,7 @@ of other generations. The agents form a tree, in which inner agents forward both
 Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A receiver
 therefore recognizes an outdated report. A coordinator counts only reports of its own term.
 
-The *term* counts the starts of the coordinator's agent.
+The *term* is the number of starts of the coordinator's agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """Time at which nodes send the chunks of their snapshots: at once, or while training leaves the network idle.
+    """Mode in which nodes send the chunks of their snapshots: at once, or only while training does not use the network.
 
     All nodes of a job use the same mode: if one node's chunks delay its training traffic, every node's iteration is
     delayed.
@@ -28,7 +28,7 @@ class Pacing(IntEnum):
 
     AT_ONCE = 0
     TRIED = 1
-    """Trial of both other modes: the number of the step selects one of them (`worker.core.pacing_trial`)."""
+    """Trial of both other modes: the step number selects the mode of each step (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 
@@ -49,7 +49,7 @@ class RankRound(Message, frozen=True):
     echo: int = 0
     """Whether the rank can stop at `echo_step`: 0 no answer, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
-    """Step at which all ranks stop, as far as the rank's agent has received it; -1 if it has received none."""
+    """Step of the newest confirmed stop that the rank's agent has received; -1 if it has received none."""
     heard_stop: Step = Step(-1)
     """Step of the newest announced stop that the rank's agent has received, confirmed or not."""
     pinned_steps: tuple[Step, ...] = ()
@@ -62,9 +62,7 @@ class RankRound(Message, frozen=True):
     is_late: bool = False
     """True if the rank voted ABANDON because it received the proposed step too late."""
     reason: str = ""
-    """Reason why the rank's agent votes ABANDON, or why it no longer waits for a holder.
-
-    Empty without such a reason.
+    """Reason why the rank's agent votes ABANDON, or why it no longer waits for a holder. Empty if neither is the case.
     """
 
 
@@ -123,12 +121,15 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """
     pacing: Pacing = Pacing.AT_ONCE
     ends_exports: bool = False
-    """True while a checkpoint that AWS's notice requires needs a slot that an export holds. Agents end the export."""
-    held: tuple[Rank, ...] = ()
-    """Ranks whose shard is complete on every node that the plan names for it.
+    """True while a checkpoint needs a slot that an export keeps, and AWS has announced the end of a node's instance.
 
-    The shard is of the restored step or a later one. Any other node that still holds a shard of such a rank may then
-    free it. The coordinator lists only ranks for which such a node exists.
+    Agents then end the export.
+    """
+    held: tuple[Rank, ...] = ()
+    """Ranks whose shard, of the restored step or a later step, is complete on every holder that the plan names.
+
+    Another node that still holds a shard of such a rank may free this shard. The coordinator lists only ranks for which
+    such another node exists.
     """
     is_silent: bool = False
     """True while the coordinator, after its start, waits for the first report of every node.

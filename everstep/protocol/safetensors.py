@@ -10,9 +10,9 @@
 - the slot's index, which contains the plain values of the step
 - the payload's size, index offset, digest and the digests of its chunks
 - the rank, the step and the generation of the shard
-- the shared groups: tensors whose data is in another object, which several shards or checkpoints share
+- the shared groups: sets of tensors whose data is in another object, which several shards or checkpoints refer to
 
-Any safetensors reader can read the tensors. Restoring training from the file needs Everstep. Source: the format's
+Any safetensors reader can read the tensors. Only Everstep can restore training from the file. Source: the format's
 description, https://github.com/huggingface/safetensors#format
 
 Invariant: `plan_restore` accepts only a header that `encode_header` could have written. The caller must check the
@@ -98,7 +98,7 @@ class SharedGroup(msgspec.Struct, frozen=True):
 
 
 class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The groups of one shard. No two groups have the same tensor."""
+    """The shared groups of one shard. No tensor belongs to two groups."""
 
     frozen: tuple[SharedGroup, ...] = ()
     """Groups in frozen objects, which all checkpoints of a run share."""
@@ -112,7 +112,7 @@ class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NOTHING_SHARED = SharedGroups()
-"""The groups of a shard whose object contains all tensors."""
+"""The value for a shard whose own object contains all tensors."""
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -147,7 +147,7 @@ _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SharedSpans:
-    """A shared object, and the ranges of the payload that its data fills."""
+    """A shared object, and the ranges of a shard's payload whose bytes it contains."""
 
     group: SharedGroup
     is_frozen: bool
@@ -162,7 +162,7 @@ class SharedSpans:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The source of each byte of a payload: the object's data in order, shared objects, zeros, or the index."""
+    """The source of each byte of a payload: the data of the shard's own object, shared objects, zeros, or the index."""
 
     payload_bytes: int
     index_offset: int
@@ -176,7 +176,7 @@ class Restore:
     origin_generation: str
     """The generation that made the shard.
 
-    Job, run, rank, step and generation come from the header, which no digest covers.
+    No digest covers the header, from which this value and job, run, rank and step come.
     """
     chunk_digests: bytes
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
@@ -249,7 +249,7 @@ def encode_header(
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
     """Return the beginning of a shared object, up to the first byte of data.
 
-    Equal tensors give equal headers, whatever shard or step they come from.
+    Equal tensors give equal headers, even if they belong to different shards or steps.
 
     Args:
         entries: the tensors of the object, in the order of their data.
@@ -269,7 +269,8 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
     position = 0
     for entry in entries:
         name = entry.name
-        # The index may contain duplicate names and the name "__metadata__". A JSON object must not.
+        # Change names that a JSON object cannot contain: the index may have duplicate names and the name
+        # "__metadata__".
         while name in described or name == _METADATA:
             name += "'"
         offsets = (position, position + entry.bytes)
@@ -370,7 +371,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
 
 
 def _format_of(shared: SharedGroups) -> str:
-    """Return the oldest version of the format that can describe these groups."""
+    """Return the oldest version of the object's format that can represent these groups."""
     if shared.replicated:
         return _FORMAT_WITH_REPLICATED
     return _FORMAT_WITH_FROZEN if shared.frozen else _FORMAT

@@ -1,8 +1,8 @@
 """Reports to systemd that this process is ready and alive (sd_notify). The server and the agent use it.
 
 A unit with `Type=notify` counts as started when its process reports that it is ready. With `WatchdogSec=`, systemd
-aborts and restarts a process that has not reported for this time. The event loop sends the reports, so a blocked event
-loop stops them.
+aborts and restarts a process that has not reported for this time. The event loop sends the reports. A process whose
+event loop is blocked therefore sends none, and systemd restarts it.
 
 Invariant: without systemd, the module sends nothing. Children inherit none of systemd's variables.
 

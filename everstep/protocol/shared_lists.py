@@ -3,11 +3,12 @@
     first report     UploadedShard(frozen, replicated, lists=digest)
     later reports    UploadedShard(lists=digest)                        while an upload in each report has these lists
 
-An agent repeats its uploads in every report, and ranks with equal tensors have equal lists of objects. The lists of a
-node with eight ranks can take several hundred kilobytes.
+An agent repeats its finished uploads in every report, and ranks with equal tensors have equal lists of objects. On a
+node with eight ranks, the lists can have several hundred kilobytes.
 
-Invariant: both ends of a connection begin without lists, and remember exactly the lists of the last report. A restart
-of either end opens a new connection, whose first report contains all lists. No list is therefore ever lost.
+Invariant: both ends of a connection begin without lists, and each end stores exactly the lists of the last report.
+After a restart of either process, the agent opens a new connection, whose first report contains all lists. The receiver
+can therefore always replace a digest by its list.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """The lists of shared objects that the last report on a connection contained, as one end remembers them.
+    """The lists of shared objects in the last report on a connection, as one end of the connection stores them.
 
     Each end of the connection has its own object. The sender calls `shorten`, which replaces lists of the last report
     by their digest. The receiver calls `complete`, which puts these lists back.
@@ -77,7 +78,8 @@ class SharedLists:
             if not upload.lists:
                 return upload
             if upload.frozen or upload.replicated:
-                # The digest is only a name here: a newer sender's digest covers fields that this process ignores.
+                # Do not verify the digest. It only names the lists, and a newer sender computes it over fields that
+                # this process ignores.
                 known[upload.lists] = upload.frozen, upload.replicated
             if upload.lists not in known:
                 raise MalformedMessage(f"rank {upload.rank} names lists of shared objects that were not sent")

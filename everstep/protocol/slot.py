@@ -16,7 +16,7 @@ A slot file consists of one page of header and `capacity_bytes` of payload.
     48      8     index_offset        start of the index within the payload
     56      8     index_bytes
     64      16    payload_digest      of payload[0:payload_bytes]: `shard_digest`, big endian
-    80      16    layout_hash         xxh3-128: slots with equal hashes can restore each other's state
+    80      16    layout_hash         xxh3-128 of facts about models and optimizers (`everstep.protocol.slot_values`)
     96      16    run                 the run id's 16 bytes
     112     64    job                 UTF-8, zero padded
     176     16    header_digest       xxh3-128 of bytes 0..176
@@ -339,7 +339,9 @@ def pack_index(index: SlotIndex) -> bytes:
 
 
 class IndexWriter:
-    """Packs the indexes of many snapshots with the same tensors: the tensors once, and the values of each step.
+    """Packs the indexes of many snapshots with the same tensors.
+
+    It packs the tensors once and the values for each step.
 
     Args:
         tensors: the tensors of the snapshots.
@@ -350,10 +352,10 @@ class IndexWriter:
         end = _index_end(b"")
         assert empty.endswith(end), "values and version are the last two fields"
         self.prefix = empty[: -len(end)]
-        """The beginning of the packed index, which is the same for all indexes of this layout."""
+        """The beginning of every packed index. It is the same for all snapshots with these tensors."""
 
     def suffix(self, values: bytes) -> bytes:
-        """Return the end of the index, which contains these values and follows `prefix`."""
+        """Return the end of the packed index, which contains these values. The caller writes it after `prefix`."""
         return _index_end(values)
 
     def size(self, values: bytes) -> int:

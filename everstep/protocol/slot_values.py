@@ -1,6 +1,7 @@
 """Defines the content of the field `values` in a slot's index. Pure.
 
-The training hooks write the values and restore from them. Readers of checkpoints use only `pretrained`.
+The training hooks write these values for each snapshot and read them when they restore it. Programs that read
+checkpoints use only `pretrained`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import msgspec
 
 
 class SlotValues(msgspec.Struct, frozen=True, array_like=True):
-    """Plain values of one rank's step."""
+    """All values of one rank's snapshot that are not tensors."""
 
     facts: bytes
-    """Facts about models and optimizers as msgpack.
+    """Facts about models and optimizers, encoded as msgpack. Their digest is the layout hash of the slot.
 
-    Their digest is the layout hash of the slot. If the layout hashes of two launches differ, the facts explain the
-    difference.
+    If the layout hash of a slot differs from that of a launch, an error message lists the facts that differ.
     """
     adapters: bytes
-    """Adapter values, encoded by `state_tree.encode`. A restore needs them before all other values."""
+    """Values of the adapters, encoded by `state_tree.encode`. A restore decodes them before all other values."""
     others: bytes
     """All values that are not adapter values, encoded by `state_tree.encode`."""
     pretrained: dict[str, str] = {}

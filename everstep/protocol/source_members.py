@@ -1,6 +1,6 @@
 """Defines which members of a source archive are valid.
 
-The server applies the rule when it inspects an archive, and the agent when it unpacks an archive.
+The server applies this rule when it inspects an uploaded archive, and the agent applies it when it unpacks an archive.
 
 Invariant: the module is pure and imports only the standard library, because the server inspects archives in a process
 with little memory. A valid member is a directory or a regular file with a clean relative path.
