@@ -1,4 +1,5 @@
-"""Adapters that capture and restore the state of each supported training framework.
+"""Contains the adapters, which capture and restore models and optimizers: one adapter per training framework.
 
-Adapters exist for plain torch, DDP, FSDP2 and DeepSpeed ZeRO. All of them restore bit for bit.
+Adapters exist for plain torch, DDP, FSDP2 and DeepSpeed ZeRO. Training after a restore is bit-identical to training
+without the interruption.
 """

@@ -1,9 +1,10 @@
-"""The `Adapter` interface, and code that all adapters share: names, optimizers, checks.
+"""Defines the `Adapter` interface, and the code that all adapters share: names, optimizers, checks.
 
-Invariant: each tensor gets its name once, at `init`, and every later list has the same order. An adapter rejects a
-class that has no proven bit-identical restore, and the error names the class.
+Invariant: an adapter names each tensor once, at `init`, and lists the tensors in the same order in every snapshot. An
+adapter rejects a class that is not known to restore bit for bit. The error names the class.
 
-The module has more than 500 lines. The interface and the code that all adapters share use the same names of tensors.
+The module has more than 500 lines. It is not divided, because the interface and the shared code depend on the same
+names of tensors.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wra
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """Contribution of one adapter to a snapshot: live tensors of models and optimizers, and plain values."""
+    """The part of a snapshot that one adapter provides: live tensors of models and optimizers, and plain values."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. While the tensors stay the same objects, the adapter returns the same list object."""
+    """Lists of live tensors. As long as the tensor objects are the same, the adapter returns the same list objects."""
     fresh: list[StateTensor]
-    """Live tensors that may be other objects after each step, such as gradients."""
+    """Live tensors that training may replace by new objects at any step, such as gradients."""
     values: Tree
 
     @property
@@ -73,17 +74,17 @@ class Adapter(Protocol):
     kind: str
 
     def prepare(self) -> None:
-        """Make the first step after a launch compute in the same order as all later steps.
+        """Prepare the models so that the first step of a launch computes in the same order as all later steps.
 
         Otherwise, the first step after a restore would give other results than the same step of an undisturbed run.
         Collective: all ranks call this together. `init` calls it once per launch.
         """
 
     def facts(self) -> dict[str, str]:
-        """Return the facts about models and optimizers that must be equal for a snapshot to fit.
+        """Return facts about models and optimizers, such as shapes, which a snapshot and a launch must have in common.
 
-        A launch can restore a snapshot of another launch only if both have the same facts. They are constant after
-        `init`.
+        A launch can restore a snapshot of another launch only if both launches have the same facts. The facts are
+        constant after `init`.
         """
         ...
 
@@ -93,11 +94,12 @@ class Adapter(Protocol):
         The session calls this for every snapshot, after `observe`.
 
         Raises:
-            CannotResume: the script changed an object in such a way. The error names the object.
+            CannotResume: the script changed an object in a way that a restarted script could not restore. The error
+                names it.
         """
 
     def observe(self) -> AdapterState:
-        """Return the current state without copying. Called for every snapshot."""
+        """Return the current state without copying its tensors. Called for every snapshot."""
         ...
 
     def foresee(self) -> AdapterState | None:
@@ -137,13 +139,13 @@ class Adapter(Protocol):
         """
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
-        """Return the tensors that `load` will read if another number of ranks made the snapshot.
+        """Return the tensors that `load` will read if another number of ranks (the earlier ranks) made the snapshot.
 
-        Called repeatedly while the rank maps more shards of that snapshot. The boxes of parameters are the same in
-        every call.
+        The rank maps the earlier ranks' shards into its memory one by one, and calls this after each shard. Boxes are
+        rectangular pieces of whole tensors. The boxes of parameters are the same in every call.
 
         Args:
-            earlier: the shards of the earlier ranks that are mapped so far.
+            earlier: the shards of earlier ranks that this rank has mapped so far.
             values: values of an earlier rank.
 
         Returns:
@@ -158,8 +160,8 @@ class Adapter(Protocol):
         """Convert the values of an earlier rank into values for this adapter's `load`.
 
         Args:
-            values: values that the corresponding adapter of the earlier rank observed. The earlier rank may have used
-                another kind of training, such as DeepSpeed instead of plain torch.
+            values: values that the corresponding adapter of an earlier rank returned from `observe`. That rank may have
+                used another kind of training, such as DeepSpeed instead of plain torch.
 
         Returns:
             A tree like that of this adapter's `observe`.
@@ -170,7 +172,7 @@ class Adapter(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Rebuild the state that ranks derive from the loaded state, such as 16-bit weights.
+        """Compute the state that is derived from the loaded state of several ranks, such as 16-bit weights.
 
         Collective. Called once after `load`, when the whole snapshot has arrived.
         """
@@ -178,7 +180,7 @@ class Adapter(Protocol):
     def optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers by name.
 
-        Only steps of these optimizers change the tensors with `StateTensor.is_deferred`.
+        Only steps of these optimizers may change the tensors whose `StateTensor.is_deferred` is True.
         """
         ...
 
@@ -190,7 +192,7 @@ class Adapter(Protocol):
         ...
 
     def schedulers(self) -> Sequence[object]:
-        """Return the schedulers that the framework owns, because a snapshot contains their state."""
+        """Return the schedulers that the framework owns. This adapter's part of a snapshot contains their state."""
         ...
 
     def modules(self) -> Sequence[torch.nn.Module]:
@@ -204,22 +206,22 @@ class Adapter(Protocol):
         """
 
     def batches_per_step(self) -> int | None:
-        """Return the framework's number of batches per optimizer step.
+        """Return the number of batches per optimizer step that the framework is configured with.
 
         None means that the script decides.
         """
 
     def end_step(self) -> None:
-        """Start a new step. Gradients that exist before this call belong to the finished step.
+        """Record that a step is finished. Gradients that exist before this call belong to the finished step.
 
-        The session calls this first after every step.
+        After every step, the session calls this before any other method.
         """
 
 
 class NamedTensors:
-    """Caches a list of named tensors while the tensor objects stay the same.
+    """Caches a list of named tensors as long as the tensor objects are the same.
 
-    A caller that receives the same list object as before can skip further checks.
+    If the caller receives the same list object as before, it need not compare the single tensors.
     """
 
     def __init__(self) -> None:
@@ -236,7 +238,7 @@ class NamedTensors:
             name: builds a new list from the present objects; called only after a change.
 
         Returns:
-            The previous list, unless a tensor or the key has changed.
+            The list of the previous call if all tensors and the key are the same, otherwise a new list.
         """
         if key != self._key or not same_tensors(live, self._live):
             self._named, self._live, self._key = name(), live, key
@@ -276,11 +278,12 @@ class NamedOptimizer:
     members: Sequence[tuple[str, torch.Tensor]]
     """Name and parameter of each tensor that the optimizer may change, in canonical order."""
     local: Callable[[torch.Tensor], torch.Tensor]
-    """Returns this rank's local memory of a tensor."""
+    """Function that returns the part of a tensor that is in this rank's own memory."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """Turns a parameter and a local state tensor into the tensor that the optimizer keeps.
+    """Function that wraps a local state tensor in the form in which the optimizer keeps it.
 
-    The result shares the memory of the local tensor, because a restore fills that memory later.
+    The form is, for example, a DTensor. The result shares the memory of the local tensor, because a restore fills this
+    memory later.
     """
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
@@ -305,7 +308,8 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        # The name of a state entry contains its parameter, so a moved entry needs a new name.
+        # Pass the owners too. The name of a state tensor contains its parameter, so a tensor that moved to another
+        # parameter needs a new name.
         owners = list(self.optimizer.state)
         # torch's optimizers key their state by parameter. A custom optimizer may keep shared state under a string key.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
@@ -313,7 +317,7 @@ class NamedOptimizer:
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
 
     def split_name(self, state_name: str) -> tuple[str, str] | None:
-        """Return the parameter's name and the state entry's key in a state tensor's name.
+        """Split a state tensor's name into the name of the parameter and the key of the state entry.
 
         None if the tensor is not part of this optimizer's state.
         """
@@ -321,7 +325,7 @@ class NamedOptimizer:
         return (name, key) if found and state_name.startswith(self.prefix) else None
 
     def foresee(self) -> list[StateTensor] | None:
-        """Return the state tensors as they will be after the first step of each parameter.
+        """Return the state tensors that the optimizer will have after its first step.
 
         Tensors that do not exist yet are on the meta device. Return None for an unknown optimizer class.
         """
@@ -373,11 +377,11 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of the scalars to look for in further shards of the earlier launch.
+        """Return the names of scalars that this rank must find in further shards of the earlier launch.
 
-        On this rank, some parameters have no elements, so their state consists of scalars and empty tensors. The scalar
-        `step` or `mu_product` in any earlier shard shows that the earlier optimizer had state for such a parameter. The
-        list contains these scalars until a shard that this rank has mapped contains state of the parameter.
+        If a parameter has no elements on this rank, its state here consists of scalars and empty tensors only. Whether
+        the earlier optimizer had state for the parameter is then visible only in other shards: they contain the scalar
+        `step` or `mu_product`. The result lists these scalars until a mapped shard contains state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
@@ -392,7 +396,9 @@ class NamedOptimizer:
         return () if expected is None else expected(self._options()[name])
 
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
-        """Convert the values of an optimizer under another kind of training, such as DeepSpeed, for `load`.
+        """Convert the values of an earlier optimizer into values for `load`.
+
+        The earlier launch used another kind of training, such as DeepSpeed.
 
         Args:
             saved: the values that the earlier optimizer's `observe` returned.
@@ -447,7 +453,7 @@ class NamedOptimizer:
     def _options(self) -> dict[str, Mapping[str, Any]]:
         """Return the options of each parameter's group.
 
-        ZeRO-3 removes parameters from their groups. The result then contains the optimizer's defaults for them.
+        ZeRO-3 removes parameters from their groups. For such a parameter, the result contains the optimizer's defaults.
         """
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
@@ -474,7 +480,7 @@ class NamedOptimizer:
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Write state and groups into the live optimizer.
 
-        State entries that the snapshot lacks are removed.
+        The method deletes state entries that the snapshot does not contain.
 
         Args:
             tensors: the tensors of the whole snapshot, by name.
@@ -540,7 +546,7 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """Captures and restores what modules return from `get_extra_state`, in addition to parameters and buffers.
+    """Captures and restores the extra state of modules: the values that modules return from `get_extra_state`.
 
     Invariant: as in torch's `load_state_dict`, a module receives its extra state after all tensors are loaded.
     """
@@ -584,7 +590,7 @@ class ExtraStates:
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Store the given states until `finish` passes them to the modules."""
+        """Store the saved extra states until `finish` passes them to the modules."""
         self._loaded = values
 
     def finish(self) -> None:
@@ -596,9 +602,9 @@ class ExtraStates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Facts about modules and optimizers that determine the layout of a snapshot.
+    """Collects facts about modules and optimizers that determine the layout of a snapshot.
 
-    The adapter collects them at `init`.
+    The adapter calls it at `init`. A launch can restore only snapshots with equal facts.
     """
 
     entries: dict[str, str] = field(default_factory=dict)
@@ -612,7 +618,8 @@ class Layout:
     def add_optimizer(self, named: NamedOptimizer) -> None:
         """Record an optimizer's class, its groups and the options of its algorithm.
 
-        A group is recorded by the names of its parameters. Options are recorded if they are bool, str or None.
+        For each parameter group, the method records the names of its parameters, and those options that are bool, str
+        or None.
         """
         optimizer = named.optimizer
         names = {id(parameter): name for name, parameter in named.members}
@@ -633,7 +640,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     Args:
         name: name under which the script registered the optimizer.
         optimizer: the optimizer, whose class and options this function checks.
-        trusted: classes that the script declared as safe.
+        trusted: classes that the script declared as safe (`trusted_optimizers` of `init`).
 
     Raises:
         CannotResume: the class is not accepted, or its options make the optimizer keep state in other attributes.
@@ -652,15 +659,15 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 
 
 def canonical_name(name: str) -> str:
-    """Return a module or tensor path without the components that wrappers add."""
+    """Return a module or tensor path without the components that wrappers such as DDP add (`WRAPPER_NAMES`)."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 
 def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
-    """Return the canonical names of a model's tensors.
+    """Return the canonical names of a model's tensors: their paths without the components that wrappers add.
 
-    Different tensors that would share a canonical name keep their raw paths, because a script's own module may have the
-    name `module`.
+    If two tensors would have the same canonical name, both keep their full paths. This occurs if the script itself
+    names a module `module`.
 
     Args:
         found: path and identity of each tensor. One tensor may have several paths.
@@ -717,7 +724,7 @@ def state_tensor(
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors and the local memory of each tensor.
+    """Return the tensors, followed by the local memory of each tensor if it is another object.
 
     Without sharding, the two are the same list. This saves a copy of thousands of entries at every boundary.
     """
@@ -730,14 +737,14 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
-    """Reject a parameter that cannot be copied as bytes, or cannot be written.
+    """Reject a parameter that snapshots cannot copy as bytes, or that a restore cannot write in place.
 
     Args:
         name: name in a snapshot, for the error.
         parameter: this rank's local memory of the parameter.
 
     Raises:
-        CannotResume: `check_tensor` rejects it, or its elements share memory.
+        CannotResume: `check_tensor` rejects the parameter, or several of its elements share memory.
     """
     check_tensor(name, parameter)
     if overlaps_itself(parameter):

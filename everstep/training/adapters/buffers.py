@@ -1,12 +1,12 @@
 """Lists, checks and restores the buffers of modules.
 
-The adapter finds buffers by owner and name at each boundary, because modules replace buffer tensors. The new tensor may
-have another shape or dtype, or may be None. Two names that shared one tensor may have separate tensors afterwards. A
-module may register a buffer after `init`, for example a statistic that starts with the first batch. The adapter lists
-such a buffer at the next boundary.
+At each boundary, the adapter looks buffers up by owner and name, because a module may replace a buffer by a new tensor.
+The new tensor may have another shape or dtype, or may be None. Two names may refer to one tensor at first, and to
+separate tensors later. A module may also register a buffer after `init`, for example a statistic that starts with the
+first batch. The adapter adds such a buffer at the next boundary.
 
-Invariant: after a load each buffer has its observed values, shape, dtype and kind of device. Names that shared one
-tensor when the state was observed share one tensor again.
+Invariant: after a load, each buffer has the values, shape, dtype and kind of device that the snapshot contains. Names
+that referred to one tensor when the snapshot was taken refer to one tensor again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from everstep.training.state_tree import Tree, dtype_name, dtype_of
 Place = tuple[str, torch.nn.Module, str]
 """Name of a buffer, the module that owns the buffer, and its key in the module."""
 _Late = tuple[str, int, str, bool]
-"""A buffer that was registered after `init`.
+"""A buffer that a module registered after `init`.
 
 The fields are the path of the owning module, the module's index among the modules at that path, the buffer's key, and
-whether the buffer is persistent. The index counts from the innermost module outwards.
+whether the buffer is persistent. The index counts from the innermost module outwards: wrappers and the wrapped module
+have the same path.
 """
 
 
@@ -55,9 +56,9 @@ class Buffers:
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
         self._modules: dict[str, list[torch.nn.Module]] = {}
-        """Modules by path, innermost first.
+        """Modules by path, the innermost first.
 
-        A wrapper has the same path as the wrapped module, and two launches may wrap differently.
+        A wrapper has the same path as the wrapped module, and another launch may use other wrappers.
         """
         self._places: list[Place] = []
         self._late: list[_Late] = []
@@ -65,7 +66,7 @@ class Buffers:
 
     @property
     def places(self) -> Sequence[Place]:
-        """Name, owner and key of every listed buffer."""
+        """Name, owner and key of every buffer that this object has found so far."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
@@ -98,7 +99,7 @@ class Buffers:
         self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live buffers, the names that share a tensor, and the devices.
+        """Return the live buffers, and a tree that records which names refer to one tensor, and the buffers' devices.
 
         Called for every snapshot.
 
@@ -135,7 +136,7 @@ class Buffers:
         return {f"model/{name}": () for name, owner, key in self._places if key in owner._non_persistent_buffers_set}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Restore the observed buffers, in place where shape and dtype match.
+        """Restore the buffers. A buffer whose shape and dtype match is written in place.
 
         Args:
             tensors: the tensors of the whole snapshot, by name.
@@ -170,8 +171,9 @@ class Buffers:
             values: the tree that `observe` returned on an earlier rank.
 
         Returns:
-            For each buffer that is sharded over ranks, the live buffer. For each other buffer, a tensor of the earlier
-            size: it is loaded from the shard that supplies `values`, because the ranks' copies may differ.
+            Two lists. First the live buffers that are sharded over ranks. Then, for each other buffer, a tensor of the
+            earlier size. This rank loads it from the shard that supplies `values`, because the ranks' copies may
+            differ.
 
         Raises:
             CannotRelayout: a buffer has another dtype than before.

@@ -1,11 +1,12 @@
 """Adapter for DistributedDataParallel (DDP). It fixes the layout of gradient buckets before the first step.
 
-DDP builds its buckets in the reverse order of registration. After the first backward it rebuilds them in the order in
-which gradients arrived. Gradient elements then have other offsets in the buckets, and an all-reduce over three or more
-ranks sums in another order. A generation that restores step 100 would run step 101 with the initial layout. An
-undisturbed run uses the initial layout only in step 1. The results would differ in the last bits.
+At first, DDP fills its buckets in the reverse order in which parameters were registered. After the first backward pass,
+DDP rebuilds the buckets in the order in which gradients arrived. Gradient elements then have other offsets in the
+buckets, and an all-reduce over three or more ranks sums them in another order. Without this adapter, a launch that
+restores step 100 would run step 101 with the initial layout, which an uninterrupted run uses only in step 1. The
+results would differ in the last bits.
 
-Invariant: the first step of every launch runs with the layout of all later steps.
+Invariant: the first step of every launch uses the same bucket layout as all later steps.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    # The first step of a static graph cannot use the layout of later steps.
+    # With a static graph, DDP cannot use the layout of later steps in the first step.
     group = model.process_group
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(
@@ -75,8 +76,8 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 def fix_buckets(model: DistributedDataParallel) -> None:
     """Make DDP rebuild its buckets now, before the first step.
 
-    The new layout is the one that DDP builds when gradients arrive in reverse order of registration. Collective: all
-    ranks call this together, before the first forward pass.
+    The function sends DDP artificial gradients in the reverse order of registration, so all launches get the same
+    layout. Collective: all ranks call this together, before the first forward pass.
 
     Args:
         model: the wrapped model. Its forward pass must not have run yet.
@@ -89,7 +90,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():
-        # Use the parameters' device: autograd runs one thread per device, and hooks of two threads have no fixed order.
+        # Put the chain on the parameters' device. Autograd runs one thread per device, and hooks in two threads run in
+        # no fixed order.
         end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]
@@ -105,9 +107,9 @@ def _put_back(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torc
 
 
 class _Arrive(torch.autograd.Function):
-    """Autograd function that passes a number through and gives its parameter a zero gradient.
+    """Autograd function whose backward pass gives one parameter a zero gradient, and passes its input through.
 
-    A chain of these functions determines the order in which gradients arrive.
+    A chain of these functions determines the order in which the parameters' gradients arrive at DDP.
     """
 
     @staticmethod

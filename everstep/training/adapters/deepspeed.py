@@ -6,12 +6,13 @@ The state of a rank consists of:
 - buffers, and parameters that the optimizer does not update
 - the engine's counters
 
-A snapshot does not contain the 16-bit weights. After a load, all ranks rebuild them together from the master weights.
+A snapshot does not contain the 16-bit weights. After a load, all ranks together compute them from the master weights.
 
-Invariant: only this file accesses attributes of DeepSpeed's classes, and only of tested classes.
+Invariant: no other file accesses private attributes of DeepSpeed's engines. This file accesses only those of tested
+classes.
 
-The module has more than 500 lines. Capture, restore and the boxes of logical tensors read the same attributes of
-DeepSpeed's classes.
+The module has more than 500 lines. It is not divided, because capture, restore and the boxes (pieces of whole tensors)
+depend on the same attributes of DeepSpeed's classes.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class DeepSpeedAdapter:
             map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
         )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
-        """Parameters without a master weight: frozen parameters, and parameters in no group of the optimizer."""
+        """Each parameter without a master weight, with its name. It is frozen, or in no group of the optimizer."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)
@@ -124,11 +125,11 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Reject changes that a restart could not restore.
+        """Raise an error if the script made a change that a restart could not restore.
 
-        Such changes are buffers that cannot be copied, a boundary between two micro-batches of one step, and changed
-        betas of CPU Adam. The set of parameters that ZeRO optimizes is constant after `deepspeed.initialize` and needs
-        no check.
+        The method detects buffers that cannot be copied, a boundary between two micro-batches of one step, and changed
+        betas of CPU Adam. The set of parameters that ZeRO optimizes needs no check, because it is constant after
+        `deepspeed.initialize`.
         """
         self._buffers.check()
         check_accumulation(self._name, self._engine)
@@ -155,7 +156,8 @@ class DeepSpeedAdapter:
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [(name, master, True, False) for name, master in self._masters]
-        # A trainable parameter without a master weight may change at any time.
+        # Copy a trainable parameter without a master weight at the boundary, because the script may change it at any
+        # time.
         weights += [
             (name, _partition(parameter), not parameter.requires_grad, not parameter.requires_grad)
             for name, parameter in self._others
@@ -167,7 +169,8 @@ class DeepSpeedAdapter:
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
         if self._has_tensor_parallelism():
-            # Each rank holds a slice of a parameter, and DeepSpeed does not expose the slice's position.
+            # Give these tensors no boxes. Each rank holds a slice of a parameter, and DeepSpeed does not expose the
+            # slice's position.
             return {state.name: () for state in states if state.name.startswith(("model/", self._optimizer.prefix))}
         of_model = self._find_parts()
         sizes = {name: master.numel() for name, master in self._masters}
@@ -187,7 +190,9 @@ class DeepSpeedAdapter:
             ):  # A scalar, such as the count of steps, belongs to all parameters of the master weight.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
-                parts = []  # The state does not have one element per element of the master weight.
+                # Without one state element per element of the master weight, the parameters' places in the state are
+                # unknown.
+                parts = []
             found[state.name] = tuple(parts)
         return {**found, **self._buffers.transient_parts()}
 
@@ -238,19 +243,20 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[Target]:
-        """Return the tensors to load for the optimizer state of one master weight, with the boxes that fill them.
+        """Return the tensors that hold the optimizer state of one master weight, each with the boxes that fill it.
 
         If the earlier optimizer had no state for a parameter, the parameter's elements become zeros. DeepSpeed itself
         also creates its state as zeros.
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # A partition with only padding belongs to no parameter, so use the counters of any parameter.
+        # A partition that contains only padding belongs to no parameter. Use the state entries of all parameters for
+        # it.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # Neither this partition nor a mapped shard holds state, for example because both are padding. An unmapped
-            # shard shows whether the earlier optimizer had state.
+            # No mapped shard holds state for this partition, for example because it is padding. Request a scalar of any
+            # parameter, because an unmapped shard may still show that the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
@@ -286,7 +292,8 @@ class DeepSpeedAdapter:
         zero: dict[str, Tree] = {"zero": live["zero"], "scaler": saved.get("scaler", live["scaler"])}
         scheduler = values.scheduler()
         if live["scheduler"] is None and not values.is_of_engine:
-            # An engine without a scheduler ignores a scheduler that the script registered in the earlier launch.
+            # Ignore a scheduler that the script itself owned in the earlier launch, because this engine has no
+            # scheduler.
             scheduler = None
         if (scheduler is None) != (live["scheduler"] is None):
             had = "no scheduler" if scheduler is None else "a scheduler"
@@ -298,7 +305,8 @@ class DeepSpeedAdapter:
             optimizer = self._optimizer.adopt(saved["optimizer"])
             counters = dict(saved["engine"])
             before = int(values.facts.get(f"accumulation {self._name}", accumulation))
-            # DeepSpeed finds the end of a step by this count modulo the accumulation of this launch.
+            # Convert the count to this launch's accumulation. DeepSpeed ends a step when this count is a multiple of
+            # the accumulation.
             counters["micro_steps"] = counters["micro_steps"] // before * accumulation
         else:
             optimizer = self._optimizer.adopt(_only_optimizer(self._optimizer.name, saved["optimizers"]))
@@ -373,8 +381,8 @@ class DeepSpeedAdapter:
         for name in self._extra.names:
             layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
-            # Master weights are flat. Recording the parameters' shapes detects a changed model with the same number of
-            # elements.
+            # Record the parameters' shapes too. The master weights are flat, so their shapes do not show a changed
+            # model with the same number of elements.
             shape = list(getattr(parameter, "ds_shape", parameter.shape))
             layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
@@ -414,7 +422,7 @@ class DeepSpeedAdapter:
 
 
 def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the optimizer of this name that the earlier launch registered."""
+    """Return the values of the optimizer that the earlier launch registered under this name."""
     if name not in saved:
         raise CannotRelayout(
             f"optimizer/{name}" if name else "optimizer",
@@ -431,7 +439,7 @@ def deepspeed_version() -> str:
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a parameter without a master weight.
+    """Return the part that this rank holds of a parameter without a master weight.
 
     ZeRO-3 keeps the part in `ds_tensor`. With the other stages, every rank holds the whole parameter.
     """
@@ -475,7 +483,7 @@ def _is_on_nvme(offload: Any) -> bool:
 def check_accumulation(name: str, engine: Any) -> None:
     """Raise an error if the script calls `boundary` between two micro-batches of one step.
 
-    If the script itself sets DeepSpeed's gradient accumulation boundary, the check trusts the script.
+    If the script itself sets DeepSpeed's gradient accumulation boundary, the function raises no error.
 
     Args:
         name: registered name of the engine, for the error.
@@ -496,7 +504,7 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Reject a CPU Adam for which `replay_powers` could not compute the powers of the betas.
+    """Raise an error if `replay_powers` could not compute the powers of the betas for a CPU Adam.
 
     Args:
         name: registered name of the engine, for the error.
@@ -522,9 +530,9 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
 def replay_powers(optimizer: Any) -> None:
     """Restore the powers of the betas that CPU Adam keeps in its C++ code.
 
-    CPU Adam multiplies them once per step, and its state dict does not contain them. In the first step of a launch, CPU
-    Adam would compute the powers with `pow`. The last bits would differ from repeated multiplication. The replay takes
-    about a microsecond per step.
+    CPU Adam multiplies each power by its beta once per step, and its state dict does not contain the powers. In the
+    first step of a launch, CPU Adam would compute them with `pow`, whose last bits differ from repeated multiplication.
+    This function therefore repeats the multiplications, which takes about a microsecond per step.
 
     Args:
         optimizer: a `DeepSpeedCPUAdam` whose state is already restored.
@@ -532,7 +540,8 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    weights = [torch.zeros(1) for _ in range(4)]  # The replay needs a temporary weight, a gradient and moments.
+    # CPU Adam updates its powers only in a step, so run steps on a temporary weight, gradient and moments.
+    weights = [torch.zeros(1) for _ in range(4)]
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 
@@ -545,7 +554,9 @@ def gather_stage_3(zero: Any) -> None:
             bit16.data.copy_(master.data)
         zero._unflatten_partitioned_parameters(number)
     persistent = zero.persistent_parameters
-    if persistent:  # ZeRO-3 keeps small parameters gathered, so release them before gathering the loaded values.
+    if persistent:
+        # ZeRO-3 keeps small parameters whole on every rank. Release these old values before gathering the loaded
+        # values.
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 

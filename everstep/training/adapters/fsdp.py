@@ -1,7 +1,7 @@
 """Adapter for FSDP2 (`fully_shard`) and tensor parallelism. It captures the local parts of DTensors.
 
-Invariant: the adapter reads tensors through `param_groups` and the parameters listed before the first forward pass.
-After an evaluation, `named_parameters()` would return gathered tensors instead.
+Invariant: the adapter reads only parameters that it listed before the first forward pass, and `param_groups`. It never
+calls `named_parameters()` later, because after an evaluation this returns gathered tensors.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Boxes:
-    """Computes which box of each DTensor this rank holds.
+    """Computes which box (rectangular piece of a whole tensor) of each DTensor this rank holds.
 
-    Most tensors of a model share a few shapes and placements. The object computes the box of each such pair only once.
-    Use the object for one call only, because this rank may have another position in a later process group.
+    Most tensors of a model have one of a few shapes and placements. The object computes the box once per shape and
+    placement. Create a new object for each use, because this rank may have another position in a later process group.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Boxes:
             local_shape: shape of the stored tensor.
 
         Returns:
-            One box. Empty if this rank's part is empty, or if `local_shape` differs from the shape that the placement
-            implies. Examples are a state with its own shape, and two uneven shardings of one dimension.
+            One box. Empty if this rank's part is empty, or if `local_shape` is not the shape that the placement
+            implies. This occurs for optimizer state with its own shape, and for two uneven shardings of one dimension.
         """
         shape = tuple(tensor.shape)
         key = (shape, tensor.device_mesh, tensor.placements)
@@ -63,7 +63,7 @@ class Boxes:
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
-    """Return whether a parameter group holds gradients that are not yet summed over ranks.
+    """Return whether a parameter group holds gradients that FSDP has not yet reduced over the ranks.
 
     Args:
         group: FSDP parameter group of torch. Its fields are private, and only this function reads them.
@@ -126,7 +126,8 @@ class FSDPAdapter(PlainAdapter):
             owners += [state.name.removeprefix(kind) for kind in ("model/", "gradient/")]
             for owner in owners:
                 tensor = state.wrapper if isinstance(state.wrapper, DTensor) else tensors.get(owner)
-                if isinstance(tensor, DTensor) and state.tensor.dim():  # Every rank holds the whole of a scalar.
+                if isinstance(tensor, DTensor) and state.tensor.dim():
+                    # A scalar is not sharded: every rank holds the whole tensor.
                     found[state.name] = boxes.of(state.name, tensor, tuple(state.tensor.shape))
         return found
 
@@ -135,7 +136,8 @@ class FSDPAdapter(PlainAdapter):
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        # from_local() would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's device.
+        # Do not use from_local(). It would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's
+        # device.
         spec = parameter._spec.shallow_copy_with_tensor_meta(
             TensorMeta(parameter.shape, parameter.stride(), local.dtype)
         )
@@ -143,7 +145,8 @@ class FSDPAdapter(PlainAdapter):
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         placed = [tensor.placements for tensor in (parameter, gradient) if isinstance(tensor, DTensor)]
-        # A gradient whose ranks hold partial values must not be restored as a complete gradient.
+        # Reject a gradient of which each rank holds a partial sum, because a restore would treat it as the complete
+        # gradient.
         if len(set(placed)) > 1:
             raise CannotResume(
                 f"gradient/{name}",

@@ -41,11 +41,10 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Number of steps after which an optimizer's accumulated gradients leave the capture plan.
+"""Number of steps for which snapshots contain an optimizer's gradients after the script last accumulated any.
 
-The capture plan lists the tensors that snapshots copy. The count starts again after each step that leaves accumulated
-gradients. The gradients of a single step that a gradient scaler skipped therefore leave the plan after this number of
-steps.
+Snapshots contain them longer than necessary, because each addition or removal of tensors requires a new capture plan
+(the list of tensors that snapshots copy). A step that a gradient scaler skips leaves accumulated gradients, too.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -84,13 +83,13 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """The gradients right after each optimizer's step, by optimizer name, to detect later changes.
+        """Marks of the gradients right after each optimizer's step, by optimizer name.
 
-        Only optimizers that stepped since the last finished step have an entry.
+        They show later changes. Only optimizers that made a step since the last boundary have an entry.
         """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
-        """Number of further steps for which each optimizer's gradients stay in the capture plan.
+        """Number of further steps for which snapshots contain each optimizer's gradients.
 
         The key None stands for parameters without an optimizer.
         """
@@ -99,7 +98,7 @@ class PlainAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Do nothing, because the first step of a launch already computes like the later steps."""
+        """Do nothing, because with plain torch the first step of a launch computes like all later steps."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
@@ -109,8 +108,7 @@ class PlainAdapter:
         for named in self._optimizers:
             live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
             where = f"optimizer/{named.name}" if named.name else "optimizer"
-            # The script called `add_param_group` after `init`. A restarted script has not called it yet when it
-            # restores.
+            # Reject `add_param_group` after `init`, because a restarted script has not called it yet when it restores.
             if len(live) != len(named.members):
                 known = f"the optimizer has {len(live)} parameters, but init() saw {len(named.members)}"
                 raise CannotResume(
@@ -118,7 +116,7 @@ class PlainAdapter:
                     f"{known}; add all parameters before init(), and set requires_grad=False on those that are "
                     "frozen at first",
                 )
-            # The script replaced parameters after `init`, for example with `resize_token_embeddings`.
+            # Reject parameters that the script replaced after `init`, for example with `resize_token_embeddings`.
             if not all(map(operator.is_, live, map(itemgetter(1), named.members))):
                 other = next(
                     name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
@@ -193,8 +191,8 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Most scripts clear restored gradients without reading them. The arena's memory is zero without a write, so
-        # gradients that nobody reads cost nothing.
+        # Create gradients in an arena, whose memory is zero without a write. Most scripts clear restored gradients
+        # without reading them, and the pages of such gradients are never allocated.
         made = (
             local
             for (_, parameter), state in gradients
@@ -237,7 +235,7 @@ class PlainAdapter:
         }
 
     def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
-        """Raise an error if the state contains gradients that the script accumulates over several steps.
+        """Raise an error if the snapshot contains gradients that the script was accumulating over several steps.
 
         Each rank accumulates its own gradients, so another number of ranks cannot use them.
         """
@@ -280,8 +278,8 @@ class PlainAdapter:
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
-        # Keep all gradients of parameters without an optimizer. The script may still use them, for example in a
-        # clipping norm, and no hook reports this use.
+        # Snapshots contain all gradients of parameters without an optimizer. The script may still use these gradients,
+        # for example in a clipping norm, and no hook reports their use.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
         self._used.clear()
 
@@ -309,7 +307,7 @@ class PlainAdapter:
             gradient: a gradient that a snapshot would contain.
 
         Raises:
-            CannotResume: the restored gradient would differ.
+            CannotResume: a restored gradient would have another form than the present one.
         """
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
@@ -335,7 +333,7 @@ class PlainAdapter:
         check_optimizer(f"optimizer/{name}" if name else "optimizer", optimizer, trusted)
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                # The parameter belongs to no registered module, for example a learned temperature.
+                # Add a parameter that belongs to no registered module, for example a learned temperature.
                 if id(parameter) not in self._names:
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
                     self._add(alone, parameter)
@@ -359,7 +357,7 @@ class PlainAdapter:
         return layout.entries
 
     def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
-        """Return whether the parameter can be copied during the next step.
+        """Return whether the copier may copy the parameter in the background, while the next step runs.
 
         An optimizer's parameters change only in its step, and frozen parameters never change. A trainable parameter
         without an optimizer may change at any time.
@@ -376,25 +374,28 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                # Mark the gradients again, so that zeroing them does not count as a change after the step.
+                # Mark the gradients again. Otherwise `zero_grad` would count as a change of the gradients after the
+                # step.
                 mark()
 
         named.optimizer.register_step_post_hook(mark)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return for each parameter whether it has a gradient. Append the gradients that are state to `tensors`.
+        """Return the state of each parameter's gradient as a byte.
 
-        After the optimizer's step has used a gradient, the snapshot contains only whether the gradient exists. AdamW
-        updates a parameter with a zero gradient and skips a parameter without a gradient. All other gradients are
-        state:
+        Append the gradients that snapshots must contain to `tensors`.
+
+        If the optimizer's step has used a gradient, the snapshot records only that the gradient exists. This matters,
+        because AdamW updates a parameter with a zero gradient and skips a parameter without a gradient. The snapshot
+        contains the values of all other gradients:
 
         - gradients of an optimizer that did not step
         - gradients that were created or changed after the step
         - gradients of parameters without an optimizer
 
-        Once an optimizer has such gradients, its gradients stay in the capture plan for `GRADIENT_BOUNDARIES`
-        boundaries. Otherwise every step of the optimizer would rebuild the plan.
+        Once an optimizer has such gradients, snapshots contain its gradients for `GRADIENT_BOUNDARIES` further
+        boundaries. Otherwise the capture plan would have to be rebuilt at every step of the optimizer.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
@@ -425,9 +426,9 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""Weak reference to a gradient tensor, and the tensor's version at this moment.
+"""Weak reference to a gradient tensor, and the tensor's version when it was marked; None for a missing gradient.
 
-The reference is weak, because an optimizer that steps inside backward frees gradients early.
+The reference is weak, so that an optimizer that steps inside backward can free gradients early.
 """
 
 
@@ -436,10 +437,10 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether the gradient is absent or unchanged since `mark` recorded it."""
+    """Return whether a gradient is absent, or has not changed since `mark` recorded it."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Return whether the restore can create this parameter's gradient in an arena, which is host memory."""
+    """Return whether a restore can create this parameter's gradient in an arena (host memory)."""
     return local.device.type == "cpu" and local.is_contiguous()
