@@ -1,6 +1,7 @@
-"""Data that a restart resumes: which loaders are resumed how, and datasets that are resumable by construction.
+"""Makes data loaders resumable: chooses how each kind of loader is resumed, and provides datasets made for resuming.
 
-`init` accepts these loaders. After a restart, each continues with the batch that an undisturbed run would read next:
+`init` accepts these loaders. After a restart, each loader continues with the batch that an uninterrupted run would read
+next:
 
     loader                                          resumed by
     torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
@@ -13,14 +14,17 @@
     any other iterable                              replaying the epoch's batches, with a warning
     an iterator, a generator                        rejected: it can be read only once
 
-torchdata's `StatefulDataLoader` is resumed as a torch DataLoader. A streaming dataset of Hugging Face `datasets` is
-resumed by its state, unless this state is not exact (`hugging_face`). Such a dataset is replayed.
+Replaying means to read the epoch from its beginning again and drop the batches that the script already received.
+torchdata's `StatefulDataLoader` is resumed like a torch DataLoader. A streaming dataset of Hugging Face `datasets` is
+resumed by its own state if this state restores the position exactly (`hugging_face`), and otherwise replayed.
 
 **Another number of ranks.** torch's `DistributedSampler` and `ShardedFiles` put all samples of an epoch into one order
 and distribute them to the ranks in turn. A launch with another number of ranks continues after the last sample that any
-rank received. No sample is dropped or repeated. Such a launch rejects loaders without an order over all ranks.
+rank received. No sample is dropped or repeated. A launch with another number of ranks rejects all other loaders,
+because their samples have no order over all ranks.
 
-Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
+Invariant: a resumed run yields the same batches as an uninterrupted run, and leaves all random generators in the same
+states.
 """
 
 from everstep.training.data.blocks import ShuffledBlocks

@@ -16,18 +16,18 @@ from everstep.training.errors import SessionMisuse
 
 
 class ShuffledBlocks(IterableDataset[object]):
-    """An iterable dataset that shuffles each block of neighbouring samples of another one.
+    """An iterable dataset that reads another dataset in blocks of neighbouring samples and shuffles each block.
 
         data = load_dataset(…, streaming=True)
         loader = DataLoader(ShuffledBlocks(data, block_size=1000, seed=1), batch_size=8)
 
-    A shuffle buffer of Hugging Face `datasets` loses its content in a restart. A block does not: a resumed run reads
-    the block again, at most `block_size` samples, and continues in the middle of it.
+    A restart loses the content of a shuffle buffer of Hugging Face `datasets`. With this class, a resumed run reads the
+    present block again, at most `block_size` samples, and continues in the middle of the block.
 
     Args:
         dataset: an iterable dataset with `state_dict` and `load_state_dict`, whose state is its position in the epoch.
-        block_size: samples that are shuffled with each other, and that a worker holds in memory.
-        seed: seed of the permutations. Each epoch has others.
+        block_size: number of samples per block. A worker holds one block in memory.
+        seed: seed of the permutations. They differ in each epoch.
 
     Raises:
         SessionMisuse: the dataset has no state, or the block size is below 1.
@@ -84,7 +84,8 @@ class ShuffledBlocks(IterableDataset[object]):
         samples = iter(cast("Iterable[object]", self.dataset))
         while True:
             if self._yielded_count and self._generators is not None:
-                # A part of this block was yielded before a restart. Reading it again must draw the same numbers.
+                # After a restart, this block was already yielded in part. Read it with the generators' earlier states,
+                # so that reading draws the same numbers again.
                 with rng.kept(generators):
                     rng.set_states(generators, self._generators)
                     block = list(itertools.islice(samples, self.block_size))

@@ -1,15 +1,16 @@
 """Computes the order in which ranks and workers read the samples of many files. Pure.
 
-An epoch puts all files into one *sequence* of samples. Shuffling changes the order of the files. The sequence is cut
-into lanes of equal length, which are read at the same time:
+In each epoch, the samples of all files form one *sequence*. Shuffling changes the order of the files. The sequence is
+divided into *lanes* of equal length. The ranks read all lanes at the same time:
 
     sequence   | file 3        | file 0    | file 1              | file 2          |
     lanes      | lane 0                  | lane 1                  | lane 2  | rest |
     batches      0 3 6 …                   1 4 7 …                   2 5 8 …   …
 
-Each batch consists of neighbouring samples of one lane. The batches of all ranks have one numbering: batch 0 is the
-first one of lane 0, batch 1 the first one of lane 1, and so on. The rest of the sequence, which is shorter than one
-batch per lane, is read at the end of the epoch. Shuffling within a lane permutes the samples of each *block*.
+Each batch consists of neighbouring samples of one lane. One numbering covers the batches of all ranks: batch 0 is the
+first batch of lane 0, batch 1 is the first batch of lane 1, and so on. The rest of the sequence is shorter than one
+batch per lane and is read at the end of the epoch. A *block* is a fixed number of neighbouring samples of a lane.
+Shuffling also permutes the samples of each block.
 
 Invariant: the order depends on neither the number of ranks nor the number of workers.
 """
@@ -40,16 +41,16 @@ class FileOrder:
     samples: int
     """Samples of all files together."""
     lanes: int
-    """Number of files that all ranks together read at the same time."""
+    """Number of lanes, and thus of files that all ranks together read at the same time."""
     batch: int
     """Samples per batch of one rank."""
     shuffle: bool
     """True if each epoch has another order of files, and other permutations of the blocks."""
     block: int
-    """Samples per block. At 1, the samples of a file keep their order."""
+    """Number of samples per block. With 1, the samples of a file keep their order."""
     seed: int
     drop_last: bool
-    """True if an epoch ends without its last batch if this batch has fewer samples than the others."""
+    """True if an epoch leaves out its last batch when this batch has fewer samples than the other batches."""
     replicas: int
     """Number of ranks that divide the batches."""
 
@@ -68,7 +69,7 @@ class FileOrder:
         return cast("dict[str, Tree]", asdict(self))
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return the differences between this order and an earlier order, apart from the number of ranks."""
+        """Return, as text, the differences from the order of an earlier launch. The number of ranks may differ."""
         now = self.tree()
         if tree.keys() != now.keys():
             return "the loader was of another kind"
@@ -92,7 +93,8 @@ class FileOrder:
     def numbers(self, rank: int, begin: int) -> range:
         """Return the numbers of the batches that one rank receives in an epoch.
 
-        All ranks receive equally many batches. Fewer batches than there are ranks may stay unread at the end.
+        All ranks receive the same number of batches. The last batches of an epoch, fewer than the number of ranks, may
+        stay unread.
 
         Args:
             rank: index of the rank among the ranks that divide the batches.
@@ -105,11 +107,11 @@ class FileOrder:
         return range(begin + rank, begin + count * self.replicas, self.replicas)
 
     def lane(self, number: int) -> int:
-        """Return the lane that contains a batch. The rest of the sequence has the lane `lanes`."""
+        """Return the index of the lane that contains a batch. The rest of the sequence has the index `lanes`."""
         return number % self.lanes if number < self.lanes * self.batches_per_lane else self.lanes
 
     def places(self, number: int) -> range:
-        """Return the places of a batch in its lane, from the lane's beginning."""
+        """Return the positions of a batch's samples in its lane, counted from the lane's first sample."""
         in_lanes = self.lanes * self.batches_per_lane
         first = (number // self.lanes if number < in_lanes else number - in_lanes) * self.batch
         return range(first, min(first + self.batch, self.lane_length(self.lane(number))))
@@ -124,7 +126,7 @@ class FileOrder:
         return length if lane < self.lanes else self.samples - self.lanes * length
 
     def block_range(self, lane: int, block: int) -> range:
-        """Return the places of a block in its lane, from the lane's beginning."""
+        """Return the positions of a block's samples in its lane, counted from the lane's first sample."""
         return range(block * self.block, min((block + 1) * self.block, self.lane_length(lane)))
 
     def permutation(self, epoch: int, lane: int, block: int) -> list[int]:
@@ -174,5 +176,5 @@ class FileSequence:
 
 
 def derive(*parts: int | str) -> int:
-    """Return a seed of 64 bits that depends on all parts."""
+    """Return a 64-bit seed, computed from all parts."""
     return xxhash.xxh3_64_intdigest("/".join(map(str, parts)).encode())

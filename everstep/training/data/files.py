@@ -1,4 +1,4 @@
-"""Streams samples from many files, in an order that continues at any position with any number of ranks and workers."""
+"""Streams samples from many files, in an order that any number of ranks and workers can continue at any position."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class ShardedFiles(IterableDataset[object]):
         loader = DataLoader(files, batch_size=None, num_workers=4)
 
     The ranks divide the batches of each epoch. Which samples a batch contains does not depend on the number of ranks,
-    the number of workers or the position at which a run resumes. While `read` and `collate_fn` run, the random
-    generators of the process on the CPU are seeded for each sample and batch. Augmentation in `read` is therefore
-    repeatable too.
+    the number of workers or the position at which a run resumes. Before `read` loads a sample and before `collate_fn`
+    combines a batch, the dataset seeds the process's CPU generators for this sample or batch. Random augmentation in
+    `read` is therefore repeatable too.
 
     An epoch reads `open_files` files at the same time. If `open_files` is a multiple of the ranks times the workers,
-    each worker reads its own files. Otherwise several workers read a file, each only up to the samples that it needs.
+    each worker reads its own files. Otherwise several workers read the same file, each only up to the last sample that
+    it needs.
 
     Args:
         files: the files: paths, addresses, or other objects that `read` accepts. All ranks pass the same files.
@@ -49,10 +50,10 @@ class ShardedFiles(IterableDataset[object]):
             for each file that it reads, and reads at most this many samples again when it resumes. 1 keeps the order
             of samples within files.
         seed: seed of the shuffling and of the randomness in `read` and `collate_fn`.
-        drop_last: leave out the last batch of an epoch if it has fewer samples.
+        drop_last: leave out the last batch of an epoch if it has fewer than `batch_size` samples.
         open_files: number of files that all ranks together read at the same time.
         num_replicas: number of ranks that divide the batches. None stands for the world size.
-        rank: index of this rank among them. None stands for the rank in the world.
+        rank: index of this rank among the `num_replicas` ranks. None stands for the rank in the world.
 
     Raises:
         SessionMisuse: an argument is out of range, or the numbers of files and lengths differ.
@@ -100,7 +101,7 @@ class ShardedFiles(IterableDataset[object]):
             drop_last=drop_last,
             replicas=replicas,
         )
-        # Workers that persist read the epoch and the first batch from shared memory.
+        # Use shared memory, from which persistent workers read the epoch and the number of its first batch.
         self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int, begin: int = 0) -> None:
@@ -141,7 +142,7 @@ def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file that a lane reads."""
+    """The open file of one lane."""
 
     file: int
     """Index into the user's list."""
@@ -188,7 +189,7 @@ class _EpochReader:
     def _sample(self, lane: int, place: int) -> object:
         index, within = divmod(place, self._order.block)
         if lane not in self._blocks or self._blocks[lane][0] != index:
-            self._blocks.pop(lane, None)  # Free the memory of the earlier block before the next one is read.
+            self._blocks.pop(lane, None)  # Free the memory of the earlier block before reading the next block.
             begin = self._order.lane_begin(lane)
             samples = [self._read(lane, begin + each) for each in self._order.block_range(lane, index)]
             permutation = self._order.permutation(self._epoch, lane, index)
@@ -213,7 +214,8 @@ class _EpochReader:
         return sample
 
     def _next(self, opened: _OpenFile) -> object:
-        # Seed skipped samples too, because `read` may use an earlier draw for a later sample.
+        # Seed before skipped samples too, because `read` may draw a number for one sample and use it for a later
+        # sample.
         self._seed("sample", opened.file, opened.read_count)
         sample = next(opened.samples, END)
         if sample is END:
@@ -255,7 +257,7 @@ class FilesLoader:
         self.order: Order = self._files.order
         self.generators = rng.find_generators([loader.generator])
         self._begin = 0
-        """Number of the first batch of the epoch; above 0 after the number of ranks has changed."""
+        """Number of the epoch's first batch in this launch; above 0 if the number of ranks changed during the epoch."""
         self._skip_count = 0
         self._is_open = False
         """True while an epoch has begun and has not ended."""
@@ -274,8 +276,8 @@ class FilesLoader:
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._files.set_epoch(epoch, self._begin + self._skip_count * self.order.replicas)
-        # `iter` draws a base seed, except for workers that persist from an earlier epoch. Restore the generators if
-        # the undisturbed run has drawn this seed already, or does not draw it.
+        # `iter` draws a base seed, unless workers persist from an earlier epoch. Undo the draw if an uninterrupted run
+        # has drawn this seed earlier, or draws none here.
         has_drawn = self._is_open or (not self._has_begun and epoch > 0 and self._loader.persistent_workers)
         self._skip_count, self._is_open, self._has_begun = 0, True, True
         with rng.kept(self.generators) if has_drawn else nullcontext():

@@ -1,8 +1,8 @@
 """Decides whether the state of a streaming dataset of Hugging Face `datasets` restores its position exactly.
 
-The library's own state loses the content of shuffle buffers, and rows of tables behind `map` and `filter`. It runs
-batched functions and generators again, whose random draws then differ. The session replays such datasets from the
-beginning of the epoch.
+A restore from the library's own state loses the content of shuffle buffers, and rows of tables behind `map` and
+`filter`. It also runs batched functions and generators again, so they draw other random numbers. For such datasets, the
+session does not use the state, but reads the epoch again from its beginning.
 
 Source: `IterableDataset.state_dict` and the classes of `datasets.iterable_dataset`, version 4.7. The decision reads
 private attributes; a dataset in which they are missing counts as inexact.
@@ -29,7 +29,10 @@ EXACT = {
     "StepExamplesIterable",
     "TakeExamplesIterable",
 }
-"""Classes whose state restores the position exactly. Tests resume datasets that consist of them."""
+"""Classes of the library whose state restores the position exactly.
+
+Tests resume datasets that consist of these classes.
+"""
 
 
 def inexact_part(thing: object) -> str | None:
@@ -39,7 +42,7 @@ def inexact_part(thing: object) -> str | None:
         thing: a dataset or a loader, which may contain a streaming dataset.
 
     Returns:
-        The part in words. None if the state is exact, or if there is no streaming dataset.
+        A description of the part. None if the state is exact, or if there is no streaming dataset.
     """
     for part in _parts(thing):
         kind = type(part).__name__
@@ -59,7 +62,10 @@ def inexact_part(thing: object) -> str | None:
 
 
 def _is_file_reader(part: object) -> bool:
-    """Return whether the library's own code reads the examples, and not a generator of the user."""
+    """Return whether the library's own code reads the examples.
+
+    False if a generator function of the user yields them.
+    """
     reader = type(getattr(getattr(part, "generate_examples_fn", None), "__self__", None))
     return reader.__module__.startswith("datasets.packaged_modules.") and reader.__name__ != "Generator"
 
@@ -67,7 +73,7 @@ def _is_file_reader(part: object) -> bool:
 def fingerprint(thing: object) -> str | None:
     """Return a digest of the random numbers with which a streaming dataset is shuffled and interleaved.
 
-    Without a seed, these functions draw random numbers in each process, which decide the order of files.
+    Without a seed, shuffling and interleaving draw random numbers in each process, and these decide the order of files.
 
     Args:
         thing: a dataset or a loader, which may contain a streaming dataset.
@@ -81,7 +87,10 @@ def fingerprint(thing: object) -> str | None:
 
 
 def _parts(thing: object) -> Iterator[object]:
-    """Yield the examples iterable of the streaming dataset inside `thing`, and all iterables inside it."""
+    """Yield the iterable that produces a streaming dataset's examples, and all iterables inside this iterable.
+
+    `thing` contains or is the streaming dataset.
+    """
     while thing is not None and not _is_streaming(thing):
         thing = getattr(thing, "dataset", None)
     waiting = [] if thing is None else [getattr(thing, "_ex_iterable", thing)]

@@ -1,4 +1,4 @@
-"""Resumes loaders with a state of their own, and iterables that are read again from their beginning."""
+"""Resumes loaders that store their own state, and iterables that are read again from the beginning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ logger = logging.getLogger("everstep.training")
 
 
 class OwnState:
-    """Source for loaders that have `state_dict` and `load_state_dict` and so store their own position."""
+    """Source for loaders that store their own position and have `state_dict` and `load_state_dict`."""
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
         self._epoch = 0
         self._is_resuming = False
         self._loaded: Tree = None
-        """The restored state, until the next `begin`: some loaders return it only after they begin."""
+        """The restored state, until the next `begin`.
+
+        Some loaders return a restored state from `state_dict` only after that.
+        """
         self.generators = rng.find_generators([loader])
         self.order: Order | None = None
 
@@ -53,9 +56,9 @@ class OwnState:
 
 
 class Replayed:
-    """Source for iterables that cannot start in the middle of an epoch.
+    """Source for iterables that can only be read from the beginning of an epoch.
 
-    A resumed run reads the epoch from its beginning again.
+    A resumed run reads the epoch again, and drops the batches that the script already received.
     """
 
     def __init__(self, name: str, iterable: Iterable[object]) -> None:

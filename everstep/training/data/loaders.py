@@ -1,4 +1,4 @@
-"""Chooses how a loader is resumed."""
+"""Chooses the source (`Resumable`) that resumes a registered loader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
         is_traced: True in a determinism check, which compares samples and batches.
 
     Returns:
-        The source at its beginning.
+        The source, positioned at the beginning of the first epoch.
 
     Raises:
         CannotResume: the loader cannot be resumed. The error says what to use.
@@ -54,10 +54,10 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
 
 
 def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the source of a DataLoader or `StatefulDataLoader`. Everstep keeps the position of both itself."""
+    """Return the source of a DataLoader or a `StatefulDataLoader`. The source tracks the position of both itself."""
     dataset = loader.dataset
     if not isinstance(dataset, IterableDataset):
-        # A map-style dataset with a state of its own needs the loader that stores this state.
+        # If both a map-style dataset and its loader have state, use the loader's state, which contains the dataset's.
         has_state = isinstance(loader, Stateful) and isinstance(dataset, Stateful)
         return OwnState(cast(Stateful, loader)) if has_state else MapLoader(loader, seed, is_traced=is_traced)
     if isinstance(dataset, ShardedFiles):
@@ -101,14 +101,14 @@ def _unwrap(loader: Iterable[object]) -> Iterable[object]:
         raise CannotResume(
             "data", "Everstep does not know whether DeepSpeed's curriculum learning resumes bit-identically"
         )
-    # This attribute is private to DeepSpeed, which builds its loader at each `iter`.
+    # DeepSpeed creates its loader with this private method at each `iter`.
     create = getattr(loader, "_create_dataloader")  # noqa: B009
     create()
     return cast("Iterable[object]", getattr(loader, "dataloader"))  # noqa: B009
 
 
 def _is_torch_loader(loader: object) -> bool:
-    """Return whether the loader is one of torch or torchdata, and not of a subclass that reads in another way."""
+    """Return whether the loader's class is torch's or torchdata's. A subclass may read batches in another way."""
     return isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or qualified_name(type(loader)) == _STATEFUL_LOADER
     )

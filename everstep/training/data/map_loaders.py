@@ -1,4 +1,4 @@
-"""Resumes a DataLoader over a map-style dataset, by advancing its batch sampler without fetching."""
+"""Resumes a DataLoader over a map-style dataset: advances its batch sampler without fetching samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.training.state_tree import Tree
 
 
 class MapLoader:
-    """A DataLoader over a map-style dataset, rebuilt around a `PlacedSampler`."""
+    """Source for a DataLoader over a map-style dataset. A new DataLoader with a `PlacedSampler` reads the batches."""
 
     def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
         has_workers = loader.num_workers > 0
@@ -31,8 +31,8 @@ class MapLoader:
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self.order: Order | None = SampleOrder.of(loader)
         of_sampler = rng.find_generators([*samplers, loader.generator])
-        # Workers seed their own copies of the dataset's generators for each batch, so only a loader without workers
-        # uses the generators of this process.
+        # List the dataset's generators only for a loader without workers. Workers have their own copies of these
+        # generators and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
         self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
@@ -47,12 +47,13 @@ class MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                # This process has just been resumed, so `iter` starts workers and draws a base seed for them. An
-                # undisturbed run keeps its workers and draws none here. The walk must not depend on this draw.
+                # After a resume, `iter` starts the workers and draws a base seed for them. An uninterrupted run still
+                # has its workers and draws no seed here. Start the sampler from the generators' states before this
+                # draw.
                 self._sampler.hold()
             return iter(self._loader)
-        # `iter` draws a base seed. The undisturbed run already drew this seed at the start of the epoch, so restore the
-        # generators afterwards.
+        # `iter` draws a base seed for workers. An uninterrupted run drew this seed at the start of the epoch, so undo
+        # the draw.
         with rng.kept(self.generators):
             return iter(self._loader)
 
@@ -76,7 +77,7 @@ class MapLoader:
 
 
 _RANKS = ("rank", "process_index")
-"""Names under which samplers store their rank: torch's, and those of accelerate."""
+"""Attributes in which samplers of torch and of accelerate store their rank."""
 
 
 def _nested(samplers: Sequence[object]) -> Iterator[object]:
@@ -97,7 +98,7 @@ class PlacedSampler:
 
     Args:
         inner: the user's sampler, which decides the order of the samples.
-        generators: generators that the sampler may draw from, in addition to those of the process.
+        generators: generators that the sampler may draw from, in addition to the global generators of the process.
         seeding: derives the seed that each batch carries to the workers. None without workers.
     """
 
@@ -125,27 +126,27 @@ class PlacedSampler:
 
     @property
     def is_resuming(self) -> bool:
-        """True if the next pass through the sampler starts in the middle of an epoch."""
+        """True if the next walk (pass through the sampler) starts in the middle of an epoch."""
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
         """Make the next walk continue the interrupted walk whose progress is `place`.
 
-        `skip_count` is the number of items of the interrupted walk that the script received. If `place` is None, the
-        next walk starts a new epoch.
+        `skip_count` is the number of items of the interrupted walk whose batches the script received. If `place` is
+        None, the next walk starts a new epoch.
         """
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Make the next walk start from the present states of the generators.
+        """Store the generators' present states, so that the next walk starts from them.
 
-        The loader may draw random numbers before the walk starts. These draws then do not change the walk.
+        Random numbers that the loader draws before the walk starts then do not change the walk.
         """
         self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
-        # This generator's body runs at the first `next`, after a DataLoader has drawn its base seed. From then on, only
-        # the sampler draws, in undisturbed and resumed runs and with any kind of workers.
+        # Python runs this body at the first `next`, after the DataLoader has drawn its base seed. From here on, only
+        # the sampler draws from its generators, in uninterrupted and in resumed runs, with and without workers.
         skip_count, self._skip_count = self._skip_count or 0, None
         if skip_count == 0:
             if self._held is not None:
@@ -161,7 +162,7 @@ class PlacedSampler:
 
 
 def _rebuild(loader: DataLoader[object], sampler: PlacedSampler, *, is_traced: bool) -> DataLoader[object]:
-    """Return a plain DataLoader like `loader`, around `sampler`."""
+    """Return a plain DataLoader with the options of `loader`, which reads its order from `sampler`."""
     has_workers = loader.num_workers > 0
     dataset = WorkerDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset
     collate = loader.collate_fn

@@ -1,4 +1,4 @@
-"""Protocols of the objects that a data stream reads: loaders, datasets, and orders over all ranks."""
+"""Defines protocols of the objects that a data stream uses: loaders, datasets, sources, and orders over all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END = object()
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that returns and restores its own state."""
+    """An object that can return its state and restore it."""
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state_dict: dict[str, object]) -> object: ...
@@ -23,7 +23,7 @@ class Stateful(Protocol):
 class Order(Protocol):
     """The order in which all ranks together receive the data of an epoch.
 
-    A position in this order is a number that does not depend on the number of ranks.
+    A position in this order is a number that has the same meaning for any number of ranks.
     """
 
     @property
@@ -41,7 +41,7 @@ class Order(Protocol):
         ...
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return why positions of another order are no positions of this order. Empty if they are.
+        """Return the reason why positions of an earlier order are not valid in this order. Empty if they are valid.
 
         Args:
             tree: result of `tree` of the other order, which may be of another class.
@@ -52,7 +52,7 @@ class Order(Protocol):
         ...
 
     def earlier(self, tree: dict[str, Tree]) -> Order:
-        """Return the order that `tree` describes. Requires that `differences` is empty."""
+        """Return the earlier order that `tree` describes. `differences(tree)` must be empty."""
         ...
 
     def position(self, begin: int, batch_count: int) -> int:
@@ -61,11 +61,11 @@ class Order(Protocol):
 
 
 class Resumable(Protocol):
-    """A source of batches that can report and restore its position."""
+    """A source: it wraps a registered loader, yields its batches, and can return and restore its position."""
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """The source's own random generators, from which its batches draw. Generators of the process are not listed."""
+        """The random generators that the source's batches use, except the global generators of the process."""
         ...
 
     @property
@@ -74,7 +74,10 @@ class Resumable(Protocol):
         ...
 
     def begin(self, epoch: int) -> Iterator[object]:
-        """Return the batches of an epoch. After `load_state_dict`, return only the remaining ones."""
+        """Return the batches of an epoch.
+
+        After `load_state_dict`, return only the batches that follow the restored position.
+        """
         ...
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The order in which a `DistributedSampler` distributes samples to ranks, and positions in this order."""
+"""Describes the order in which a `DistributedSampler` distributes samples to ranks, and positions in this order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from everstep.training.state_tree import Tree
 class SampleOrder:
     """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
 
-    Sample number p of an epoch belongs to the sampler's rank p mod `replicas`. The order of all samples does not depend
-    on `replicas`.
+    The sampler assigns sample number p of an epoch to rank p mod `replicas`. The order of all samples does not depend
+    on `replicas`, so a launch with another number of ranks can continue at any position.
     """
 
     samples: int
@@ -65,7 +65,10 @@ class SampleOrder:
         }
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return the differences between this order of samples and an earlier order. Empty if the orders are equal."""
+        """Return, as text, the differences between this order and the order of an earlier launch.
+
+        Empty if both are equal.
+        """
         now = self.tree()
         if tree.keys() != now.keys():
             return "the loader was of another kind"
@@ -88,7 +91,7 @@ class SampleOrder:
 
 
 class RestOfEpoch:
-    """Yields the samples that a `DistributedSampler` gives to its rank, starting at a position of the epoch."""
+    """Sampler that yields what a `DistributedSampler` assigns to its rank, starting at a position of the epoch."""
 
     def __init__(self, sampler: DistributedSampler[object], begin: int) -> None:
         self.sampler = sampler

@@ -1,4 +1,4 @@
-"""Random augmentation whose draws depend on the sample, and not on the process that loads it."""
+"""Provides datasets and collators whose random numbers depend on the sample, and not on the process that loads it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SeededDataset(Dataset[object]):
         data = SeededDataset(images, seed=1)
         loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), num_workers=4)
 
-    A sample is equal with any number of workers and ranks. While the dataset returns a sample, the process's random
-    generators on the CPU, and those that the dataset holds, are seeded for this sample. Afterwards they continue from
-    their earlier states.
+    A sample is the same with any number of workers and ranks. Before the inner dataset loads a sample, this class seeds
+    the process's CPU generators, and the generators inside the dataset, for this sample. Afterwards it restores their
+    earlier states.
 
     Args:
         dataset: the dataset with random augmentation.
@@ -33,7 +33,7 @@ class SeededDataset(Dataset[object]):
     def __init__(self, dataset: Dataset[object], seed: int = 0) -> None:
         self.dataset = dataset
         self.seed = seed
-        # Workers that persist read the epoch from shared memory.
+        # Use shared memory, from which persistent workers read the present epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._generators: list[rng.Generator] | None = None
         self._fetched: list[object] = []
@@ -47,7 +47,7 @@ class SeededDataset(Dataset[object]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make samples depend on this epoch, in all workers. The session calls this before each epoch."""
+        """Set the epoch on which samples depend, for all workers too. The session calls this before each epoch."""
         self._epoch.fill_(epoch)
         set_epoch(self.dataset, epoch)
 
@@ -70,10 +70,10 @@ class SeededDataset(Dataset[object]):
         """Return the indices of the samples that the last fetch in this process returned.
 
         Args:
-            samples: a batch of samples, or one sample. None is returned if the last fetch returned other samples.
+            samples: a batch of samples, or one sample, that this dataset may have returned last.
 
         Returns:
-            The indices in the order of the samples, or None.
+            The indices in the order of the samples. None if the last fetch in this process returned other samples.
         """
         if self._single is None:
             return self._fetched if self._fetched and len(cast(Sized, samples)) == len(self._fetched) else None
@@ -91,7 +91,8 @@ class SeededCollator:
         data = SeededDataset(texts, seed=1)
         loader = DataLoader(data, batch_size=8, collate_fn=SeededCollator(mask_tokens, data))
 
-    Another number of ranks makes other batches, and therefore other draws. Draws in the dataset stay the same.
+    With another number of ranks, batches contain other samples, so `collate_fn` draws other numbers. The draws of the
+    dataset stay the same.
 
     Args:
         collate_fn: the function with random draws, for example one that masks tokens.
@@ -115,7 +116,8 @@ class SeededCollator:
         """Combine samples.
 
         Args:
-            samples: the samples that the dataset returned last in this process, or one sample without a batch size.
+            samples: the samples that the dataset returned last in this process; one sample if the loader has no batch
+                size.
 
         Returns:
             The batch, as `collate_fn` returns it.
@@ -138,7 +140,7 @@ class SeededCollator:
 
 
 def _plain(index: object) -> object:
-    """Return the index as a Python integer if it is one of numpy or torch, so that its text is the same."""
+    """Convert an integer of numpy or torch to a Python integer, so that equal indices have equal text."""
     try:
         return operator.index(index)  # type: ignore[arg-type]
     except TypeError:

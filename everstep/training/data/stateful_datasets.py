@@ -1,11 +1,11 @@
-"""Resumes a DataLoader over an iterable dataset with state, by the states of its workers.
+"""Resumes a DataLoader over an iterable dataset that has `state_dict`: stores and restores the states of its workers.
 
-A worker sends with each batch a `WorkerState`: the dataset's state and the random generators after this batch. The
-source keeps the state that belongs to the last batch which the script received from each worker, although workers
-prefetch. A resumed run starts the workers with these states. It renumbers the workers, because a DataLoader always
-begins with its first worker:
+With each batch, a worker sends a `WorkerState`: the state of its dataset and of its random generators after this batch.
+Workers prefetch, so the source stores, for each worker, the state sent with the last batch that the script received. A
+resumed run starts the workers with these states. It renumbers the workers, because a DataLoader always begins with its
+worker 0:
 
-    received so far   worker 0, 1, 2, 0        next is worker 1
+    received so far   batches of workers 0, 1, 2, 0; the next batch is from worker 1
     resumed           DataLoader's worker 0 is worker 1, its 1 is 2, its 2 is 0
 """
 
@@ -29,12 +29,12 @@ class WorkerState:
     """The state from which a worker continues after a batch."""
 
     worker: int
-    """Index of the worker in the numbering of the undisturbed run."""
+    """Index that the worker had before the first resume."""
     dataset: dict[str, Tree]
     has_ended: bool
     """True if the dataset has no further samples in this epoch."""
     generators: rng.States
-    """States of the process's generators and of those that the dataset and the collate function hold."""
+    """States of the worker process's global generators, and of the generators inside the dataset and `collate_fn`."""
 
     def tree(self) -> Tree:
         """Return the state as a state tree."""
@@ -44,11 +44,11 @@ class WorkerState:
 class StatefulDatasetLoader:
     """Source for a DataLoader whose iterable dataset has `state_dict` and `load_state_dict`.
 
-    The dataset's state is its position in the epoch. Each epoch begins at the dataset's beginning.
+    The dataset's state must be its position in the epoch. Each epoch starts at the beginning of the dataset.
 
     Args:
         name: name under which the loader was registered.
-        loader: the DataLoader. Its options are used, and a loader of the same options reads the batches.
+        loader: the DataLoader. A new DataLoader with the same options reads the batches.
     """
 
     def __init__(self, name: str, loader: DataLoader[object]) -> None:
@@ -64,10 +64,13 @@ class StatefulDatasetLoader:
         self._began: rng.States | None = None
         """States of the generators at the beginning of the epoch; None between two epochs."""
         self._states: list[Tree] = _no_states(loader.num_workers)
-        """State of each worker after its last received batch. None if the worker has sent none in this epoch."""
+        """State of each worker after the last batch that the script received from it.
+
+        None before its first batch of the epoch.
+        """
         self._next_worker = 0
         self._epoch = 0
-        """The last epoch that has begun."""
+        """Index of the epoch that began last."""
         self._loaded: dict[str, object] | None = None
         """State of a dataset without workers that the next `begin` restores."""
 
@@ -89,7 +92,8 @@ class StatefulDatasetLoader:
             self._dataset.load_state_dict(loaded)
         self._batches.start(self._states, self._next_worker)
         with rng.kept(self.generators):
-            # `iter` draws the seed of workers without a state. It must be the seed of the undisturbed run.
+            # `iter` draws a seed for workers that have no state yet. Restore the generators first, so that it is the
+            # seed that an uninterrupted run draws.
             rng.set_states(self.generators, self._began)
             return self._received(iter(self._loader))
 
@@ -125,10 +129,10 @@ class StatefulDatasetLoader:
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
     def _end_epoch_of_dataset(self, state: dict[str, object]) -> None:
-        """Bring the dataset into the state between two epochs, in which the undisturbed run's dataset is.
+        """Put the dataset into the state that it has between two epochs of an uninterrupted run.
 
-        At the end of an epoch, the state of some datasets is the position behind the last sample: they need one more
-        `next` to start anew. The state of others is that of a new epoch already.
+        After an epoch's last sample, some datasets still point behind this sample and need one more `next` to start a
+        new epoch. Others already point at the start of a new epoch.
         """
         with rng.kept(self.generators):
             set_epoch(self._dataset, self._epoch)
@@ -137,7 +141,7 @@ class StatefulDatasetLoader:
                 self._dataset.load_state_dict(state)
 
     def _received(self, batches: Iterator[object]) -> Iterator[object]:
-        """Yield the batches, and keep the states that workers send with them."""
+        """Yield the batches, and store the state that a worker sent with each batch."""
         for batch in batches:
             if self._worker_count:
                 batch, sent = cast("tuple[object, WorkerState]", batch)
@@ -164,16 +168,16 @@ class _Batches(IterableDataset[object]):
         """True if the dataset has no further samples in this epoch. Valid without workers, and in a worker."""
 
     def start(self, states: list[Tree], first_worker: int) -> None:
-        """Set the states of workers, which the next `iter` of the loader starts.
+        """Set the states with which the next `iter` of the loader starts its workers.
 
         Args:
-            states: states by worker; None for a worker that starts an epoch. Empty if all do.
+            states: states by worker; None for a worker that starts an epoch. Empty if all workers start an epoch.
             first_worker: index of the worker whose batch is the next one.
         """
         self._states, self._first_worker, self.has_ended = states, first_worker, False
 
     def start_worker(self, number: int) -> None:
-        """Start a worker with its index in the undisturbed run. Called once, in the worker.
+        """Give a worker the index that it had before the first resume. Called once, in the worker process.
 
         Args:
             number: the DataLoader's index of the worker.
@@ -183,7 +187,7 @@ class _Batches(IterableDataset[object]):
         worker = (number + self._first_worker) % info.num_workers
         seed = info.seed - number + worker
         for name, value in (("dataset", self.dataset), ("id", worker), ("seed", seed)):
-            object.__setattr__(info, name, value)  # A DataLoader forbids a plain assignment.
+            object.__setattr__(info, name, value)  # Use `object.__setattr__`, because torch forbids a plain assignment.
         rng.seed(seed)
         if self._user_init is not None:
             self._user_init(worker)
@@ -221,7 +225,7 @@ class _Batches(IterableDataset[object]):
 
 
 def _rebuild(loader: DataLoader[object], batches: _Batches) -> DataLoader[object]:
-    """Return a plain DataLoader like `loader` over `batches`."""
+    """Return a plain DataLoader with the options of `loader`, which reads from `batches`."""
     return DataLoader(
         batches,
         batch_size=None,

@@ -1,9 +1,10 @@
-"""Data streams: registered loaders with a position that a restart resumes.
+"""Provides data streams: registered loaders whose position snapshots contain and restarts resume.
 
 A data position consists of the epoch, the number of batches that the script received, and the state of the loader's
 `Resumable`.
 
-Invariant: an undisturbed run and a resumed run yield the same batches and leave all generators in the same state.
+Invariant: a resumed run yields the same batches as an uninterrupted run, and leaves all random generators in the same
+states.
 """
 
 from __future__ import annotations
@@ -22,28 +23,31 @@ from everstep.training.state_tree import Tree
 
 
 class DataStream:
-    """One registered loader, across epochs.
+    """One registered loader, which the script reads over many epochs.
 
     Args:
-        name: name under which it was registered.
+        name: name under which the script registered the loader.
         loader: any loader of the table in `everstep.training.data`.
         seed: seed of the workers' randomness, for loaders without a generator.
         is_traced: True in a determinism check, which compares samples and batches.
 
     Raises:
-        CannotResume: the loader can be read only once, or its workers keep generators from epoch to epoch.
+        CannotResume: the loader can be read only once, or its workers keep random generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
         self.name = name
         self.observe: Callable[[str, object], object] | None = None
-        """Set by a determinism check: records an item of the loader under its name, and returns the batch."""
+        """Function that a determinism check sets.
+
+        It records an item of the loader under the loader's name, and returns the batch.
+        """
         self._source = find_source(name, loader, seed, is_traced=is_traced)
         self._fingerprint = hugging_face.fingerprint(loader)
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
         self.consumed_count = 0
-        """Batches of this epoch that the script received, in this process or before a restart."""
+        """Number of batches of this epoch that the script received, in this process or before a restart."""
         self.handed_count = 0
         """Number of batches that the script received in this process."""
         self._is_resumed = False
@@ -56,8 +60,8 @@ class DataStream:
     def __iter__(self) -> Iterator[object]:
         """Yield the remaining batches of the current epoch. The next `iter` starts the next epoch.
 
-        A loop may stop right after an epoch's last batch without exhausting the iterator. The next `iter` then also
-        starts the next epoch. Exception: if this process was resumed at that position, the next `iter` yields no
+        If a loop stops right after an epoch's last batch, without exhausting the iterator, the next `iter` starts the
+        next epoch too. Exception: if this process was resumed at the end of an epoch, its first `iter` yields no
         batches.
         """
         is_rest_possible = self._is_resumed or self.consumed_count == 0
@@ -77,7 +81,7 @@ class DataStream:
         Raises:
             SessionMisuse: an epoch has no batches.
         """
-        for _ in range(3):  # The rest of a resumed epoch may be empty, and the next epoch may be empty too.
+        for _ in range(3):  # Try three times, because both the rest of a resumed epoch and the next epoch may be empty.
             batch = self._next_of_epoch()
             if batch is not END:
                 return batch
@@ -89,7 +93,8 @@ class DataStream:
         Before the first batch of an epoch, the call changes nothing.
 
         Raises:
-            CannotResume: the loader keeps its own position and has further batches. Its state would begin there.
+            CannotResume: the loader stores its own position and has further batches, so its state would still point at
+                them.
         """
         if self._iterator is None and self.consumed_count == 0:
             return
@@ -111,7 +116,7 @@ class DataStream:
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the position of the stream as a state tree."""
+        """Return the data position as a state tree (`everstep.training.state_tree`)."""
         return {
             "epoch": self.epoch,
             "consumed": self.consumed_count,
@@ -129,11 +134,11 @@ class DataStream:
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
         """Convert the data position of a launch with another number of ranks into a position for `load_state_dict`.
 
-        Changes nothing.
+        The call does not change the stream.
 
         Args:
             state: result of `state_dict` on a rank of the earlier launch.
-            is_same_rank: True if the number of ranks has not changed, so that `state` is of this rank.
+            is_same_rank: True if the number of ranks has not changed. `state` is then the position of this rank.
 
         Returns:
             The position of this rank.
@@ -160,7 +165,8 @@ class DataStream:
         return {
             **state,
             "consumed": 0,
-            # A walk of the earlier ranks cannot be repeated here. The source begins a walk at `begin`.
+            # Drop the walk (the pass through the sampler) of the earlier rank, because this rank cannot repeat it. The
+            # source starts a new walk at the position `begin`.
             "source": {**source, "place": None, "begin": begin},
             "earlier_samples_per_step": state["samples_per_step"],
         }
@@ -220,7 +226,7 @@ class DataStream:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Raise an error if two loaders share a generator and one of them restores it from its own state.
+    """Raise an error if two loaders share a random generator and one of the loaders restores it from its own state.
 
     Args:
         streams: all registered streams.

@@ -1,12 +1,14 @@
-"""Walks: passes through a sampler or an iterable that can be repeated exactly.
+"""Implements walks: a walk is one pass through a sampler or an iterable that a resumed run can repeat exactly.
 
 A sampler draws random numbers from the process's generators and from its own. The script may draw random numbers from
-the same generators, for example for noise in the loop, in a second loader or in the dataset. A position therefore
-contains two states of each generator: the state at the start of the epoch's sampling, to repeat the walk, and the
-present state, from which a resumed run continues.
+the same generators, for example for noise in the loop, in a second loader or in the dataset. A data position therefore
+contains two states of each random generator. A resumed run repeats the walk from the first state, which the generator
+had at the start of the walk. Then it continues from the second state, which the generator had when the snapshot was
+taken.
 
-If other code uses a generator between two items of a `Walk`, a repetition of the walk would produce other samples. The
-walk therefore continues with its own random stream from then on.
+If other code draws from a generator between two items of a walk, a repetition without this code would produce other
+samples. From such a moment on, the walk therefore uses its own random stream instead of the shared generator (a
+*fork*).
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from everstep.training.state_tree import Tree
 
 
 class Walk:
-    """One walk through a sampler or an iterable that can be repeated exactly.
+    """One pass through a sampler or an iterable, which a resumed run can repeat exactly.
 
-    Other code may draw from the same generators. The walk draws from the shared generators while it is the only user.
-    If other code has drawn from a generator since the walk's last draw, the walk records the state that it finds
-    (`Fork`) and draws one more item from this state. From the next item on, the walk draws from a stream of its own,
-    derived from the state after that item. It then no longer uses the shared generator.
+    As long as no other code draws from a generator, the walk draws from it. If other code has drawn from a generator
+    since the walk's last item, the walk records the generator's state (`Fork`) and draws one more item from it. From
+    the next item on, the walk draws from its own random stream. The stream is derived from the generator's state after
+    that item.
 
     Args:
         items: the sampler or iterable, read from its beginning.
-        generators: generators that the items may draw from, in addition to those of the process.
-        place: progress of the walk, which the walk updates.
+        generators: generators that `items` may draw from, in addition to the global generators of the process.
+        place: progress of the walk. The walk updates this object.
     """
 
     def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
@@ -53,7 +55,7 @@ class Walk:
         self._left = list(place.began)
         """State of each generator after the walk last used it.
 
-        A different state shows that other code used the generator.
+        If the generator now has another state, other code used it.
         """
         self._streams: dict[int, Tree] = {}
         """State of the walk's own random stream, for each generator that the walk no longer uses."""
@@ -63,7 +65,7 @@ class Walk:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Repeat the walk up to the item that the loader requested last.
+        """Repeat the interrupted walk up to the item that the loader requested last before the interruption.
 
         Afterwards, the generators have the same states as before the call.
 
@@ -114,7 +116,7 @@ class Walk:
 
     def _draw(self) -> object:
         if self._items is None:
-            self._items = iter(self._source)  # Create the iterator here, because `iter` may draw random numbers.
+            self._items = iter(self._source)  # Create the iterator only now, because `iter` may draw random numbers.
         return next(self._items, END)
 
 
@@ -126,7 +128,7 @@ def draws_once(items: object) -> bool:
     sampler = items.sampler if type(items) is BatchSampler else items
     sampler = sampler.sampler if type(sampler) is RestOfEpoch else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        # Any other `RandomSampler` draws random numbers again after its first item.
+        # A `RandomSampler` with its own generator draws all numbers at its first item only under these conditions.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 
@@ -149,9 +151,9 @@ class Place:
     began: rng.States
     """State of each generator at the start of the walk. `Walk.repeat` starts from these states."""
     walked_count: int = 0
-    """Number of items that the loader requested from the walk, the end included.
+    """Number of items that the loader requested from the walk. The request that returned the end counts, too.
 
-    A loader whose workers prefetch requests more items than the script receives.
+    If workers prefetch, the loader requests more items than the script receives.
     """
     forks: list[Fork] = field(default_factory=list)
 
@@ -178,4 +180,4 @@ class Fork:
     index: int
     """Index of the generator among the walk's generators."""
     found: Tree
-    """State in which the walk found the shared generator before that item."""
+    """State of the shared generator before the walk drew the item `number`."""

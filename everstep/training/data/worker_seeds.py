@@ -1,8 +1,8 @@
-"""Seeds the workers of a DataLoader over a map-style dataset, for every batch.
+"""Seeds the random generators of DataLoader workers for every batch of a map-style dataset.
 
-The seed depends on (seed, epoch, rank, batch index). A batch therefore does not depend on the worker that loads it, or
-on the time. The rank is the sampler's rank, because the sampler divides the data. Ranks that must see the same samples
-(tensor parallel) get the same batches, as with torch.
+A batch's seed depends on (user's seed, epoch, rank, batch index). A batch therefore depends neither on the worker that
+loads it nor on the time. The rank is the rank that the sampler uses, because the sampler divides the data. Ranks that
+must read the same samples (tensor parallelism) have the same sampler rank, so they get the same batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from everstep.training.determinism.traced_data import TracedDataset
 
 @dataclass(frozen=True, slots=True)
 class Seeding:
-    """The inputs of a batch's seed."""
+    """The values from which the seed of a batch is computed."""
 
     seed: int
     rank: int
@@ -29,8 +29,8 @@ class Seeding:
     def of(self, epoch: int, batch: int, begin: int = 0) -> int:
         """Return the 64-bit seed of one batch.
 
-        `begin` is the position in the epoch at which the count of batches began; above 0 after the number of ranks has
-        changed.
+        `begin` is the position in the epoch from which batches are counted. It is above 0 if the number of ranks
+        changed during the epoch.
         """
         place = f"{batch}/{begin}" if begin else f"{batch}"
         return xxhash.xxh3_64_intdigest(f"{self.seed}/{epoch}/{self.rank}/{place}".encode())
@@ -40,7 +40,7 @@ class Seeding:
 class SeededItem:
     """An item that a sampler yields to a worker.
 
-    It holds the user's index or indices, and the seed of their batch.
+    It contains the index or indices that the user's sampler yielded, and the seed of their batch.
     """
 
     item: object
@@ -48,9 +48,9 @@ class SeededItem:
 
 
 class WorkerDataset(Dataset[object]):
-    """Wraps the user's dataset in a worker.
+    """Wraps the user's dataset in a DataLoader worker.
 
-    Before every fetch it seeds the generators for the batch.
+    Before it fetches a batch, it seeds the random generators of the worker.
 
     Args:
         inner: the user's dataset, from which every item is read.
@@ -91,7 +91,7 @@ def plain_index(item: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
-    """Worker initialization after which `get_worker_info()` returns the user's own dataset.
+    """Worker initialization that makes `get_worker_info()` return the user's own dataset, not the wrapper.
 
     The user's `worker_init_fn` may then open files on this object or select a part of the data.
 
@@ -109,7 +109,7 @@ class WorkerBegin:
         """
         info = get_worker_info()
         assert info is not None
-        # A DataLoader forbids a plain assignment of this attribute.
+        # Use `object.__setattr__`, because torch forbids a plain assignment of this attribute.
         object.__setattr__(info, "dataset", cast("WorkerDataset | TracedDataset", info.dataset).inner)
         if self.user_init is not None:
             self.user_init(worker_id)
