@@ -1,7 +1,7 @@
 """Records a script's calls to functions whose results differ between runs: the clock, OS entropy, directory listings.
 
-The recorded calls are evidence for the user. A script that imported such a function by name before `install` is not
-observed, and neither are calls of installed packages.
+The report of a determinism check lists the recorded calls as evidence. Two kinds of calls are not recorded: calls
+through a name that the script imported before `install`, and calls that installed packages make.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 _OBSERVED: tuple[tuple[Any, str, str], ...] = (
     (os, "urandom", "os.urandom"),
-    (random, "_urandom", "os.urandom"),  # `SystemRandom`, `secrets` and numpy's unseeded generators call this name.
+    # `SystemRandom`, `secrets` and numpy's unseeded generators call `os.urandom` under this name.
+    (random, "_urandom", "os.urandom"),
     (os, "listdir", "os.listdir"),
     (os, "scandir", "os.scandir"),
     (time, "time", "time.time"),
@@ -34,7 +35,7 @@ _is_installed = False
 
 
 def install() -> None:
-    """Observe the functions from now on. Idempotent. Called when a process of a check imports `everstep.training`."""
+    """Start to record calls. Idempotent. Called when a process of a determinism check imports `everstep.training`."""
     global _is_installed
     if _is_installed:
         return
@@ -81,7 +82,7 @@ def _note(label: str) -> None:
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_passed(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return  # The script imports a module, which calls the function.
+            return  # Python's import system calls the function, because the script imports a module.
         frame = frame.f_back
     if is_user_file(frame.f_code.co_filename):
         _seen[f"{label} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"] = None

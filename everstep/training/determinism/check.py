@@ -1,10 +1,11 @@
-"""Records the steps of one pass of a determinism check, and ends the pass after its last step.
+"""Records the steps of one pass of a determinism check (`everstep.determinism`), and ends the pass after its last step.
 
-Registration creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each
-batch, optimizer step, logged value and finished step. The rank trains without its agent: the check keeps one step by
-itself, in the format of a slot, and the session restores that step like any other.
+`init` creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each batch,
+optimizer step, logged value and finished step to the check. The rank trains without its agent. Instead of the agent,
+the check stores a snapshot of the kept step, in the format of a slot. In passes 2 and 3, the session restores this
+snapshot as it would restore a snapshot from the agent.
 
-Invariant: the check ends only with the report of three complete records, or with an error.
+Invariant: the check ends with a report about three complete records, or with an error.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from everstep.training.state import RankState
 from everstep.training.step_watch import uncompiled
 
 RUN = RunId("0" * 32)
-"""Run in the header of the kept slot, because a script outside of Everstep has no run."""
+"""Run id in the slot header of the check's snapshot, because a script that runs outside of Everstep has no run id."""
 _RECORDS = msgspec.json.Decoder(Record)
 if PASS_VARIABLE in os.environ:
-    calls.install()  # The script imports this module at its beginning, and may list files before it calls `init`.
+    calls.install()  # Observe calls from the import on, because the script may list files before it calls `init`.
 Arguments = tuple[Any, ...]
 ClosureCall = tuple[Arguments, dict[str, Any]]
-"""Positional arguments, with the optimizer as the first one, and named arguments of a call of `Optimizer.step`."""
+"""The positional arguments of a call of `Optimizer.step`, beginning with the optimizer, and its named arguments."""
 _NOT_COMPILED = "the determinism check records here: compile optimizer.step() without fullgraph=True"
 
 
 class CheckLink(NullLink):
-    """Link of a rank during a check. It names the kept step as the step to restore.
+    """Replaces a rank's connection to its agent during a check. It names the kept step as the step to restore.
 
     Args:
         current: the pass of this process.
@@ -92,15 +93,17 @@ class DeterminismCheck:
     def __init__(self, current: Pass, environment: Environment) -> None:
         self.link = CheckLink(current)
         self.environment = dataclasses.replace(environment, run=RUN, generation=Generation(0))
-        """The rank's environment, as if the check were a run of its own."""
+        """The rank's environment, with the run id and the generation that the check uses."""
         self._pass = current
         self._record = Record(current.kept_step)
         self._step = 1
-        """The step that the script makes at present."""
+        """Number of the step that the script runs now."""
         self._state: RankState | None = None
         self._has_ended = False
         self._are_objects_due = False
-        """True from the restore, or from the kept step, until the next entry. Objects are recorded at that entry.
+        """True if the registered objects must still be recorded for the kept step.
+
+        The check records them with its next entry.
 
         A framework may apply a restored object only when its loop begins, as transformers' `Trainer` does.
         """
@@ -111,13 +114,13 @@ class DeterminismCheck:
     def read(cls, environment: Environment) -> DeterminismCheck | None:
         """Return the check of this process, or None if the job is no determinism check.
 
-        In the process that the launcher started, this call does not return. It begins pass 1 in a new process.
+        In the process that the launcher started, the call does not return: it starts pass 1 by an exec.
 
         Args:
             environment: the rank's environment.
 
         Returns:
-            The check at the beginning of its present pass.
+            The check at the start of the pass that this process runs.
 
         Raises:
             SessionMisuse: the number of steps is not valid.
@@ -145,7 +148,8 @@ class DeterminismCheck:
                 record(optimizer)
                 return None
 
-            # Lightning passes a closure that computes the gradients within the step. Earlier gradients are still set.
+            # Lightning passes a closure that computes the gradients inside `Optimizer.step`. Record the gradients after
+            # the closure, because before it the parameters still hold the gradients of the previous step.
             def recorded() -> object:
                 loss = closure()
                 record(optimizer)
@@ -192,7 +196,7 @@ class DeterminismCheck:
             self.end()
 
     def end(self) -> None:
-        """End the pass, also if the script ended before the last step. Does not return, except when repeated."""
+        """End the pass: store its record, then start the next pass or report. Only a repeated call returns."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -206,7 +210,7 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Record a batch that the script receives, and return it without its trace."""
+        """Record a batch that the script receives, and return the batch without its `Trace`."""
         batch, trace = untraced(item)
         if trace is None:
             self._add(Kind.LOADED, name, batch)
@@ -223,7 +227,7 @@ class DeterminismCheck:
         return batch
 
     def _keep(self, step: int) -> None:
-        """Keep the state of this step for the next passes. The record begins anew here."""
+        """Store a snapshot of this step for passes 2 and 3, and start a new record from this step."""
         assert self._state is not None
         observed = self._state.observe()
         plan = CapturePlan.make(observed.tensors)
@@ -273,7 +277,7 @@ class DeterminismCheck:
         passes.end_children()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # Code after the training loop would write the results of a run that made a few steps only.
+        # Exit now. Code after the training loop would write results, although the run made only a few steps.
         os._exit(0)
 
     def _compared(self, records: list[Record]) -> RankReport:
@@ -291,7 +295,7 @@ class DeterminismCheck:
         self._are_objects_due = True
 
     def _tensors(self) -> Iterator[Entry]:
-        """Yield an entry for each tensor of the state. Gradients are recorded before the optimizer's step."""
+        """Yield an entry for each tensor of the state, except gradients. `_of_optimizer` yields the gradients."""
         assert self._state is not None
         for adapter in self._state.adapters:
             observed = adapter.observe()
@@ -326,7 +330,7 @@ class DeterminismCheck:
 
 
 def _of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the settings of an optimizer, then the gradients of its parameters."""
+    """Yield an entry for each option of an optimizer's groups, then an entry for each gradient of its parameters."""
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name != "params":

@@ -1,6 +1,7 @@
 """Computes digests of batches, states and other values of a script.
 
-Invariant: equal values have equal digests in every process. An object without readable content counts as its type.
+Invariant: equal values have equal digests in every process. For an object without readable content, the digest covers
+only the object's type.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import xxhash
 from everstep.training.state_tree import tensor_bytes
 
 MAX_DEPTH = 24
-"""Depth at which nested values count as their types. Cyclic values end here, too."""
+"""Nesting depth from which the digest covers only the types of values.
+
+The limit also ends the traversal of cyclic values.
+"""
 
 
 def digest_of(value: object) -> str:
@@ -64,7 +68,8 @@ def _parts(value: object) -> list[object]:
         return [part for item in cast("Mapping[object, object]", value).items() for part in item]
     if isinstance(value, (list, tuple, np.ndarray)):
         return list(cast("list[object]", value))
-    if callable(content := getattr(value, "tobytes", None)):  # Images of PIL have neither fields nor items.
+    if callable(content := getattr(value, "tobytes", None)):
+        # Use the raw bytes of an object such as a PIL image, which has neither fields nor items.
         return [content()]
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]

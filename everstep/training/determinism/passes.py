@@ -1,12 +1,13 @@
-"""Ends a pass of a determinism check and begins the next one in a new process.
+"""Ends a pass of a determinism check and starts the next pass in a new process image.
 
-The rank replaces its own process by exec. Pid, user, cgroup and output streams stay the same. All memory of the script
-is lost, as after a kill. The kept state and the records lie in two files in memory that only this process owns
-(memfd). They disappear with the process, so a failed check leaves nothing behind.
+The rank calls exec, which replaces the program in its process. Pid, user, cgroup and output streams stay the same. The
+script loses all its memory, as after a kill. Two in-memory files (memfd) survive the exec. One holds the snapshot of
+the kept step (`everstep.determinism`), the other holds the records of finished passes. The kernel deletes both files
+when the process ends, so a failed check leaves nothing behind.
 
     pass 0     the process that the launcher started; it only creates the files
-    pass 1     trains from step 0 to the last step, and keeps one step
-    pass 2, 3  restore that step and train to the last step; pass 3 has another hash seed
+    pass 1     trains from step 0 to the last step, and stores a snapshot of the kept step
+    pass 2, 3 restore the kept step and train to the last step; pass 3 has another hash seed
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Pass:
 
     number: int
     last_step: int
-    """The step after which the pass ends."""
+    """Number of the step after which the pass ends."""
     varies_hash: bool
-    """True if pass 3 has another hash seed."""
+    """True if pass 3 has another hash seed than passes 1 and 2. False if the job sets PYTHONHASHSEED."""
     state: Path
-    """File with the state of the kept step, as a slot."""
+    """File in the format of a slot, with the snapshot of the kept step."""
     records: Path
-    """File with one line per finished pass: its record as JSON."""
+    """File with one line per finished pass: the `Record` of the pass as JSON."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Pass | None:
@@ -90,8 +91,8 @@ class Pass:
 def begin(new: Pass) -> NoReturn:
     """Replace this process by one that runs the script from its beginning, as another pass.
 
-    Collective: every rank calls it at the same step. The new processes form a process group at another port, because
-    the old rendezvous may still answer.
+    Collective: every rank calls it at the same step. The new process group uses another port, because the rendezvous of
+    the old process group may still answer at its port.
 
     Args:
         new: the pass that the new process runs.
@@ -102,14 +103,15 @@ def begin(new: Pass) -> NoReturn:
         stream.flush()
     kept = {new.state.name, new.records.name} if new.state.parent == _DESCRIPTORS else set[str]()
     for name in os.listdir(_DESCRIPTORS):
-        # Libraries leave sockets and devices inheritable. An inherited device would keep its memory allocated.
+        # Close all other descriptors at the exec. Libraries mark sockets and devices as inheritable, and an inherited
+        # GPU device would keep its memory allocated.
         if int(name) > 2 and (_DESCRIPTORS / name).is_symlink():
             os.set_inheritable(int(name), name in kept)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
 
 
 def end_children() -> None:
-    """Kill the DataLoader workers. They would survive an exec, and a worker must not outlive its rank."""
+    """Kill the DataLoader workers, because child processes would survive an exec."""
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
@@ -125,7 +127,7 @@ def _create_file(name: str) -> Path:
 
 
 def _new_rendezvous() -> dict[str, str]:
-    """Return the variables by which the new processes find each other. Waits until every rank has called it."""
+    """Return the environment variables with which the new processes form a process group."""
     if not has_peers():
         return {}
     with closing(socket.create_server(("", 0))) as free:

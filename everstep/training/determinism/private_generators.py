@@ -1,4 +1,4 @@
-"""Finds random generators that the script holds and that no snapshot contains.
+"""Finds random generators that the script uses and that no snapshot contains.
 
 The search begins at the globals of the script's modules and at the local variables of its running functions.
 """
@@ -22,14 +22,17 @@ _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Ra
 _OPAQUE = (torch.Tensor, np.ndarray, str, bytes, int, float, type, ModuleType, random.SystemRandom)
 SEARCH_DEPTH = 6
 MAX_PARTS = 64
-"""Length of the longest container that the search enters. Longer ones hold samples."""
+"""Length of the longest container that the search enters.
+
+It skips longer containers, because they usually hold samples.
+"""
 
 
 def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
     """Return the generators that the script can reach, by the path of a variable.
 
     Args:
-        kept: the generators that snapshots contain, besides those of the process.
+        kept: the generators that snapshots contain, besides the global generators of the process.
 
     Returns:
         Generators by name, for example `train.model.dropout.generator`. Each generator occurs once.
@@ -92,4 +95,4 @@ def _filled(cells: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
         try:
             yield name, cell.cell_contents
         except ValueError:
-            continue  # A variable of the closure may have no value yet.
+            continue  # Skip a closure variable that has no value yet.

@@ -1,9 +1,10 @@
 """Observes the samples and batches of a DataLoader during a determinism check, in its workers too.
 
-`TracedDataset` and `TracedCollate` replace the dataset and `collate_fn` of a loader. Each batch then arrives together
-with a `Trace`. The dataset is called twice for each batch. Different results show that its code draws from outside.
+`TracedDataset` and `TracedCollate` replace the dataset and `collate_fn` of a loader. The loader then yields each batch
+together with a `Trace`. `TracedDataset` requests the samples of each batch twice, with the same states of the random
+generators. If the two results differ, the dataset's code uses a value from outside, such as the time.
 
-Invariant: the random generators that Everstep keeps have the same states as after a single call.
+Invariant: after the second call, the random generators that snapshots contain have the same states as after one call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from everstep.training.determinism.digests import digest_of
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Digests of one batch on its way through a loader."""
+    """Digests that describe how a loader made one batch."""
 
     order: str
     """Digest of the indices that the sampler drew."""
@@ -37,7 +38,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Samples between the dataset and `collate_fn`."""
+    """The samples of one batch and their digests, which `TracedDataset` passes to `TracedCollate`."""
 
     content: Any
     """The dataset's answer: a list of samples, or one sample if the loader does not form batches."""
@@ -84,10 +85,11 @@ class TracedDataset(Dataset[object]):
         return [self._dataset[index] for index in cast("list[int]", items)]
 
     def _fetched_twice(self, fetch: Callable[[], Any]) -> tuple[Any, Any]:
-        if self._generators is None:  # Search in the process that fetches, because a worker has copies.
+        if self._generators is None:
+            # Search in the process that fetches, because a worker has its own copies of the generators.
             self._generators = rng.find_generators([self.inner, self._collate])
             if get_worker_info() is not None:
-                calls.drain()  # A forked worker inherits the calls of its parent.
+                calls.drain()  # Drop the calls that a forked worker has inherited from its parent.
         before = rng.states(self._generators)
         again = fetch()
         rng.set_states(self._generators, before)
@@ -124,7 +126,10 @@ class TracedCollate:
 
 
 def untraced(item: object) -> tuple[object, Trace | None]:
-    """Return the batch and its trace from what a loader yielded. The trace is None for a loader without tracing."""
+    """Split an item of a loader into the batch and its trace.
+
+    The trace is None if the loader has no `TracedCollate`.
+    """
     if isinstance(item, (tuple, list)):
         parts = cast("Sequence[object]", item)
         if len(parts) == 2 and isinstance(parts[1], Trace):
