@@ -1,4 +1,4 @@
-"""Training hooks: keep a snapshot of a script's state at every optimizer step in the memory of the cluster.
+"""Provides the training hooks, with which a script keeps a snapshot of its state at every step in cluster memory.
 
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     for batch in session.batches(until_step=10_000):

@@ -1,13 +1,14 @@
-"""Connects a rank to its node's agent: messages on a unix socket, and the shared page.
+"""Connects a rank to its node's agent by a unix socket and a shared page.
 
 The page is a small tmpfs file. The agent writes one half of it, the rank the other half
 (`everstep.protocol.rank_messages`).
 
-Invariant: no call blocks training. A message that the socket does not accept immediately waits in memory until the next
-call. After a lost connection, the rank tries to reconnect after each step. It starts no capture before the connection
-is restored. This module only transports messages. The session interprets them.
+Invariant: no call blocks training. If the socket does not accept a message immediately, the message waits in memory
+until the next call. After a lost connection, the rank tries to reconnect after each step, and captures no step before
+it is connected again. This module only transports messages, and the session interprets them.
 
-The module has more than 500 lines. Socket and page use the same generation and the same reconnection state.
+The module has more than 500 lines. It is not divided, because socket and page depend on the same generation and the
+same connection state.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from everstep.protocol.rank_messages import (
 from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
-"""Pause between two attempts to reconnect to the agent."""
+"""Seconds between two attempts to reconnect to the agent."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
-"""Limit of unsent bytes. Above this limit, the agent counts as hung.
+"""Maximum number of bytes that wait for the socket. If more bytes wait, the rank assumes that the agent hangs.
 
-The rank then closes the connection and opens a new one.
+It then closes the connection and opens a new one.
 """
 MAX_REASON_CHARACTERS = 4096
 """Longest error text that the rank sends.
@@ -72,7 +73,7 @@ Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | Ran
 
 
 class AgentLink(Protocol):
-    """Interface between a session and its agent.
+    """Interface of the connection between a session and its agent.
 
     `NullLink` works without an agent, `UnixAgentLink` with one.
     """
@@ -103,11 +104,11 @@ class AgentLink(Protocol):
         """
 
     def welcome(self) -> Arriving | Welcome:
-        """Wait for the agent's first message about the snapshot to restore. Return the newest one."""
+        """Wait until the agent has named the snapshot to restore. Return the agent's newest message about it."""
         ...
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Pass the result of `poll` to `is_enough` until `is_enough` returns True.
+        """Poll the agent until `is_enough` returns True for the result of a poll.
 
         Between two attempts, the call waits until the agent sends a message.
         """
@@ -139,13 +140,15 @@ class AgentLink(Protocol):
         """Write the rank's half of the shared-memory page."""
 
     def send(self, message: Sent) -> None:
-        """Send a message reliably: now, or as soon as the socket accepts it.
+        """Send a message now, or as soon as the socket accepts it.
+
+        After a reconnect, the link repeats unanswered requests.
 
         Safe from any thread.
         """
 
     def hint(self, message: Boundary | Capturing) -> None:
-        """Send a message that may be lost. Safe from any thread."""
+        """Send a message whose loss is harmless. The link never sends it again. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
         """Queue a message until the next `send` or `let_go`, so that the agent wakes up only once.
@@ -160,13 +163,13 @@ class AgentLink(Protocol):
         """Wait until the agent sends a message, for at most `seconds`."""
 
     def close(self) -> None:
-        """Send the waiting messages that the socket accepts immediately, and close the connection."""
+        """Close the connection, after sending those waiting messages that the socket accepts immediately."""
 
 
 class NullLink:
     """Link without an agent, for a script that runs under plain torchrun or alone.
 
-    All methods have no effect or return an empty result, so no snapshot is taken.
+    Its methods do nothing or return empty results, so the session takes no snapshots.
     """
 
     generation = Generation(0)
@@ -201,13 +204,13 @@ class NullLink:
 
 
 class UnixAgentLink:
-    """Connection to a real agent.
+    """Connection of a rank to its node's agent.
 
     Args:
         path: path of the agent's socket.
         hello: identity of this rank. The rank sends it on every new connection.
-        welcome_seconds: how long the rank tries to connect at the start, for example while the agent restarts. Once
-            connected, the rank waits without a limit while the agent fetches the snapshot.
+        welcome_seconds: seconds for which the rank tries to connect at its start, for example while the agent restarts.
+            Once connected, the rank waits without a limit while the agent fetches the snapshot.
         clock: monotonic clock, in seconds.
         open_socket: returns a new unix socket, for each connection.
     """
@@ -230,14 +233,17 @@ class UnixAgentLink:
         self._lock = threading.RLock()  # The training thread, the copier and the metrics thread all send.
         self._socket: socket.socket | None = None
         self._is_new = True
-        """True until the agent's first message on the present connection."""
+        """True until the agent has sent its first message on the present connection."""
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._held = b""
         self._heard_count = 0
         """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
-        """Newest message about the snapshot to restore. After a `Welcome`, no further message follows."""
+        """The agent's newest message about the snapshot to restore.
+
+        After a `Welcome`, the agent sends no further such message.
+        """
         self._wanted: FetchShard | None = None
         """Unanswered request for an earlier rank's shard; None if the agent has answered."""
         self._fetched: FetchedShard | None = None
@@ -267,8 +273,9 @@ class UnixAgentLink:
     def welcome(self) -> Arriving | Welcome:
         """Return the newest message about the snapshot to restore, waiting for the first one.
 
-        `init` and `restore` call this. If all shards are in the memory of nodes, the agent sends `Arriving` as soon as
-        the snapshot's index has arrived. Otherwise it sends `Welcome` when every node has verified its shards.
+        `init` and `restore` call this. If the memory of nodes contains all shards, the agent first sends `Arriving`, as
+        soon as the snapshot's index has arrived. In any case it sends `Welcome` when every node has verified its
+        shards.
 
         Returns:
             The message, which names the slot to restore from.
@@ -301,7 +308,7 @@ class UnixAgentLink:
             if is_enough(self.poll()):
                 return
             if self._heard_count != heard:
-                continue  # the message arrived during `poll`, so no event will wake this thread again
+                continue  # A message arrived during `poll`. No further event reports it, so poll again without waiting.
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:
@@ -312,7 +319,8 @@ class UnixAgentLink:
         with self._lock:
             self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
             if self._socket is not None and not self._is_new:
-                self._outbox += frame(self._wanted)  # Without a connection, `_repeat` sends it later.
+                # Without a connection, `_repeat` sends the request after the next connect.
+                self._outbox += frame(self._wanted)
                 self._flush()
         self.watch(lambda _: self._fetched is not None)
         assert self._fetched is not None
@@ -372,13 +380,14 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             line = self._socket
-        # select() accepts no descriptor above 1023, and a job with a thousand ranks may use more.
+        # Use poll(), because select() accepts no descriptor above 1023, and a process of a large job may have more.
         poller = select.poll()
         if line is None:
-            # Without a connection, an empty poll only pauses.
+            # Without a connection, there is nothing to poll, so this call only pauses.
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
         else:
-            with contextlib.suppress(OSError, ValueError):  # another thread may have closed the connection
+            with contextlib.suppress(OSError, ValueError):
+                # Ignore the error, because another thread may have closed the connection.
                 poller.register(line, select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN)
                 poller.poll(seconds * 1000)
         with self._lock:
@@ -397,7 +406,7 @@ class UnixAgentLink:
     def forget(self) -> None:
         """Close the socket without sending.
 
-        A forked child calls this, so that it does not keep the agent's connection open.
+        A forked child calls this. Otherwise the child would keep the connection open after the rank has closed it.
         """
         if self._socket is not None:
             os.close(self._socket.detach())
@@ -480,7 +489,7 @@ class UnixAgentLink:
         self._heard_count += 1
         if isinstance(message, (Arriving, Welcome)):
             if message.generation != self._hello.generation:
-                # The agent runs a newer generation and will end this rank. Until then the rank continues to train.
+                # The agent already runs a newer generation and will end this rank. Continue to train until then.
                 if isinstance(self._welcome, Welcome):
                     self._disconnect()
                     return
@@ -505,7 +514,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """Send messages again over a new connection, because the agent may have lost them in a restart."""
+        """Send those messages again, over the new connection, that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
@@ -520,7 +529,7 @@ class UnixAgentLink:
 
 
 def _sendable(message: Sent) -> Sent:
-    """Return the message with its reason shortened and cleaned for sending.
+    """Return a message whose reason is short enough to send and contains only valid characters.
 
     The reason is often the text of a script's exception, of any length and with any characters.
     """

@@ -1,6 +1,7 @@
 """Provides prefaulted host memory (an arena) for the tensors that a restore creates.
 
-A fresh optimizer has no state yet, and the first access to new memory is slow.
+A new optimizer has no state tensors yet, so a restore must create them. The first access to newly allocated memory is
+slow, so a background thread accesses the arena's memory in advance (it prefaults the memory).
 
 Invariant: each tensor has its own storage, so a script can save, send or drop a tensor independently. The mapping is
 freed with its last tensor.

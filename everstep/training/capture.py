@@ -1,8 +1,9 @@
-"""Layout of a rank's state in a slot.
+"""Defines how a rank's state is laid out in a slot, and maps slots into the rank's memory.
 
     payload of a slot:  tensor 0 │ zeros to 64 │ tensor 1 │ … │ index
 
-The index holds names, dtypes, shapes and offsets, and the step's plain values.
+The index contains the names, dtypes, shapes and offsets of the tensors, and all values of the step that are not
+tensors.
 
 Invariant: equal states produce equal payloads, byte for byte, including the zeros between tensors. This module handles
 tensors and memory. It sends no messages.
@@ -36,12 +37,12 @@ class StateTensor:
     A tensor on the meta device does not exist yet.
     """
     is_deferred: bool
-    """True if only an optimizer step changes the tensor.
+    """True if only optimizer steps change the tensor.
 
-    The copier may then copy it after the step, during the next forward and backward pass.
+    After a step, the copier may then copy the tensor in the background, during the next forward and backward pass.
     """
     wrapper: torch.Tensor | None = None
-    """The tensor that the script uses (a DTensor), if `tensor` is the memory behind it.
+    """The tensor that the script uses, if it is a wrapper (a DTensor) and `tensor` is the memory inside it.
 
     Torch counts changes only in the wrapper's version.
     """
@@ -51,16 +52,14 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """The plan of a snapshot: the tensors to copy into a slot, and the offset of each tensor there.
+    """The plan of a snapshot: the list of tensors to copy into a slot, and the offset of each tensor in the slot.
 
-    The plan is rebuilt when a tensor appears, disappears or changes its shape.
+    The `Snapshotter` makes a new plan when a tensor appears, disappears or changes its shape.
     """
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Ranges of the payload between tensors.
-
-    The capture fills them with zeros, because stale bytes would change the digest.
+    """Ranges of the payload between tensors. The rank fills them with zeros, because old bytes would change the digest.
     """
     index_offset: int
     index: IndexWriter
@@ -88,7 +87,9 @@ class CapturePlan:
             size = tensor.numel() * tensor.element_size()
             held = named.get(state.name)
             if held is not None and not are_disjoint(held, tensor.numel()):
-                held = ()  # An invalid box would make the slot unreadable. A missing box only prevents relayouts.
+                # Leave out invalid boxes, because an invalid box would make the slot unreadable. Without its boxes, a
+                # tensor only cannot be restored into another layout.
+                held = ()
             shape = tuple(tensor.shape)
             entries.append(
                 TensorEntry(state.name, dtype_name(tensor.dtype), shape, offset, size, held, state.is_frozen)
@@ -118,9 +119,9 @@ class CapturePlan:
         )
 
     def capacity_bytes(self, values: bytes) -> int:
-        """Return the payload size in bytes to request for this state.
+        """Return the payload size in bytes that the rank requests from its agent for slots of this state.
 
-        The size includes a reserve, because later values may be longer.
+        The size includes a reserve, because the plain values of later steps may be longer.
         """
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
@@ -187,7 +188,8 @@ class SlotMemory:
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        # The slice assignment holds the interpreter's lock, but for a few kilobytes it is faster than a tensor copy.
+        # Use a slice assignment. It holds the interpreter's lock, but for a few kilobytes it is faster than a tensor
+        # copy.
         self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 

@@ -1,7 +1,7 @@
 """Copies live tensors into slots in the background, while the script continues to train.
 
-Invariant: when `join` of a ticket returns, its copy has ended, with success or an error. The caller must not change the
-sources before `wait` of the ticket has returned.
+Each started copy has a ticket. Invariant: when the ticket's `join` returns, the copy has ended, with success or an
+error. The caller must not change the copied tensors (the sources) before the ticket's `wait` has returned.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ A call holds the interpreter's lock for about a microsecond per tensor while tor
 """
 _this_core = ctypes.CDLL(None).sched_getcpu
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes per copy call while the copier reports progress, equal to the size of a chunk.
+"""Bytes per copy call while the copier reports progress.
 
-The chunk is then still in the processor's cache when its digest is computed. Larger pieces were slower in measurements.
+The value is the size of a chunk, so each chunk is still in the processor's cache when its digest is computed. Larger
+pieces were slower in measurements.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Tensors to copy: each source is copied to the target with the same index."""
+    """A list of source tensors, and a list of the targets to which the copier copies them."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -63,8 +64,8 @@ class CopyTicket:
     def wait(self) -> None:
         """Wait until the calling thread may change the copied tensors.
 
-        On a device, the call does not block the thread: it makes the thread's stream wait. Work of that stream that
-        changes the tensors then runs after the copy.
+        On a GPU, the call does not block the thread. It makes the thread's CUDA stream wait for the copy, so later work
+        of this stream changes the tensors only after the copy.
         """
         self._done.wait()
 
@@ -76,7 +77,7 @@ class CopyTicket:
     def hides_sources(self) -> bool:
         """True while the calling thread captures a CUDA graph.
 
-        The sources must not be read then, because the read would become part of the graph.
+        The thread must not read the sources then, because the read would become part of the graph.
         """
         return False
 
@@ -88,16 +89,16 @@ class Copier(Protocol):
     """
 
     is_prompt: bool
-    """True if a copy starts when it is requested. False if it first waits for earlier work on a device."""
+    """True if a copy starts as soon as `start` is called. False if it first waits for earlier work on a GPU."""
 
     def copy(self, copies: Copies) -> None:
-        """Copy now, and return when the calling thread may change the sources.
+        """Copy tensors, and return as soon as the calling thread may change the sources.
 
-        The bytes are in the slot when the next ticket is joined.
+        The slot contains all bytes of the copy at the latest when `join` of the next ticket has returned.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
-        """Start copies in order. The sources must not change until the ticket's `wait` has returned.
+        """Start to copy tensors in order. The sources must not change until the ticket's `wait` has returned.
 
         Args:
             copies: sources and targets in the order of copying, each pair of equal size.
@@ -110,13 +111,13 @@ class Copier(Protocol):
         ...
 
     def do_later(self, work: Callable[[], object]) -> None:
-        """Run `work` in the copier's thread after all copies that were started before.
+        """Run `work` in the copier's thread, after all copies that were started before this call.
 
         Safe from any thread; never blocks.
         """
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Prepare a slot in the background, so that later copies into it are faster."""
+        """Prepare a mapped slot in the background, so that later copies into the slot are faster."""
 
     def release(self, memory: SlotMemory) -> None:
         """Release the resources of a slot that no copy will write again."""
@@ -124,7 +125,7 @@ class Copier(Protocol):
     def drain(self, limit_seconds: float) -> bool:
         """Wait for started copies, for at most `limit_seconds`, and return whether they have ended.
 
-        Afterwards the copier starts no copy. Called when a process ends without `close`.
+        After this call, the copier starts no further copy. Called when a process ends without `close`.
         """
         ...
 
@@ -133,13 +134,13 @@ class Copier(Protocol):
 
 
 class CopierThread:
-    """Thread that runs a copier's work in order.
+    """Background thread that runs the work of a copier in order.
 
-    The thread survives an error of any work item, because training waits for later items.
+    If a work item raises an error, the thread continues with the next item, because training waits for later items.
 
-    With few cores per rank, the kernel may wake the thread on the core of another rank that is still at its boundary.
-    That rank would then wait until the next scheduler tick. The thread is therefore bound to the caller's core when it
-    wakes up, and runs after the caller. Once it runs, it may move to other cores.
+    If the node has few cores per rank, the kernel may start the thread on the core of another rank. That rank may be at
+    its boundary and would wait until the next scheduler tick. The thread therefore wakes up on the core of its caller,
+    and runs after the caller. Once it runs, it may move to other cores.
 
     Args:
         is_crowded: True when the node has few cores per rank.
@@ -148,7 +149,7 @@ class CopierThread:
     def __init__(self, *, is_crowded: bool = False) -> None:
         self._is_crowded = is_crowded
         self._waiting: int | None = None
-        """Kernel id of the thread while the thread waits for work; None while it works."""
+        """Kernel id of the background thread while it waits for work; None while it works."""
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
@@ -170,10 +171,10 @@ class CopierThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        cores = os.sched_getaffinity(0)  # The id 0 stands for the calling thread.
+        cores = os.sched_getaffinity(0)  # Pass 0, which stands for the calling thread.
         if self._is_crowded and os.sched_getscheduler(0) == os.SCHED_OTHER:
             with contextlib.suppress(OSError):
-                # A thread of the batch class preempts no other thread when it wakes up.
+                # Use the batch class, in which a thread preempts no other thread when it wakes up.
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (work := self._next()) is not None:
             if self._is_crowded:
@@ -195,8 +196,8 @@ class CopierThread:
 class CpuCopier:
     """Copies host memory in one background thread.
 
-    Torch copies without the interpreter's lock, so training continues. A second thread would hardly be faster and would
-    take a core from training.
+    Torch releases the interpreter's lock during a copy, so training continues. A second copier thread would hardly be
+    faster and would use a core that training needs.
 
     Args:
         is_crowded: True when the node has few cores per rank (see `CopierThread`).
@@ -246,7 +247,8 @@ class CpuCopier:
                     self.copy(part)
                     progress(complete_count, piece_bytes)
         except Exception as caught:
-            # A copy or the progress callback failed. The ticket still has to end, because training waits for it.
+            # A copy or the progress callback failed. Pass the error to the ticket, because training waits until the
+            # ticket ends.
             error = caught
         try:
             done(error)
@@ -255,9 +257,9 @@ class CpuCopier:
 
 
 def copy_now(copies: Copies) -> None:
-    """Copy many tensors per call.
+    """Copy tensors in the calling thread, many tensors per call of torch.
 
-    Torch releases the interpreter's lock within a call, and other threads can acquire it between calls.
+    Other threads can run during the copies, because torch releases the interpreter's lock.
 
     Args:
         copies: sources and targets of equal shapes. If a source or target is on a device, the call returns when its

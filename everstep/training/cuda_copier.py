@@ -1,28 +1,30 @@
 """Copies CUDA device memory into slots on a separate stream.
 
-The order of work on the streams determines which state a copy reads, independently of when the host makes the call. In
-the diagram, E₀ and E₁ are events, and k is the number of the step.
+The copier enqueues copies on its own CUDA stream. The order of work on the two streams determines which state a copy
+reads. The time at which the host enqueues the copy does not matter. In the diagram, E₀ and E₁ are CUDA events, and k is
+the number of the step.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
     copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
                                  for E₁
 
-Small tensors are first gathered on the device, many in one call, into a gather buffer. The buffer has the same layout
-as the corresponding range of the slot, with zeros between tensors. One copy then transfers many neighbouring tensors. A
-non-contiguous tensor is gathered too, in parts if it is large.
+Small tensors are first copied into one buffer on the device, the gather buffer. Its layout equals the layout of the
+slot's range, with zeros between tensors. One copy then transfers many neighbouring tensors to the slot. Non-contiguous
+tensors pass through the gather buffer too, in parts if they are large.
 
-A background task registers slots with the driver, piece by piece. Copies to registered pages are as fast as copies to
-pinned pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard
-(`everstep.training.guard`) waits for these copies.
+The copier's thread registers the memory of slots with the driver, piece by piece. Copies to registered pages are as
+fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn
+(the ring). The guard (`everstep.training.guard`) waits for these copies.
 
-Invariant: apart from copies through the ring, the training thread waits for the device in two cases only. One is an
-audited snapshot. The other is a host that would run more than one boundary ahead of the device. Sources stay alive
-until their copies have ended. `__init__` allocates all memory.
+Invariant: apart from copies through the ring, the training thread waits for the device in two cases only: for an
+audited snapshot, and if the host would run more than one boundary ahead of the device. Sources stay alive until their
+copies have ended. `__init__` allocates all memory.
 
-The module is tested with a fake of the few device calls that it makes. Its speed on a device has not been measured.
+Tests run this module with a fake of the few device calls that it makes. Its speed on a GPU has not been measured.
 
-The module has more than 500 lines. Gather buffer, ring and registration rely on the same order of work on one stream.
+The module has more than 500 lines. It is not divided, because gather buffer, ring and registration depend on the order
+of work on one stream.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from everstep.training.state_tree import tensor_bytes
 
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Total bytes of pinned memory for the rings (cycles of buffers) of all ranks of a node.
+"""Total bytes of pinned memory for the rings (buffers that are reused in turn) of all ranks of a node.
 
 The copiers of a node need no other pinned memory except their slots.
 """
@@ -65,17 +67,17 @@ class CopySizes:
     A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
     """
     gather_bytes: int = 8 * 1024 * 1024
-    """Size of each stream's gather buffer in device memory."""
+    """Size in bytes of each stream's gather buffer in device memory."""
     ring_bytes: int = NODE_RING_BYTES
-    """Size of the pinned memory that copies to unregistered pages pass through."""
+    """Size in bytes of the pinned memory (the ring) through which copies to unregistered pages pass."""
     mark_count: int = 64
-    """Largest number of events that mark the progress of one copy."""
+    """Maximum number of CUDA events that mark the progress of one copy."""
     registered_bytes: int = 256 * 1024 * 1024
-    """Size of one registered piece.
+    """Size in bytes of the pieces of a slot that the copier registers with the driver.
 
     Registering a larger piece would hold the driver's locks for longer, and kernel launches need these locks too. No
-    copy may cross the end of a registered piece. The driver rejects a copy whose target is only partly registered. The
-    driver's documentation does not guarantee that two adjacent registered pieces count as one.
+    copy may cross the end of a piece: the driver rejects a copy whose target is only partly registered, and its
+    documentation does not guarantee that two adjacent pieces count as one.
     """
 
 
@@ -83,10 +85,10 @@ SIZES = CopySizes()
 
 
 class Event(Protocol):
-    """A mark in a stream. The stream reaches the mark after all work that it received earlier."""
+    """A mark in a CUDA stream. The stream reaches the mark after all work that was enqueued earlier."""
 
     def record(self, stream: Any) -> None:
-        """Place the event after all work that the stream has received so far."""
+        """Place the event in the stream, after all work that was enqueued so far."""
 
     def query(self) -> bool:
         """Return whether the stream has reached the event. Never waits."""
@@ -106,8 +108,8 @@ class Device(Protocol):
     def enter_thread(self) -> None:
         """Prepare the calling thread for device calls.
 
-        Selects the device, and a capture mode in which the thread's calls do not invalidate the script's graph
-        captures.
+        The method selects the device. It also selects a mode in which the thread's calls do not invalidate a graph that
+        the script captures.
         """
 
     def new_stream(self) -> Any:
@@ -169,13 +171,14 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._index)
-        # In the default mode, a call that is forbidden during captures would invalidate a capture of another thread.
+        # Select the thread-local mode. In the default mode, some calls of this thread would invalidate a graph that
+        # another thread captures.
         thread_local = ctypes.c_int(1)
         cuda_runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
-        # Torch's streams come from a pool of 32 and are reused, for collectives or for a graph that the script
-        # captures.
+        # Do not use torch's streams. They come from a pool of 32, so collectives or a captured graph may use the same
+        # stream.
         handle = ctypes.c_void_p()
         with torch.cuda.device(self._index):
             if status := cuda_runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
@@ -210,13 +213,13 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
 
     def pinned(self, size: int) -> torch.Tensor:
-        # The device is explicit, because the script may have changed the default.
+        # Name the device, because the script may have changed torch's default device.
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
             return True
-        # Clear the error. Otherwise the next kernel launch of this thread would report it.
+        # Clear the driver's error. Otherwise the next kernel launch of this thread would report it.
         cuda_runtime().cudaGetLastError()
         return False
 
@@ -235,17 +238,20 @@ def cuda_runtime() -> ctypes.CDLL:
 
 @dataclass(slots=True)
 class _Buffer:
-    """One pinned host buffer of the ring, and the copy that is filling it."""
+    """One pinned host buffer of the ring, and the copy that fills it."""
 
     memory: torch.Tensor
     event: Event
     target: torch.Tensor | None = None
-    """Memory into which the host copies the buffer after the event. None if the buffer is free."""
+    """The range of the slot into which the host copies the buffer's content after the event.
+
+    None if the buffer is free.
+    """
 
 
 @dataclass(slots=True)
 class _Registered:
-    """The beginning of a slot's mapping, whose pages are registered with the driver."""
+    """The mapping of a slot, of which the pages at the beginning are registered with the driver."""
 
     memory: SlotMemory
     end: int
@@ -260,7 +266,7 @@ class _Registered:
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return the end of the piece that contains an address, registered or not."""
+        """Return the end of the piece that contains an address, whether the piece is registered yet or not."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
@@ -276,7 +282,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """A contiguous range of a slot that is filled by one transfer, from one tensor or several small tensors (a run)."""
+    """A run: a contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
@@ -285,7 +291,7 @@ class _Run:
     end: int
     """Address after the run's last byte."""
     complete_count: int
-    """Number of tensors at the start of the list of copies that are complete after this run."""
+    """Number of tensors, counted from the start of the list of copies, that are complete after this run."""
     before_bytes: int = 0
     """Bytes of the tensor that precede this run; 0 unless the tensor is copied in several runs."""
 
@@ -322,8 +328,8 @@ class _Run:
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            # The tensors lie in two mappings that happen to be neighbours in memory. The gap between the tensors is not
-            # part of one slot.
+            # The two runs belong to the mappings of two slots that happen to be neighbours in memory. The gap between
+            # them is not a gap of one slot, so it must not be filled with zeros.
             return False
         self.targets += other.targets
         self.sources += other.sources
@@ -331,7 +337,7 @@ class _Run:
         return True
 
     def is_small(self, small_bytes: int) -> bool:
-        """Return whether every tensor of the run is small enough to be gathered with other tensors.
+        """Return whether every tensor of the run is small enough to share a transfer with other tensors.
 
         Return False if the run is only a part of a tensor.
         """
@@ -357,9 +363,9 @@ class _Gather:
         self._memory = device.buffer(size)
 
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
-        """Enqueue the gathering of the device's tensors.
+        """Enqueue the copies of the device's small tensors into the gather buffer.
 
-        The method yields each run with its contiguous bytes on the device, in the order of the copies.
+        The method yields each run together with its contiguous bytes on the device, in the order of the copies.
         """
         batch: list[tuple[_Run, int]] = []
         used = 0
@@ -390,7 +396,7 @@ class _Gather:
 
 
 class CudaTicket(CopyTicket):
-    """A started copy on the device.
+    """The ticket of a copy that was started on a GPU.
 
     Args:
         device: CUDA device on which the event was recorded.
@@ -406,7 +412,8 @@ class CudaTicket(CopyTicket):
     def wait(self) -> None:
         self.enqueued.wait()
         if self._device.is_capturing():
-            self.join()  # Waiting for an event outside the graph would invalidate the graph capture.
+            # Wait in the host, because a stream that captures a graph must not wait for an event outside the graph.
+            self.join()
         else:
             self._device.wait(self._device.current_stream(), self._event)
 
@@ -443,7 +450,7 @@ class CudaCopier:
     def copy(self, copies: Copies) -> None:
         """Copy on the training stream itself.
 
-        The copy ends before later work of that stream and before the copies of the next `start`.
+        Later work of this stream, and the copies of the next `start`, run after this copy.
         """
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
@@ -453,7 +460,8 @@ class CudaCopier:
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
-            self._last.join()  # The host runs at most one step ahead, so the events can be reused.
+            # Wait for the previous copy, so that the host runs at most one step ahead and the events can be reused.
+            self._last.join()
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
@@ -467,7 +475,7 @@ class CudaCopier:
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
-        # Add the slot now, because no copy may cross the end of its first piece.
+        # Add the slot now, before its pieces are registered, because no copy may cross the end of its first piece.
         self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
         self._thread.put(lambda: self._register(memory))
 
@@ -491,18 +499,20 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # Empty the ring into the slot before reporting a mark.
+            self._drain()  # Copy the ring's buffers into the slot before reporting the progress of a mark.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except Exception as caught:
-            # The driver or the progress callback failed. The ticket still has to end, because training waits for it.
+            # The driver or the progress callback failed. Pass the error to the ticket, because training waits until it
+            # ends.
             error = caught
             self._finish()
             for buffer in self._ring:
-                buffer.target = None  # When the ring reuses this buffer, the slot may already hold another step.
+                # Drop the target. When the ring reuses this buffer, the slot may already contain another step.
+                buffer.target = None
         finally:
             ticket.enqueued.set()
         try:
@@ -513,10 +523,11 @@ class CudaCopier:
     def _finish(self) -> None:
         """Wait for copies that were enqueued before an error.
 
-        This prevents late writes: after an error, the slot may receive another step, and the guard stops protecting the
-        sources.
+        Without this wait, a copy could write after the error was reported. By then, the slot may receive another step,
+        and the guard no longer protects the sources.
         """
-        with contextlib.suppress(Exception):  # Ignore errors here: a failed device no longer writes into the slot.
+        with contextlib.suppress(Exception):
+            # Ignore the error, because a failed device writes nothing more into the slot.
             self._end.record(self._stream)
             self._end.synchronize()
 
@@ -525,7 +536,7 @@ class CudaCopier:
 
         If `is_marked`, an event after every few pieces marks the progress.
 
-        Host tensors are copied before any mark is reported.
+        The method also copies host tensors. It does this before any progress is reported.
         """
         piece_bytes = self._sizes.piece_bytes
         apart = max(piece_bytes, -(-sum(target.nbytes for target in copies.targets) // self._sizes.mark_count))
@@ -539,7 +550,7 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    # Count only the bytes of sources, whereas `copied` includes the zeros between tensors.
+                    # Count only the bytes of tensors. `copied` also counts the zeros between tensors.
                     passed += sum(target.nbytes for target in run.targets)
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0
@@ -583,9 +594,10 @@ class CudaCopier:
         begin, size = memory.span
         registered = self._registered.get(begin)
         if registered is None:
-            return  # The slot was released while its pieces were being registered.
+            return  # Stop, because the slot was released while its pieces were being registered.
         piece = min(begin + size - registered.end, registered.piece_bytes)
-        # If the limit of locked memory is reached, copies to the remaining pages use the slower ring.
+        # The driver rejects a piece if the limit of locked memory is reached. Copies to the remaining pages then use
+        # the slower ring.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece
@@ -617,7 +629,7 @@ class CudaCopier:
             done = end
 
     def _slot_at(self, address: int) -> _Registered | None:
-        # Copy the list, because the training thread adds slots.
+        # Iterate over a copy, because the training thread may add slots meanwhile.
         return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 
     def _of_host(self, copies: Copies) -> Copies:

@@ -1,15 +1,15 @@
-"""Reads logged values that a device is still computing, without making training wait.
+"""Reads logged values that a GPU is still computing, without making training wait.
 
-After the computation of a value, the device copies it to pinned memory. The rank reads the value when the copy has
-ended.
+The rank enqueues a copy of each value to pinned host memory. The copy runs after the computation of the value. The rank
+reads the value when the copy has ended. A record consists of the values of one log call.
 
     log(loss=…)       training stream  … backward │ copy to pinned memory │ event
     boundary, log     pass on each record whose event is reached, in the order of the log calls
     close             wait, then pass on all records
 
-Invariant: only `close` makes the training thread wait for the device. Values in flight occupy places in the pinned
-memory. If no place is free, the module drops the record and counts it. The module is tested with the fake device of the
-copier's tests, not with a real device.
+Invariant: only `close` makes the training thread wait for the device. Each value whose copy has not ended occupies a
+place in the pinned memory. If no place is free, the module drops the record and counts it. Tests run this module with
+the fake device of the copier's tests, not with a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Default of the maximum number of values in flight per device."""
+"""Default of the maximum number of values per device whose copies have not ended."""
 _NUMBER_BYTES: Final = 8
 
 
@@ -37,7 +37,7 @@ def cuda_device_of(tensor: torch.Tensor) -> Device | None:
 
 
 class _Places:
-    """Pinned memory that receives values of one device."""
+    """Pinned host memory that receives values of one device, with one place of 8 bytes per value."""
 
     def __init__(self, device: Device, count: int) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Values of one record that one device is still computing or copying."""
+    """The values of one record that one device is still computing or copying."""
 
     places: _Places
     taken: Mapping[str, int]
@@ -75,8 +75,8 @@ class DeviceNumbers:
         ring: receives each record once its values have arrived, in order.
         device_of: returns the device of a tensor, or None if the tensor can be read without waiting.
         now: clock, Unix time in seconds.
-        place_count: maximum number of values in flight per device. A single log call with more values enlarges the
-            limit.
+        place_count: maximum number of values per device whose copies have not ended. A single log call with more values
+            enlarges the limit.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class DeviceNumbers:
         """
         known, tensors = numbers(values, is_later=lambda tensor: self._device_of(tensor) is not None)
         if any(device is not None and device.is_capturing() for device in map(self._device_of, tensors.values())):
-            self._ring.drop()  # Values inside a graph capture exist only when the graph is replayed.
+            # Drop the values of a log call inside a graph capture, because they exist only when the graph is replayed.
+            self._ring.drop()
             return
         self.settle()
         if not tensors and not self._records:
@@ -125,7 +126,7 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass the records whose values have arrived to the ring. Never waits.
+        """Pass records to the ring, oldest first, as long as all values of a record have arrived. Never waits.
 
         While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """
@@ -150,14 +151,15 @@ class DeviceNumbers:
                 for each in record.coming:
                     each.event.synchronize()
             self.settle()
-        except RuntimeError:  # The script receives the driver's error from its own calls.
+        except RuntimeError:  # Do not raise the driver's error, because the script receives it from its own calls.
             while self._records:
                 self._records.popleft()
                 self._ring.drop()
 
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
-        if places is None or places.count < len(tensors):  # Values in flight keep their places in the old memory.
+        if places is None or places.count < len(tensors):
+            # Values whose copies have not ended keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(self._place_count, len(tensors)))

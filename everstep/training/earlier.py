@@ -1,10 +1,11 @@
-"""Maps earlier shards: shards that another number of ranks or another kind of training (DDP, FSDP2, ZeRO) made.
+"""Gives a rank access to earlier shards: shards made by another number of ranks or another kind of training.
 
-A rank of the new layout maps some of these shards. Their indexes name the boxes of logical tensors that they hold
-(`everstep.protocol.parts`). Adapters define targets: the tensors of the rank's own layout, each with the boxes of
-logical tensors that fill it.
+Kinds of training are, for example, DDP, FSDP2 and ZeRO. An earlier rank is a rank of the launch that made the shards. A
+rank of the new launch maps some of these shards into its memory. The index of each shard names the boxes (rectangular
+pieces) of logical tensors that the shard holds (`everstep.protocol.parts`). Adapters define targets: the tensors of the
+rank's own layout, each with the boxes that fill it.
 
-Invariant: nothing here writes to live objects or communicates with other ranks.
+Invariant: this module writes to no live object and does not communicate with other ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ All other tensors belong to one rank.
 
 
 class EarlierShards(Protocol):
-    """Access to the shards of the restored step, as the ranks that made the step divided it."""
+    """Access to the shards of the restored step, one shard per earlier rank."""
 
     @property
     def world_size(self) -> int:
@@ -51,7 +52,9 @@ class EarlierShards(Protocol):
         ...
 
     def fetch(self, rank: Rank) -> Path:
-        """Make the shard of an earlier rank available on this node. May wait for the agent to load the shard.
+        """Make the shard of an earlier rank available on this node.
+
+        The call may wait until the agent has loaded the shard.
 
         Args:
             rank: the earlier rank that owns the shard.
@@ -108,7 +111,10 @@ class EarlierShard:
 
     rank: Rank
     payload: torch.Tensor
-    """uint8[index_offset]: the tensors of the slot. A private mapping, so the slot itself never changes."""
+    """uint8[index_offset]: the tensors of the slot.
+
+    The memory is a private mapping, so writes never reach the slot itself.
+    """
     index: SlotIndex
     values: SlotValues
     facts: Mapping[str, str]
@@ -168,15 +174,15 @@ class HeldTensor:
     boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], torch.Tensor]
     """View of each box, by its offsets and sizes.
 
-    If several shards hold a box, the view shows the copy of the shard that was mapped first.
+    If several shards hold the same box, the view shows the copy of the shard that was mapped first.
     """
 
 
 class EarlierTensors:
     """All logical tensors of which the mapped shards contain pieces.
 
-    One of the shards also supplies this rank's values, such as data positions. `own` returns this shard's tensors by
-    their names in the slot.
+    One of the shards also supplies the values that this rank loads, such as data positions. `own` returns the tensors
+    of this shard by their names in the slot.
     """
 
     def __init__(self) -> None:
@@ -184,7 +190,7 @@ class EarlierTensors:
         self._held: dict[str, HeldTensor] = {}
         self._entries: dict[str, dict[str, HeldTensor]] = {}
         self._empty: dict[str, dict[str, str]] = {}
-        """Dtype of each state tensor that is empty on an earlier rank, by owner and key."""
+        """Dtype of each optimizer state tensor that is empty in an earlier shard, by parameter (owner) and key."""
         self._own: dict[str, TensorEntry] = {}
         self._own_shard: EarlierShard | None = None
 
@@ -193,7 +199,7 @@ class EarlierTensors:
 
         Args:
             shard: a shard that was not added before.
-            is_own: True for the shard whose values this rank loads.
+            is_own: True for the shard from which this rank loads its values.
 
         Raises:
             CannotRelayout: two shards disagree about the dtype or shape of a logical tensor.
@@ -231,9 +237,9 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Counts of the logical tensors and of the empty state tensors that the mapped shards name.
+        """Number of logical tensors, and number of empty state tensors, that the mapped shards name.
 
-        Both counts only grow. An adapter finds the same targets until one of the counts changes.
+        Both numbers only grow. As long as they are the same, `targets` of an adapter returns the same targets.
         """
         return len(self._held), sum(map(len, self._empty.values()))
 
@@ -253,7 +259,7 @@ class EarlierTensors:
         return self._entries.get(owner, {})
 
     def empty_entries(self, owner: str) -> Mapping[str, str]:
-        """Return the dtypes of the state tensors of one parameter that are empty on a mapped rank, by their keys."""
+        """Return the dtypes of one parameter's state tensors that are empty in a mapped shard, by the tensors' keys."""
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
@@ -282,14 +288,17 @@ class Target:
     parts: tuple[TensorPart, ...]
     """Boxes that fill the tensor.
 
-    If boxes of several names fill the same elements, their content is equal, and any one of them suffices.
+    If boxes of several logical tensors fill the same elements, these boxes have equal content, so one of them suffices.
     """
     is_padded: bool = False
     """True if elements without a box are padding and become zeros."""
     is_own: bool = False
-    """True if the tensor is an unchanged copy from the shard that supplies this rank's values."""
+    """True if this rank copies the whole tensor, unchanged, from the shard that supplies its values."""
     is_optional: bool = False
-    """True if the earlier launch may have no such tensor. The rank then maps all shards before it concludes so."""
+    """True if the earlier launch may not have had this tensor.
+
+    The rank decides this only after it has mapped all shards.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -300,8 +309,8 @@ class Target:
         """Check that every element of the tensor is in a box, except for padding.
 
         Raises:
-            CannotRelayout: some elements have no box, because two shardings, or the script's own parallelism, divide a
-                dimension unevenly.
+            CannotRelayout: some elements are in no box. This occurs if two shardings, or the script's own parallelism,
+                divide a dimension unevenly.
         """
         boxed = sum(count for _, count in {(part.start, part.elements) for part in self.parts})
         if not (self.is_own or self.is_padded) and boxed != math.prod(self.shape):
@@ -315,14 +324,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class EarlierState:
-    """The values of an earlier rank that are not tensors, for the adapters."""
+    """The values of an earlier rank that are not tensors. Adapters convert them for their own layout."""
 
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """The result of `observe` of the adapter of the earlier rank. It contains no tensors."""
+    """The values that the earlier rank's adapter returned from `observe`, without tensors."""
     others: Mapping[str, Any]
-    """Objects, data positions, modes and generators by name."""
+    """States of registered objects, data positions, training modes and random generators, by name."""
 
     @property
     def is_of_engine(self) -> bool:

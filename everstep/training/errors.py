@@ -3,7 +3,7 @@
     TrainingError
     ├── CannotResume        a registered object has state that cannot be restored; the error names the object
     ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
-    │   └── CannotRelayout  a snapshot of another layout cannot be loaded here; the error names the tensor or object
+    │   └── CannotRelayout  another layout's snapshot cannot be loaded here; the error names the tensor or object
     ├── AgentUnreachable    the agent's socket did not answer when the session started
     ├── StaleGeneration     the agent runs another generation than this rank
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
@@ -45,7 +45,8 @@ class CannotResume(TrainingError):
 class RestoreMismatch(TrainingError):
     """The snapshot does not fit the model, optimizer, versions or world size of this launch.
 
-    The session has not changed any live object. `TrainingSession.restore` describes the only exception.
+    When a session raises this error, it has not changed the model or any other object. `TrainingSession.restore`
+    describes the only exception.
     """
 
     code = "restore_mismatch"

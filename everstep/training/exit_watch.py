@@ -1,15 +1,15 @@
 """Closes or drains a session that the script did not close before the process ends.
 
     no exception, code 0    call `close`: the last step is committed if possible
-    every end               call `drain`: running torch calls end, also after an interrupted `close`
+    every end               call `drain`, which waits for running torch calls, also after an interrupted `close`
 
-A thread that returns from a torch call after the interpreter has shut down aborts the process (SIGABRT). A running
-recording of torch's profiler crashes the process (SIGSEGV). Either signal would replace the script's own exit code.
+If a thread returns from a torch call after the interpreter has shut down, the process ends with SIGABRT. If torch's
+profiler is still recording, the process ends with SIGSEGV. Either signal would replace the script's own exit code.
 
 The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. In this case it calls
 `close`, and the process still exits with the code 3.
 
-Invariant: the exit of a failed script waits only for `drain`.
+Invariant: if the script failed, the end of the process waits for `drain` and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from types import TracebackType
 from typing import Final
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""Functions that a script may call to exit, as module and name. `site` adds the last two, so they may be missing."""
+"""Functions that a script may call to exit, as module and name.
+
+Python's module `site` adds the last two, so both may be missing.
+"""
 
 
 class ExitWatch:
@@ -51,7 +54,7 @@ class ExitWatch:
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
-        """Undo the watch, so that the end of the process calls neither function. Idempotent."""
+        """Remove the watch. The end of the process then calls neither `close` nor `drain`. Idempotent."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
@@ -65,7 +68,7 @@ class ExitWatch:
 
     def _watched(self, leave: Callable[[int | str | None], object]) -> Callable[[int | str | None], object]:
         def leave_watched(status: int | str | None = None, /) -> object:
-            # Record the exit code here, because an atexit function cannot read it.
+            # Record that the script failed, because an atexit function cannot read the exit code.
             self._has_failed = self._has_failed or status not in (None, 0)
             return leave(status)
 

@@ -1,16 +1,17 @@
-"""Implements the guard, which delays an optimizer step while the copy of the last step still runs.
+"""Implements the guard, which delays an optimizer step until the copy of the last snapshot has ended.
 
-The training thread waits at the guard before its next change of the state. The guard also rejects copies of tensors
-that changed during the copy. *Deferred* tensors are those that the copier copies after the boundary. The session
-assumes that only an optimizer step changes them. The guard checks this assumption on every snapshot by version and
-address. The check runs at the first pause of the training thread after the copy (`everstep.training.pauses`), at the
-latest in `reach`.
+Before its next change of the state, the training thread calls `Guard.reach`, which waits for the copy. *Deferred*
+tensors are tensors that the copier copies in the background after the boundary. The session assumes that only optimizer
+steps change them. For every snapshot, this assumption is checked by the tensors' versions and addresses, and the rank
+abandons a snapshot if a tensor changed during the copy. The check runs at the first pause of the training thread after
+the copy (`everstep.training.pauses`), at the latest in `reach`.
 
-Audited snapshots are copied completely at the boundary and compared byte by byte before the next step. The guard
-reports a tensor that changed during its copy once. From then on, snapshots copy this tensor at the boundary.
+Some snapshots are audited: they are copied completely at the boundary, and `reach` compares the copy with the live
+tensors byte by byte. If a tensor changed outside an optimizer step, the guard warns once. From then on, snapshots copy
+this tensor at the boundary.
 
-Invariant: the copy of at most one snapshot runs at a time. When `reach` returns, no copy reads the deferred tensors any
-more.
+Invariant: at most one snapshot is being copied at a time. When `reach` has returned, no copy reads the deferred
+tensors.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(slots=True)
 class Flight:
-    """One snapshot, from the optimizer step after which it is taken until the guard has checked its copy."""
+    """A snapshot that is being copied, or whose copy the guard has not checked yet."""
 
     sources: Sources
     """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of tensors whose version or address changed since the step ended.
+    """Function that returns the names of tensors whose version or address changed since the step ended.
 
-    Called after the copy. It misses changes that torch does not count.
+    The guard calls it after the copy. It misses changes that torch does not count.
     """
     copies: Sequence[torch.Tensor] | None
     """Copies of the tensors in the slot, for the comparison of an audited snapshot; None without an audit."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str], BaseException | None], None]
-    """Function that the guard calls once, with the names of tensors that changed too early.
+    """Function that the guard calls once, with the names of tensors that changed during the copy.
 
-    The second argument is the error that ended the comparison; None if there was no error.
+    The second argument is the error that ended the check; None if there was no error.
     """
     blocked_seconds: float
     """Seconds for which the start of the snapshot has already blocked the training thread."""
@@ -76,26 +77,29 @@ class Guard:
         self.total_blocked_seconds = 0.0
         """Seconds for which all snapshots and uploads of this process together blocked training."""
         self.unstable: set[str] = set()
-        """Names of tensors that changed outside an optimizer step."""
+        """Names of tensors that changed outside an optimizer step in this process.
+
+        Snapshots copy them at the boundary.
+        """
 
     def add_wait(self, seconds: float) -> None:
         """Count a wait of the training thread for an upload as time for which saving blocked training."""
         self.total_blocked_seconds += seconds
 
     def is_next_audited(self) -> bool:
-        """Return whether the next snapshot is compared byte by byte."""
+        """Return whether the next snapshot is audited, that is, compared byte by byte."""
         return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
 
     def arm(self, flight: Flight) -> None:
-        """Start to guard a snapshot: the next `reach` waits for its copy."""
+        """Register a snapshot, for whose copy the next `reach` waits."""
         assert self._flight is None, "a snapshot is already in progress"
         self._flight = flight
         self._flight_count += 1
 
     def reach(self) -> None:
-        """Wait for the running copy and check it.
+        """Wait until the running copy has ended, and check it.
 
-        The training thread calls this, at the latest before the state changes. Without a running copy, the call returns
+        The training thread calls this before it changes the state, or earlier. Without a running copy, the call returns
         immediately.
         """
         flight = self._flight
@@ -104,7 +108,7 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # A signal handler called `reach` during the wait and reported the outcome.
+            return  # A signal handler has called `reach` during the wait, and has reported the outcome.
         self._flight = (
             # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
             # step must wait again.
@@ -122,7 +126,7 @@ class Guard:
             # Report the outcome even after an interruption. Otherwise the agent would wait forever for this snapshot.
             flight.settle((), error)
             if isinstance(error, Exception):
-                return  # For example, the comparison ran out of memory. The snapshot is lost, and training continues.
+                return  # Training continues without this snapshot, for example if the comparison ran out of memory.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

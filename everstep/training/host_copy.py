@@ -1,7 +1,8 @@
 """Copies saved tensors into live tensors in host memory, in pieces of the fastest size.
 
-Up to the size of a core's second-level cache, glibc copies with `rep movsb`, which does not read the target first.
-Above that size, on AMD processors, glibc uses a loop that reads the target. Torch uses such a loop at any size.
+For copies up to the size of a core's second-level cache, glibc uses the instruction `rep movsb`, which does not read
+the target's old content. For larger copies on AMD processors, glibc uses a loop that first reads the target, which is
+slower. Torch uses such a loop for copies of any size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from everstep.training.copier import Copies, copy_now
 from everstep.training.state_tree import PLAIN_CLASSES
 
 PIECE_BYTES = 512 * 1024
-"""Size of one copy: half of the smallest common second-level cache."""
+"""Bytes per copy: half the size of the smallest common second-level cache."""
 
 
 def copy_into_live(copies: Copies) -> None:
@@ -32,7 +33,8 @@ def copy_into_live(copies: Copies) -> None:
         sources, targets = zip(*run, strict=True)
         if not is_plain:
             with torch.inference_mode():
-                # Torch forbids writes to inference tensors, for example a teacher's weights, in any other mode.
+                # Use inference mode, because torch forbids writes to inference tensors (for example a teacher's
+                # weights) outside of it.
                 copy_now(Copies(sources, targets))
             continue
         for source, target in zip(sources, targets, strict=True):
@@ -41,7 +43,7 @@ def copy_into_live(copies: Copies) -> None:
 
 
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether the copy moves bytes unchanged within host memory, without a conversion."""
+    """Return whether a copy from `source` to `target` stays within host memory and needs no conversion."""
     return (
         type(source) in PLAIN_CLASSES
         and type(target) in PLAIN_CLASSES

@@ -1,6 +1,6 @@
-"""Computes idle spans: the recurring parts of an iteration in which training does not use the network.
+"""Computes idle spans: the times in each iteration at which training does not use the network.
 
-Pure. The input consists of recorded times of network use.
+Pure. The input consists of the recorded times at which the network was in use.
 
 Invariant: the result contains spans only if most iterations have the same number of spans.
 """
@@ -17,10 +17,13 @@ from everstep.protocol.rank_messages import IdleSpan
 SHORTEST_RATIO = 0.01
 """Shortest idle time that counts as a span, as a fraction of the iteration. A shorter span is useless for transfers."""
 AGREEING_RATIO = 0.5
-"""Smallest fraction of the iterations that must have equally many spans. With fewer, the result has no spans."""
+"""Smallest fraction of the iterations that must have the same number of spans.
+
+Below this fraction, there is no result.
+"""
 
 _NORMAL = 1.4826
-"""Standard deviation of a normal distribution, in units of its median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 
 Interval = tuple[float, float]
 """Start and end, in seconds of one clock."""

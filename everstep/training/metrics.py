@@ -1,8 +1,8 @@
-"""Collects logged values in a bounded ring and sends them to the agent about once a second.
+"""Collects logged values in a buffer of limited size (the ring), and sends them to the agent about once a second.
 
-Invariant: `add` never blocks, and the ring never grows without limit. The ring counts the values that do not fit. The
-ring has no lock, because a signal handler that logs or closes during `add` would deadlock. One thread adds and another
-thread removes records, with single calls of a deque. Such calls are atomic.
+Invariant: `add` never blocks, and the ring drops and counts the records that exceed its limit. The ring has no lock,
+because a signal handler that logs or closes during `add` would deadlock. Instead, the thread that adds records and the
+thread that removes them call only single methods of a deque, which are atomic.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
-"""Upper limit of a message's records, in bytes.
+"""Upper limit of the records in one message, in bytes.
 
-The rank's other messages wait for at most one such message.
+The rank's other messages wait until at most one such message is sent.
 """
 
 
@@ -33,12 +33,12 @@ def numbers(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Return logged values as plain numbers.
 
-    Values that a device is still computing are returned separately, as tensors. The autograd graph of a tensor stays
-    unchanged.
+    The function returns values that a device is still computing separately, as tensors. It does not change the autograd
+    graph of a tensor.
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are kept.
-        is_later: returns whether a tensor cannot be read without waiting for its device.
+        is_later: returns True for a tensor that can only be read after waiting for its device.
 
     Returns:
         Numbers by name. Then the values still being computed, by name, as tensors of shape [1].
@@ -156,7 +156,10 @@ class MetricRing:
         self._dropped_count = 0
         """Number of records that were dropped in this process. Only the thread that adds records changes it."""
         self._told_count = 0
-        """Number of dropped records that the agent already knows of. Only the thread that sends records changes it."""
+        """Number of dropped records that the rank has reported to the agent.
+
+        Only the thread that sends records changes it.
+        """
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
         self._has_begun = False
@@ -189,7 +192,7 @@ class MetricRing:
 
     def flush(self) -> None:
         """Send waiting records, oldest first, at most as many as the agent accepts per second."""
-        # Take only the records that are waiting now, because the training thread may add more meanwhile.
+        # Remove only the records that are waiting now, because the training thread may add further records meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
         known_count, self._told_count = self._told_count, self._dropped_count
@@ -201,7 +204,7 @@ class MetricRing:
     def close(self) -> None:
         """Send waiting records, count records that do not fit as dropped, and end the thread."""
         self._closing.set()
-        if self._thread.is_alive():  # A thread that is still starting ends by itself.
+        if self._thread.is_alive():  # Do not join a thread that is still starting, because it ends by itself.
             self._thread.join()
         self.flush()
         if self._records:

@@ -1,12 +1,13 @@
 """Finds pauses of the training thread: moments when the thread executes no torch operation.
 
-Torch increments a tensor's version when an in-place operation ends, not when it starts. A version check in another
-thread therefore misses a running operation. While the main thread runs Python code, it executes no operation. A check
-after such a moment misses no operation that began before the moment.
+The guard detects changed tensors by their versions. Torch increments a tensor's version when an in-place operation
+ends, not when it starts. A check in another thread therefore misses an operation that the main thread is still
+executing. While the main thread runs Python code, it executes no operation. A check after such a moment (a pause)
+detects all operations that began before it.
 
-Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
-code. The callback may never run, so callers must also make their check at another moment, for example when the
-training thread reaches the guard (`everstep.training.guard`). This module handles threads only.
+Invariant: `await_pause` runs its callback at most once, in the main thread, between two instructions of Python code.
+The callback may never run, so callers must also make their check at another moment, for example when the training
+thread reaches the guard (`everstep.training.guard`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def await_pause(notify: Notify) -> bool:
     """Call `notify` at the next pause of the main thread. Safe from any thread; never blocks.
 
     Args:
-        notify: must be short, must not raise, and must take no lock of the main thread, because it interrupts the
-            script's code.
+        notify: must be short, must not raise, and must not acquire a lock that the main thread may hold, because it
+            interrupts the script's code.
 
     Returns:
         False if the interpreter's queue of pending calls is full; `notify` is then not called.
@@ -38,7 +39,7 @@ def await_pause(notify: Notify) -> bool:
 
 
 def is_main_thread() -> bool:
-    """Return whether the caller runs in the main thread. `await_pause` finds pauses of this thread only."""
+    """Return whether the caller runs in the main thread. `await_pause` finds only pauses of the main thread."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -56,7 +57,7 @@ _run_next = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_oldest)
 
 
 def _is_inside_operation() -> bool:
-    """Return whether the current Python code implements a torch operation.
+    """Return whether the Python code that runs now is itself a part of a torch operation.
 
     Examples are tensor subclasses and dispatch modes.
 

@@ -1,7 +1,7 @@
 """Finds the configurations of registered models from Hugging Face's transformers.
 
-An export of a checkpoint writes them as `config.json`. The module recognizes models by their `config` and does not
-import transformers.
+When a user exports a checkpoint, the export writes these configurations as `config.json`. The module recognizes models
+by their attribute `config` and does not import transformers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:
             path = ".".join(part for part in (name, canonical_name(raw)) if part)
             if any(not known or path == known or path.startswith(f"{known}.") for known in found):
                 continue
-            # Read `vars`, because `hasattr` would also find the config of a wrapped module through `torch.compile`.
+            # Read `vars`. `getattr` on a module that `torch.compile` made would return the config of the wrapped
+            # module.
             to_json = getattr(vars(module).get("config"), "to_json_string", None)
             if callable(to_json):
                 found[path] = _described(module, str(to_json()))

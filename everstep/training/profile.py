@@ -1,10 +1,10 @@
 """Records when this rank uses the network, for about twenty iterations.
 
-The profiler records again only when the duration of iterations changes. Torch's profiler also sees the collectives of
-DDP and FSDP, which hooks and patched calls miss. Recording only ranges, without operators, costs microseconds per
-iteration.
+The profiler records again only when the duration of iterations has changed. It uses torch's profiler, which also
+records the collectives of DDP and FSDP. Hooks and patched calls would miss them. A recording contains only ranges and
+no operators, so it costs microseconds per iteration.
 
-Invariant: an error in profiling ends only the profile; training continues. If the script starts its own profiler,
+Invariant: if profiling fails, the recording ends and training continues. If the script starts its own profiler,
 Everstep's recording ends without a result.
 """
 
@@ -33,20 +33,24 @@ from everstep.protocol.rank_messages import IdleSpan
 from everstep.training.idle_spans import Interval, idle_spans
 
 WARM_UP_ITERATIONS = 8
-"""Iterations before the first profile.
+"""Number of iterations before the first recording.
 
-In the first iterations torch compiles, allocates memory and rebuilds buckets, and Everstep audits the state.
+The first iterations are not typical: torch compiles, allocates memory and rebuilds buckets, and Everstep audits
+snapshots.
 """
 PROFILED_ITERATIONS = 20
-"""Iterations per profile, as in the paper GEMINI (Wang et al., SOSP '23)."""
+"""Number of recorded iterations, as in the paper GEMINI (Wang et al., SOSP '23)."""
 WATCHED_ITERATIONS = 64
-"""Iterations between two comparisons of the iteration time with the profiled time."""
+"""Number of iterations between two checks whether the iteration time still equals that of the recording."""
 DRIFT_RATIO = 0.1
 BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
 Read = Callable[[], tuple[list[Interval], list[float]]]
-"""Function that reads a recording: intervals of network use, and the marked ends of iterations, on one clock."""
+"""Function that reads a recording.
+
+It returns the intervals of network use and the marked ends of iterations, on one clock.
+"""
 
 
 class Trace(Protocol):
@@ -84,7 +88,7 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Process the end of an iteration: start, mark, end or read a recording when it is due.
+        """Record the end of an iteration, and start, end or read a recording if it is due.
 
         Called once per iteration. Ending a recording and reading it each take milliseconds, for which the script waits.
         The profiler therefore does them after different iterations.
@@ -136,7 +140,7 @@ class NetworkProfiler:
 
     def _evaluate(self, read: Read) -> None:
         usual, spans = self._profiled_seconds, idle_spans(*read())
-        assert usual is not None  # `boundary` set this value when the recording ended.
+        assert usual is not None  # `boundary` has set this value at the end of the recording.
         idle = sum(span.seconds for span in spans)
         logger.info("an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, idle, len(spans))
         self._report(usual, spans)
@@ -159,7 +163,7 @@ class TorchTrace:
             _prepare_profiler(config, wanted.kineto_activities)
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
         except (RuntimeError, TypeError, AttributeError) as error:
-            # This version of torch has another profiler interface.
+            # Train without a profile, because this version of torch has another profiler interface.
             logger.info("Everstep cannot measure idle network time: %s", error)
             return False
         return True

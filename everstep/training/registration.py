@@ -1,4 +1,4 @@
-"""Implements `init`: checks the objects that a script registers and creates the script's session.
+"""Implements `init`, which checks the objects that a script registers and creates the script's session.
 
 Invariant: `init` changes none of the script's objects before it has checked that all of them can be resumed. The agent
 receives every error before `init` raises it.
@@ -46,9 +46,10 @@ def init(
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
 ) -> TrainingSession:
-    """Register the objects that make up the state of the run.
+    """Register the objects whose state snapshots must contain, and return the session.
 
-    Every rank calls this once: after wrapping, compiling and building the optimizer, and before the first forward pass.
+    Every rank calls this once, after the script has wrapped and compiled the model and built the optimizer, and before
+    the first forward pass.
 
     Args:
         model: one module, or several by name. Pass the wrapped modules that the script calls.
@@ -137,7 +138,7 @@ def make_copier(devices: set[int], environment: Environment) -> Copier:
         raise CannotResume(
             "model", f"one rank has tensors on the CUDA devices {sorted(devices)}; use one device per rank"
         )
-    # Import here, so that a rank without a GPU skips the cost of this import.
+    # Import here, so that a rank without a GPU does not pay for this import.
     from everstep.training.cuda_copier import (
         NODE_RING_BYTES,
         CopySizes,
@@ -196,7 +197,7 @@ def _adapters(
 
 
 def _is_own(optimizer: object, engine: Any) -> bool:
-    """Return whether the optimizer belongs to the engine.
+    """Return whether a registered optimizer is the DeepSpeed engine's own optimizer.
 
     True if `deepspeed.initialize` returned the optimizer or received it as an argument.
     """
@@ -240,7 +241,7 @@ def _torch_adapter(
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
-    # DDP replaces DTensors by plain tensors and sets `_st_info` on these parameters.
+    # Detect DTensors under DDP too. DDP replaces them by plain tensors and sets `_st_info` on these parameters.
     if any(isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters):
         kinds.add(FSDPAdapter)
     if len(kinds) > 1:

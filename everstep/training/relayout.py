@@ -3,10 +3,12 @@
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
 
-W is the number of earlier ranks. A rank maps whole shards until they cover the tensors of its own layout.
+An earlier rank is a rank of the launch that captured the step, and W is the number of earlier ranks. A box is a
+rectangular piece of a logical tensor. A rank maps whole shards of earlier ranks into its memory until the shards
+contain all elements of its own tensors.
 
-Invariant: every logical tensor has the same elements before and after the load. `read_earlier` performs all checks that
-can reject the step, and writes nothing.
+Invariant: a load changes no element of a logical tensor. `read_earlier` makes all checks that can reject the step, and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
     """Return the order in which a rank maps earlier shards.
 
-    The shard whose values the rank loads is the first. Then come the shards in this node's memory, which need no
-    transfer. The other shards follow by their distance from the rank's own position, because frameworks divide tensors
-    in the order of ranks.
+    The first shard is the one from which the rank loads its values. The shards in this node's memory follow, because
+    they need no transfer. All other shards follow in the order of their distance from the rank's own position, because
+    frameworks divide tensors in the order of ranks.
 
     Args:
         earlier_size: number of earlier ranks.
@@ -111,7 +113,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A state made by other ranks, converted for this rank and checked, but not loaded yet (`restore.Restorable`)."""
+    """An earlier step in this rank's layout, checked but not loaded yet. Implements `restore.Restorable`."""
 
     tensors: SavedTensors
     adapter_values: Tree
@@ -128,7 +130,7 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The plain values that this rank loads, from the earlier rank whose state it continues."""
+    """The values without tensors that this rank loads. They come from the earlier rank number (rank mod W)."""
 
     state: RankState
     pairs: Sequence[EarlierState]
@@ -166,12 +168,12 @@ class _Values:
 
 
 def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check the facts that must be equal for any number of ranks: optimizers, groups, buffers, loaders."""
+    """Check those facts that must not change with the number of ranks: optimizers, groups, buffers, loaders."""
     has_engine = any(value.startswith("deepspeed") for facts in (was, now) for value in facts.values())
 
     def is_compared(key: str) -> bool:
         if key.startswith("optimizer "):
-            # The groups of an engine's optimizer contain master weights, so the groups differ between layouts.
+            # Skip the groups of an engine's optimizer. They contain master weights, so they differ between layouts.
             return not (has_engine and " group " in key)
         return key in ("format", "data") or key.startswith(("buffer ", "extra state "))
 
@@ -200,18 +202,18 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The elements that a box of a mapped shard and a box of this rank have in common."""
+    """The elements that are both in a box of a mapped shard and in a box of this rank."""
 
     source: torch.Tensor
     """View of the mapped shard."""
     part: TensorPart
     """The box of this rank."""
     offsets: tuple[int, ...]
-    """Position of the elements in `part`."""
+    """Position of the common elements within `part`."""
 
     @classmethod
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
-        """Compare a mapped box with a box of this rank.
+        """Find the elements that a mapped box and a box of this rank have in common.
 
         Args:
             offsets: position of the mapped box in the logical tensor.
@@ -235,7 +237,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Reads:
-    """A tensor of this rank, and the copies from mapped shards that fill it."""
+    """A tensor of this rank, and the planned copies from mapped shards that fill it."""
 
     target: Target
     pieces: list[_Piece] = field(default_factory=list)
@@ -256,7 +258,7 @@ class _Cover:
         self._earlier_size = earlier_size
 
     def add_all(self, targets: Sequence[Target]) -> list[Target]:
-        """Plan the copies that fill these tensors. Return the tensors that need a shard that is not mapped yet."""
+        """Plan the copies that fill the targets. Return those targets that need a shard that is not mapped yet."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
@@ -322,7 +324,7 @@ class _Cover:
 
 
 def _places(target: Target) -> list[list[TensorPart]]:
-    """Return the boxes that fill a tensor, grouped by their place in the tensor."""
+    """Return the boxes that fill a target, grouped by the range of elements that they fill."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:
@@ -331,9 +333,9 @@ def _places(target: Target) -> list[list[TensorPart]]:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors that this rank loads.
+    """The tensors that this rank loads from earlier shards.
 
-    `bring` fills each of them from the mapped shards of earlier ranks.
+    `bring` copies the elements of each tensor from the mapped shards of earlier ranks.
 
     Args:
         cover: the planned copies for every tensor of this rank.
@@ -404,7 +406,7 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
     """Return the part of a live tensor that a box covers, as a view."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
-        return tensor  # The live tensor may have any memory order, so return it unchanged.
+        return tensor  # Return the tensor itself, without a view, because a live tensor may have any memory order.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)
 
 
@@ -422,7 +424,8 @@ def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, wo
         if pair.is_of_engine and not is_of_engine and pair.scheduler() is not None:
             objects["scheduler"] = pair.scheduler()
         elif is_of_engine and "scheduler" not in state.objects:
-            objects.pop("scheduler", None)  # The engine owns the scheduler and restores it.
+            # Remove the scheduler from the objects, because the engine owns the scheduler and its adapter restores it.
+            objects.pop("scheduler", None)
     if objects.keys() != state.objects.keys():
         was, now = sorted(objects), sorted(state.objects)
         name = sorted(objects.keys() ^ state.objects.keys())[0]

@@ -1,8 +1,9 @@
-"""Reads a slot, agrees with the other ranks, and writes the snapshot into the live objects.
+"""Restores a step: reads the rank's slot, agrees with the other ranks, and writes the snapshot into the live objects.
 
-Invariant: no rank writes before every rank has reported that its snapshot is of the same step and fits what the script
-built. If one rank rejects its snapshot, all ranks raise. If the payload is still arriving, the rank copies each tensor
-as soon as its bytes are verified. No rank continues training before all bytes are verified on all nodes (`Arrival`).
+Invariant: no rank changes a live object before all ranks have found that their snapshots are of the same step and fit
+the objects that the script built. If one rank rejects its snapshot, all ranks raise an error. While the agent is still
+receiving the payload, the rank copies each tensor as soon as the agent has verified its bytes (`Arrival`). No rank
+trains before all bytes are verified on all nodes.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
-"""Prefix of the names of large tensors from the value tree.
+"""Prefix of the names of large tensors that do not belong to a model or optimizer.
 
-Example: `value/objects/extra/average/weights`.
+An example is `value/objects/extra/average/weights`.
 """
 SHOWN_DIFFERENCES = 8
 
@@ -52,17 +53,17 @@ _FACTS = msgspec.msgpack.Decoder(dict[str, str])
 
 
 def decode_values(data: bytes) -> SlotValues:
-    """Return the content of an index's `values` field. Raises msgspec's ValueErrors for other bytes."""
+    """Decode the field `values` of a slot's index. Raises a ValueError of msgspec if the bytes are invalid."""
     return _SLOT_VALUES.decode(data)
 
 
 def decode_facts(data: bytes) -> dict[str, str]:
-    """Return the facts that `encode_facts` encoded. Raises msgspec's ValueErrors for other bytes."""
+    """Decode the facts that `encode_facts` encoded. Raises a ValueError of msgspec if the bytes are invalid."""
     return _FACTS.decode(data)
 
 
 class Restorable(Protocol):
-    """A state that `RankState.load` and `RankState.complete` write into the live objects."""
+    """A checked state, which `RankState.load` and `RankState.complete` write into the live objects."""
 
     @property
     def tensors(self) -> SavedTensors:
@@ -70,11 +71,11 @@ class Restorable(Protocol):
         ...
 
     def adapters(self) -> Tree:
-        """Return a list with the values that each adapter loads."""
+        """Return the values for the adapters' `load`, one item per adapter."""
         ...
 
     def others(self) -> Tree:
-        """Return all values that are no tensors of models and optimizers, by name.
+        """Return all values that do not belong to models and optimizers, by name.
 
         These are the states of registered objects and data loaders, the modules' training modes, and random generators.
         """
@@ -124,14 +125,14 @@ class Snapshot:
 
 
 class LoadBegunAnew(Exception):
-    """Raised when the agent loads the snapshot again, from another source or after a restart of the agent.
+    """The agent has started to load the snapshot again, from another source or after a restart of the agent.
 
     The bytes that the rank has already copied are then invalid.
     """
 
 
 class Arrival:
-    """Follows a snapshot while the agent writes it into its slot.
+    """Tracks how much of a snapshot the agent has already written into its slot and verified.
 
     Args:
         link: connection to the agent; receives the messages about the progress.
@@ -144,7 +145,7 @@ class Arrival:
         self._verified = 0
 
     def has(self, end: int) -> bool:
-        """Return whether the agent has already reported the first `end` bytes of the payload as verified.
+        """Return whether the agent has reported that the first `end` bytes of the payload are verified.
 
         The call does not wait.
         """
@@ -184,7 +185,7 @@ class Arrival:
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # Check once more, with the page's content after the `Welcome`.
+            self.check()  # Check again, because the page may have changed before the `Welcome` arrived.
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []
@@ -202,7 +203,7 @@ class Arrival:
 
 
 class _Tensors(SavedTensors):
-    """Tensors of a payload as views. Reading a tensor waits until its bytes are verified."""
+    """The tensors of a payload, as views of the slot. Reading a tensor waits until its bytes are verified."""
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
@@ -218,7 +219,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # Execute the collected copies now, because the bytes are still arriving.
+            self.finish()  # Execute the collected copies now, while the rank would only wait for the next bytes.
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 
@@ -240,7 +241,7 @@ class Expected:
 
 
 def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """Return the facts as bytes, and their layout hash.
+    """Encode the facts about models and optimizers, and return the bytes with their digest (the layout hash).
 
     Args:
         facts: facts that must be equal in the launch that saved and the launch that restores. Their order does not
@@ -254,16 +255,16 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
-    """Map a slot file, and prefault memory in the background.
+    """Map a slot file, and prefault its pages and the arenas in the background.
 
-    The script continues while the pages of the slot and of the arenas are prefaulted.
+    Prefaulting means to access memory in advance, because the first access is slow. The script continues meanwhile.
 
     Args:
         path: the slot that the agent named.
         arenas: memory for tensors that do not exist yet.
 
     Returns:
-        A private mapping: only this process sees what it writes there.
+        A private mapping: what this process writes into it does not change the slot.
 
     Raises:
         OSError: the file cannot be opened.
@@ -273,7 +274,7 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    # Make no torch calls in this thread. A process that exits during such a call ends with SIGABRT.
+    # Make no torch calls in this thread, because a process that exits during such a call ends with SIGABRT.
     def bring() -> None:
         populate(address, len(memory), is_written=False)
         for arena in arenas:
@@ -284,7 +285,7 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
 
 def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:
-    """Return the snapshot in a slot, without communication between ranks.
+    """Read and check the snapshot in a slot, without communication between ranks.
 
     The agent has verified the payload's digest, or verifies arriving chunks one by one.
 
@@ -301,7 +302,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
             differences.
     """
-    # The header of an arriving snapshot is written last, and `check_whole` checks it then.
+    # The agent writes the header of an arriving snapshot last. `check_whole` checks the header then.
     place = named if isinstance(named, Arriving) else _header(named, memory, expected)
     try:
         index_begin = HEADER_BYTES + place.index_offset
@@ -351,7 +352,7 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
 
 
 def agree(step: Step, problem: str) -> None:
-    """Wait until all ranks are ready to restore the same step.
+    """Wait until all ranks have reported which step they can restore, and check that it is the same step.
 
     Collective: every rank calls it once, even if it has a problem.
 

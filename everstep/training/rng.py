@@ -1,10 +1,10 @@
-"""Observes, restores and seeds random number generators.
+"""Reads, restores and seeds the states of random number generators.
 
 The process's generators are torch's generators on the CPU and on every CUDA device, numpy's global generator, and
 Python's generator.
 
-Invariant: `restore(observe())` changes no generator. After a later `restore`, the draws repeat those that followed
-`observe`.
+Invariant: `restore(observe())` changes no generator. After `restore(state)`, the generators draw the same numbers as
+after the `observe` that returned `state`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = cast("tuple[Any, ...] | dict[str, Any]", np.random.get_state())
     state: RandomState = {
-        # Store each state as one bytes object. A tensor would be planned and copied separately, and encoding 625
-        # integers would take longer than all other work at a boundary.
+        # Store each state as one bytes object. As a tensor, the state would be a separate entry of the capture plan. As
+        # 625 integers, its encoding would take longer than all other work at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])
         if isinstance(numpy_state, tuple)
@@ -78,7 +78,7 @@ def restore(state: RandomState) -> None:
     if isinstance(numpy_state, tuple):
         algorithm, key, *rest = numpy_state
         np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
-    else:  # The script replaced numpy's default bit generator.
+    else:  # Handle a bit generator by which the script has replaced numpy's default.
         np.random.set_state(numpy_state)  # type: ignore[arg-type]
     version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))
@@ -112,9 +112,9 @@ def seed_on_host(number: int, generators: Iterable[Generator]) -> None:
 
 
 def derived(state: RandomState, number: int) -> RandomState:
-    """Return states for another rank, derived from the states of one rank.
+    """Return generator states for a rank that has none of its own, derived from the states of another rank.
 
-    Equal arguments give equal states, and other numbers give other random streams.
+    Equal arguments give equal states. Different numbers give different random streams.
 
     Args:
         state: a result of `observe`.
@@ -184,7 +184,7 @@ def _parts(value: object) -> Iterable[object]:
 
 def _cells(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # A variable of the closure may have no value yet.
+        with suppress(ValueError):  # Skip a closure variable that has no value yet.
             yield cell.cell_contents
 
 
@@ -215,7 +215,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 @contextmanager
 def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
-    """Return a context that restores the process's generators and the given generators at its end."""
+    """Return a context that restores, at its end, the states that all generators had at its start."""
     before = states(generators)
     try:
         yield
@@ -239,7 +239,7 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return the state of a new stream of random numbers, derived from a generator's present state.
+    """Return a generator state that begins another stream of random numbers, derived from a generator's present state.
 
     The new stream has other numbers than the generator.
 

@@ -1,7 +1,8 @@
-"""Provides the tensors of a snapshot, which a restore copies into the live tensors.
+"""Provides the tensors of a snapshot by name, and copies them into live tensors in a restore.
 
-Looking up a tensor and creating its view takes a few microseconds. Right after a copy has flushed the processor's
-caches, it takes several times longer. `SavedTensors` therefore collects copies and executes many at a time.
+To look up a tensor and create its view takes a few microseconds. It takes several times longer right after a large
+copy, which replaces the content of the processor's caches. `SavedTensors` therefore first collects many copies, and
+then executes them together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from everstep.training.host_copy import copy_into_live
 GATHERED_BYTES = 256 * 1024 * 1024
 """`SavedTensors` collects copies until they have this total size in bytes, and then executes them.
 
-The script's signal handlers wait meanwhile, so the size is limited.
+The size is limited, because the script's signal handlers wait while the copies run.
 """
 
 

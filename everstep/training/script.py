@@ -1,6 +1,6 @@
 """Provides a training script's environment: rank, hyperparameters, input and output directories.
 
-Invariant: every function also returns a useful value outside Everstep. The same script therefore runs alone, under
+Invariant: without Everstep, every function still returns a useful value. The same script therefore runs alone, under
 torchrun and under an agent.
 """
 
@@ -21,9 +21,9 @@ from everstep.training.errors import SessionMisuse
 FINAL_ROUND_SECONDS = 30.0
 """Default time limit, in seconds, for which `close()` waits for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""With at least this many cores per rank, copier and agent share no core with training.
+"""Number of cores per rank from which training shares no core with copier and agent.
 
-The rank, its copier, the agent's digests and the agent's transfers use a core each.
+The rank, its copier, the agent's digests and the agent's transfers each use one core.
 """
 WELCOME_SECONDS = 30.0
 """Default time in seconds within which `init` must reach its agent."""
@@ -76,8 +76,9 @@ def accumulation(
 ) -> int:
     """Return the number of micro-batches per optimizer step that keeps the global batch size.
 
-    A job may continue with another number of ranks. Pass the result to `batches(accumulate=…)` or to DeepSpeed as
-    `gradient_accumulation_steps`, and divide the loss by it. Works before `init`.
+    The result keeps the global batch size the same if a job continues with another number of ranks. Pass the result to
+    `batches(accumulate=…)` or to DeepSpeed as `gradient_accumulation_steps`, and divide the loss by it. A script may
+    call this before `init`.
 
     Args:
         global_batch: samples per optimizer step, over all ranks.
@@ -115,8 +116,8 @@ def hyperparameters(
 ) -> SimpleNamespace:
     """Return the job's hyperparameters merged over the script's defaults.
 
-    Each has the type of its default. Under Everstep they come from EVERSTEP_HYPERPARAMETERS, elsewhere from `--key
-    value` arguments. Keys without a default are ignored.
+    Each value has the type of its default. Under Everstep, the values come from EVERSTEP_HYPERPARAMETERS, otherwise
+    from `--key value` arguments. Keys without a default are ignored.
 
     Args:
         variables: environment variables; read for EVERSTEP_HYPERPARAMETERS.
@@ -137,7 +138,7 @@ def hyperparameters(
 
 
 def output_dir(variables: Mapping[str, str] = os.environ) -> Path:
-    """Create and return the directory whose content Everstep stores when the job ends.
+    """Return the directory whose content Everstep stores when the job ends. Creates the directory if it is missing.
 
     The path is EVERSTEP_OUTPUT_DIR, or `output` in the working directory.
     """

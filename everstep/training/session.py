@@ -11,16 +11,17 @@ Each step passes through these calls:
   `step_rules.decide`.
 2. `Snapshotter.capture` starts a `Copier` in the background.
 3. The guard waits for the copy before the next change of the state.
-4. The rank sends `Captured`.
+4. When the copy has ended and is consistent, the rank sends `Captured` to the agent.
 
-Invariant: a snapshot of step k holds the state right after the k-th optimizer step. It is taken at that boundary, or in
-`close` if no batch, step or `fence` followed the boundary. The session records training modes and random generators
-when the loop ends. An evaluation after the loop therefore does not change the snapshot.
+Invariant: a snapshot of step k holds the state right after the k-th optimizer step. The session takes it at boundary k,
+or in `close` if the script has called nothing that changes the state since this boundary (no batch, no step, no
+`fence`). When the loop ends, the session records training modes and random generators. An evaluation between the loop
+and `close` therefore does not change the snapshot.
 
-A failed snapshot is skipped; training continues.
+If a snapshot fails, the session skips it and training continues.
 
-The module has more than 500 lines. All calls of a script use the state of the current boundary. Decisions without I/O
-are in `step_rules`.
+The module has more than 500 lines. It is not divided, because all calls of a script depend on the state of the current
+boundary. Decisions without I/O are in `step_rules`.
 """
 
 from __future__ import annotations
@@ -84,14 +85,15 @@ from everstep.training.step_rules import Decision, RankView, decide, decide_alon
 from everstep.training.step_watch import StepWatch, uncompiled
 
 POLL_SECONDS = 0.05
-"""Longest time in seconds between two reads of the shared page while a rank waits after a finished step.
+"""Maximum seconds between two reads of the shared page while a rank waits after a finished step.
 
-The rank polls because the agent's wake-up message, `WordChanged`, may be lost.
+The rank polls the page, because the agent's wake-up message `WordChanged` may be lost.
 """
 QUIET_SECONDS = 0.25
-"""Longest time in seconds for which the rank may delay its report of a finished step that needs no answer.
+"""Maximum seconds for which the rank may delay its report of a finished step.
 
-The rank combines several such reports into one message. The delay is too short for users and peers to notice.
+It delays only reports that need no answer, and combines several of them into one message. The delay is too short for
+users and peers to notice.
 """
 DRAIN_SECONDS = 5.0
 """Maximum wait, in seconds, for a running copy when the process ends after an error.
@@ -105,7 +107,7 @@ NOT_COMPILED = (
 )
 """Text that torch.compile prints if the script requires an unbroken graph (`fullgraph=True`).
 
-Every other compiled graph breaks where the guard is called, so the guard runs in every step.
+In all other cases, torch.compile breaks the graph where the guard is called, so the guard runs in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that mark the end of an iterator."""
@@ -115,7 +117,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The result of `boundary`, by which the script decides whether to continue."""
+    """The result of `boundary`, from which the script reads whether it must stop."""
 
     step: int
     """Number of finished steps."""
@@ -179,8 +181,8 @@ class TrainingSession:
         )
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
-        # The training thread and the copier both write the page. The lock is reentrant, because a signal handler may
-        # interrupt such a write and write the page itself.
+        # The training thread and the copier both write the page, so they need a lock. The lock is reentrant, because a
+        # signal handler may interrupt a write and write the page itself.
         self._half_lock = threading.RLock()
         self._said = _Half()
         self._half = RankHalf(generation=link.generation)
@@ -190,13 +192,13 @@ class TrainingSession:
         self._is_stopped = False
         self._is_closed = False
         self._has_left = False
-        """True if the script started another step or called `fence` since it last called `boundary`."""
+        """True if the script has started another step or called `fence` since its last call of `boundary`."""
         self._progress = state.progress()
         """Value of `RankState.progress` when the script last called `boundary`."""
         self._departure = ""
-        """Reason why the state in `close` may no longer be the state of the last finished step.
+        """Reason why the state may have changed between the last boundary and `close`. `close` sets it.
 
-        `close` sets it. Empty if the state is the same.
+        Empty if the state is unchanged.
         """
         self._handled = sys.exc_info()[1]
         """The exception that the script was already handling when the session started.
@@ -205,7 +207,7 @@ class TrainingSession:
         """
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
-        """Time of the newest finished step that the rank reported without delay, in seconds of `clock`."""
+        """Time at which the rank last reported a finished step without delay, in seconds of `clock`."""
         self._profiler: NetworkProfiler | None = None
         # Only local rank 0 profiles the network, because the ranks of a node have the same idle times.
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:
@@ -228,9 +230,9 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # Request slots now, so that they are ready before the first capture.
+            self._snapshotter.foresee()  # Request slots now, so that the agent grants them before the first capture.
             named = link.welcome()
-            with contextlib.suppress(OSError):  # `restore` meets the same error again and reports it.
+            with contextlib.suppress(OSError):  # Ignore the error, because `restore` raises the same error again.
                 if named.base_slot_path is not None:
                     self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 
@@ -266,16 +268,16 @@ class TrainingSession:
         """Restore, in place, the step that the agent names.
 
         Every rank calls this once, after the script has built model, optimizer and loaders, and before the first
-        forward pass. Either all ranks restore or none does. `batches` calls it if the script has not. Further calls
-        change nothing.
+        forward pass. Either all ranks restore, or no rank does. `batches` calls this if the script has not called it.
+        Further calls change nothing.
 
         Returns:
-            Number of finished steps, where the script's loop continues. 0 when there is nothing to restore.
+            Number of finished steps, from which the script's loop continues. 0 if there is no step to restore.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; the live objects are
-                unchanged. Or a snapshot that was still arriving is invalid: the model is partly overwritten, and the
-                process must end.
+            RestoreMismatch: in the first case, a rank's snapshot does not fit, or the ranks received different steps;
+                the live objects are unchanged. In the second case, a snapshot is invalid that was still arriving while
+                ranks copied it; the model is partly overwritten, and the process must end.
             AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
                 model may be partly overwritten, and the process must end.
         """
@@ -398,8 +400,8 @@ class TrainingSession:
 
         Args:
             name: the phase. `wait` means that this rank waits on purpose for something outside the job.
-            limit_seconds: the service treats the rank as hung only after this time, and the job's reason says that the
-                rank waits. At most one day. None: the service uses its own limit, which it derives from the job's
+            limit_seconds: time without progress after which the service treats the rank as hung, at most one day. Until
+                then, the job's reason states that the rank waits. None: the service derives a limit from the job's
                 earlier phases.
 
         Yields:
@@ -482,7 +484,8 @@ class TrainingSession:
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
-                # Only log the reason here. The other ranks notice the failure when this process ends.
+                # Only log that the last step is not captured. The other ranks notice the failure when this process
+                # ends.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -507,7 +510,9 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            error = error.__context__  # The error in the script's loop for which Python closed the generator.
+            # Read the error that the script's loop raised. Because of it, Python closed the generator with the present
+            # exception.
+            error = error.__context__
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
 
@@ -570,16 +575,16 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> Decision:
-        """Read the agent's half of the shared page, decide by `step_rules` what to do, and do it."""
+        """Read the agent's half of the shared page, call `step_rules` with it, and carry out the returned decision."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
         return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
 
     def _may_wait(self, decision: Decision, passed_at: float) -> bool:
-        """Return whether this finished step may be reported later, together with the next one.
+        """Return whether the rank may report this finished step later, together with the next finished step.
 
-        Every report takes processor time from the running step.
+        Fewer reports are better, because each report takes processor time from the running step.
         """
         return decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
 
@@ -610,7 +615,7 @@ class TrainingSession:
     def _bring(self) -> Step:
         """Restore the step that the agent names and return its number.
 
-        Starts again whenever the agent starts to load the snapshot again.
+        If the agent starts to load the snapshot again, the method restores from the beginning.
         """
         while True:
             named = self._link.welcome()
@@ -627,7 +632,8 @@ class TrainingSession:
         arrival = Arrival(self._link, named)
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         read, problem = self._read(named, arrival, expected)
-        # Raise if the agent started to load the snapshot again, which may have overwritten parts of the slot.
+        # Raise an error if the agent has started to load the snapshot again, because it may have overwritten parts of
+        # the slot.
         arrival.check()
         if not self._is_agreed:
             agree(named.base_step, problem)
@@ -644,7 +650,7 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step that ranks with another layout made."""
+        """Load a step that other ranks, or ranks with another layout, have made."""
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None
@@ -702,7 +708,7 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Send a message after which the agent reads the rank's half of the page. The message may be lost."""
+        """Send the agent a message, so that it reads the rank's half of the page. A loss of the message is harmless."""
         self._link.hint(
             Boundary(
                 generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
@@ -710,9 +716,9 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return the message that reports the newest finished step.
+        """Return the `Boundary` message about the newest finished step.
 
-        It includes the seconds for which saving blocked training since the last report.
+        The message also reports for how many seconds snapshots and uploads have blocked training since the last report.
         """
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked
@@ -732,11 +738,13 @@ class TrainingSession:
         Other fields keep their values. Safe from any thread.
         """
         with self._half_lock:
-            # Update all fields in one call, so that an interrupting signal handler loses none of them.
+            # Update all fields in one call. If a signal handler publishes other fields in between, none of the fields
+            # is lost.
             self._said.update(changes)
             said = None
             while said != self._said:
-                # Repeat if a signal handler published meanwhile, because this write replaced its fields.
+                # Write again if a signal handler has published meanwhile, because this write has replaced its fields on
+                # the page.
                 said = self._said.copy()
                 self._half = RankHalf(self._link.generation, **said)
                 self._link.publish(self._half)

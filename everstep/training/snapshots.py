@@ -1,17 +1,18 @@
 """Captures a proposed step into a slot and reports the outcome to the agent.
 
-The outcome is `Captured`, or `Abandoned` with a reason.
+The rank sends the outcome as `Captured`, or as `Abandoned` with a reason.
 
     boundary                      forward and backward              before the next optimizer step
     observe; copy tensors ───────▶ the copier copies the others, ──▶ the guard waits for the copy and checks it
-    that may change any time      `Capturing` … `Captured`          (audited snapshots: everything is copied at the
+    that may change at any time   `Capturing` … `Captured`          (audited snapshots: everything is copied at the
                                                                      boundary, `Captured` is sent only here)
 
-Invariant: the rank reports a snapshot as captured only when every byte belongs to its step. This covers all changes
-that the training thread makes and torch counts. Audits find changes that torch does not count. Errors of this module
-never reach the training script.
+Invariant: the rank reports a snapshot as captured only if every byte belongs to its step. Two checks ensure this:
+versions of tensors show all changes that torch counts, and audits (byte-wise comparisons of some snapshots) find
+changes that torch does not count. Errors of this module never reach the training script.
 
-The module has more than 500 lines. A capture, its verdict and the slots use the lock that makes the outcome final.
+The module has more than 500 lines. It is not divided, because a capture, the check of its copy and the slots share the
+lock under which the outcome becomes final.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 POLL_SECONDS = 0.25
-"""Seconds between two checks whether the session is closed, while a thread waits for the first slots.
+"""Seconds between two checks whether the session is closed, while a background thread waits for the first slots.
 
-The thread notices a grant immediately.
+The thread notices immediately when the agent grants them.
 """
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Minimum size of the deferred tensors, in bytes, for which the rank reports the progress of its copy.
+"""Minimum bytes of a background copy for which the rank reports the copy's progress.
 
-With these reports, the agent digests and sends chunks early. For smaller states a report costs as much time as it
-saves. A rank with few cores reports no progress, because early digests and transfers would use the copier's core, delay
-the commit and block training.
+With these reports, the agent computes digests and sends chunks before the copy has ended. For smaller states, a report
+costs as much time as it saves. A rank with few cores reports no progress, because early digests and transfers would use
+the copier's core, delay the commit and block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
 """Number of steps between two checks of a state for which the agent refused slots.
@@ -67,10 +68,10 @@ ASK_AGAIN_BOUNDARIES = 100
 The state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Limit, in bytes, for the part of a snapshot that is copied right after the step.
+"""Limit in bytes for the part of a snapshot that is copied right at the boundary.
 
-Up to this limit, the copier's thread may compute the digests. Above the limit, it computes them only if it copies at
-least as many bytes later, in the background. Otherwise training would wait for the digests.
+Up to this limit, the copier's thread may compute the snapshot's digests. Above it, the thread computes the digests only
+if at least as many bytes are copied in the background. Otherwise training would wait for the digests.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -93,7 +94,7 @@ class _Written:
 
 
 class _Capture:
-    """One capture of a step into a slot, until its outcome is reported.
+    """One capture of a step into a slot. It exists until the rank has reported the outcome.
 
     Args:
         step: number of finished steps.
@@ -109,9 +110,9 @@ class _Capture:
         self._is_answered = False
 
     def claim_answer(self) -> bool:
-        """Return True to the first thread that calls this.
+        """Return True to the first caller, and False to all later callers.
 
-        Only that thread reports the outcome to the agent.
+        Only the first caller may report the outcome to the agent.
         """
         with self._lock:
             is_first, self._is_answered = not self._is_answered, True
@@ -119,12 +120,12 @@ class _Capture:
 
 
 class _Verdict:
-    """Decides once whether the copy of a snapshot is consistent, and reports the result.
+    """Decides, once per snapshot, whether the copy is consistent, and reports the result.
 
-    Only snapshots without an audit have a verdict. All methods are safe from any thread. The copy is consistent if no
-    tensor changed while it was copied. Torch increments a tensor's version only when an operation ends. The decision is
-    therefore made at a moment when the training thread executes no torch operation: at a pause after the copy, or at
-    the guard. The result is reported after the copy has ended.
+    Audited snapshots do not use this class. A copy is consistent if no tensor changed while it was copied. Torch
+    increments a tensor's version only when an operation ends. `look` must therefore be called at a moment when the
+    training thread executes no torch operation: at a pause after the copy, or at the guard. The result is reported when
+    the decision is made and the copy has ended. All methods are safe from any thread.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.
@@ -137,14 +138,15 @@ class _Verdict:
     ) -> None:
         self._moved = moved
         self._settle = settle
-        self._lock = threading.RLock()  # A signal handler of the script may reach the guard during a check.
+        # Use a reentrant lock, because a signal handler of the script may reach the guard during a check.
+        self._lock = threading.RLock()
         self._changed: Sequence[str] | None = None
         self._error: BaseException | None = None
         self._has_ended = False
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide whether the copy is consistent, unless an earlier call has decided.
+        """Check the tensors' versions and decide whether the copy is consistent, unless an earlier call has decided.
 
         Return the names of tensors that changed during the copy.
         """
@@ -179,11 +181,12 @@ class _Verdict:
 class _Tensors:
     """The tensors of a snapshot that are the same objects after every step.
 
-    A snapshot copies some of these tensors right after the step, and the others later in the background.
+    A snapshot copies some of these tensors right after the step, and the other tensors in the background.
 
     Args:
         lists: the observed lists of tensors.
-        unstable: names of tensors that once changed outside an optimizer step. They are copied right after the step.
+        unstable: names of tensors that once changed outside an optimizer step. Snapshots copy them right after the
+            step.
     """
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
@@ -191,14 +194,14 @@ class _Tensors:
         self.unstable_count = len(unstable)
         tensors = list(enumerate(chain.from_iterable(lists)))
         is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
-        # Copy in the plan's order, which is the payload's order. The payload then becomes final from its beginning.
+        # Copy the tensors in the order of the payload, so that the payload becomes final from its beginning on.
         self.later = Sources(list(compress(tensors, is_later)))
         self.later_bytes = sum(state.tensor.nbytes for state in compress(chain.from_iterable(lists), is_later))
         self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the observed lists have the same tensors with the same shapes as before."""
+        """Return whether the observed lists contain the tensors of this object, with unchanged shapes."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -209,7 +212,7 @@ class _Tensors:
 
 
 class _WarmDigests:
-    """Computes the digests of a slot's chunks right after their copy, while they are in the cache.
+    """Computes the digest of each chunk of a slot right after its copy, while the chunk is in the processor's cache.
 
     Used by the copier's thread.
 
@@ -245,14 +248,15 @@ class _WarmDigests:
 
 
 class Snapshotter:
-    """Takes snapshots of one rank. The session owns it and calls it from the training thread.
+    """Takes the snapshots of one rank. The session owns this object and calls it from the training thread.
 
     Args:
         state: state of the rank.
         link: connection to the agent, which grants the slots.
         copier: copies tensors into slots, from host or GPU memory.
         guard: delays the next change of the state until the copy has ended.
-        on_copying: called with the step when its copy starts, and with `NONE` when the copy ends. Called in any thread.
+        on_copying: called with the step when the copy of a step starts, and with `NONE` when the copy ends. Called in
+            any thread.
         is_crowded: True when the node has few cores per rank.
         await_pause: finds pauses of the main thread (`everstep.training.pauses`).
     """
@@ -277,7 +281,7 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._tensors: _Tensors | None = None
-        # Both the training thread and, once at the start, a background thread map slots.
+        # Needed because slots are mapped by the training thread and, once at the start, by a background thread.
         self._mapping = threading.Lock()
         self._ahead: threading.Thread | None = None
         self._may_map = threading.Event()
@@ -290,11 +294,11 @@ class Snapshotter:
         self._ticket: CopyTicket | None = None
         """Ticket of the newest copy."""
         self._unresumable = ""
-        """Reason why the last attempt to observe or capture the state failed; empty if the attempt succeeded."""
+        """Reason why the rank last failed to observe or capture the state; empty if the last attempt succeeded."""
         self.settled = NONE
         """The step that the rank captured or abandoned last."""
         self.telling = NONE
-        """The captured step that the copier's thread reports to the agent as finished, or `NONE`.
+        """The finished step that the copier's thread reports to the agent in place of the training thread, or `NONE`.
 
         If the training thread sent the report, the agent would wake up on the core that training needs at that moment.
         """
@@ -306,18 +310,21 @@ class Snapshotter:
 
     @property
     def obstacle(self) -> str:
-        """Return the reason why the agent will grant no slots, or an empty text if it may grant some."""
+        """Return the reason why the agent will not grant slots for this state.
+
+        Empty if the agent may still grant slots.
+        """
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
     def foresee(self) -> None:
         """Request slots before the first boundary, if their size is predictable.
 
-        The size follows from the state after each optimizer's first step. `init` calls this once.
+        The size is predictable if the state after each optimizer's first step is. `init` calls this once.
         """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
-        with contextlib.suppress(Exception):  # `prepare` meets the same error and logs it.
+        with contextlib.suppress(Exception):  # Ignore the error, because `prepare` meets it again and logs it.
             if (foreseen := self._state.foresee()) is not None:
                 self._request(foreseen)
 
@@ -327,8 +334,8 @@ class Snapshotter:
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            announce: called first, in that thread; informs the agent. On few cores the agent's wake-up takes the core
-                that training needs.
+            announce: called first, in the background thread. It sends the agent a message, whose wake-up would
+                otherwise use the core of the training thread on a node with few cores.
         """
         self._tell = announce
         self._may_map.set()
@@ -339,13 +346,14 @@ class Snapshotter:
         while not self._is_closed and self._link.slots is None:
             self._link.wait(POLL_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # The next capture meets the same error and reports it.
+            with contextlib.suppress(OSError, ValueError):
+                # Ignore the error, because the next capture meets it again and reports it.
                 self._map(granted)
 
     def prepare(self) -> None:
         """Request slots if none are requested, and map granted slots.
 
-        The session calls this after every step, after a capture.
+        The session calls this after every step, after it has started a capture.
         """
         if self._plan is None:
             try:
@@ -363,7 +371,7 @@ class Snapshotter:
             self._ask_for_less(self._plan)
 
     def forget(self) -> None:
-        """Reset `settled`, because the agent no longer proposes this step.
+        """Reset `settled`, because the agent no longer proposes the step that the rank captured or abandoned last.
 
         At the end of training the agent may propose the step again, and the rank must answer the new proposal too.
         """
@@ -382,7 +390,8 @@ class Snapshotter:
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
         except Exception as error:
-            # An object changed after `init` and cannot be restored any more, or its `state_dict` raised an error.
+            # A registered object has changed so that a restart could not restore it, or its `state_dict` raised an
+            # error.
             abandoned = _reason(error)
             self._note(abandoned)
         if abandoned:
@@ -407,7 +416,7 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Return whether the current plan still fits the observed state.
+        """Return whether the current capture plan still fits the observed state.
 
         Usually the tensor objects are the same as after the previous step; the check is then short.
         """
@@ -421,7 +430,7 @@ class Snapshotter:
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            # On a device, the last copy may still run, and clears the page's `copying` field when it ends.
+            # Wait for the last copy. On a GPU it may still run, and it clears the page's field `copying` when it ends.
             self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
@@ -438,16 +447,16 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # An audit compares the state right after the step. A later copy could already contain a wrong change,
-                # and the comparison would miss it.
+                # For an audit, copy all tensors now. A background copy could already contain a wrong change, which the
+                # comparison of copy and live tensors would then miss.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:
-            # Ignore further errors, for example from the driver or from a signal handler.
+            # Ignore further errors, which the driver or a signal handler may raise.
             with contextlib.suppress(Exception):
-                # Wait, because earlier copies may still write to the slot.
+                # Wait until all earlier copies have ended, because they may still write to the slot.
                 self._copier.start(Copies((), ()), lambda _: None).join()
             self._on_copying(NONE)
             self.telling = NONE
@@ -465,12 +474,13 @@ class Snapshotter:
     def drain(self, limit_seconds: float) -> None:
         """Wait for the running copy, for at most `limit_seconds`, and report its outcome.
 
-        The session calls this after the script failed. The step may still be committed.
+        The session calls this after the script failed. With the reported outcome, the step may still be committed.
         """
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
-            # Torch raises driver errors as RuntimeError. The state is then unreadable, and the step is lost.
+            # Ignore driver errors, which torch raises as RuntimeError. The state is then unreadable, so the step is
+            # lost.
             with contextlib.suppress(RuntimeError):
                 self._guard.reach()
 
@@ -509,7 +519,7 @@ class Snapshotter:
         chunks = _WarmDigests(memory, written.payload_bytes) if is_prompt and is_warm and not is_streamed else None
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
-            # Use the capture's own step, because training on a device may already be at a later step.
+            # Report the step of this capture. With a GPU, the training thread may already be at a later step.
             if error is not None:
                 self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
             elif changed:
@@ -527,7 +537,8 @@ class Snapshotter:
 
         def copied(error: BaseException | None) -> None:  # The copier's thread calls this.
             if chunks is not None and error is None:
-                # Compute the digests first: `on_copying(NONE)` reports on the page that the slot is no longer in use.
+                # Compute the digests before `on_copying(NONE)`, which reports on the page that this rank no longer uses
+                # the slot.
                 chunks.all()
             self._on_copying(NONE)
             if is_audited:
@@ -536,7 +547,7 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                # Report the finished step to the agent now, because the guard's check of the copy comes later.
+                # Send the queued report of the finished step now, because the copy is checked only later, at the guard.
                 self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
@@ -547,12 +558,13 @@ class Snapshotter:
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:
-                # Send the queued boundary report now. After a short copy, the report is sent with `Captured`, so that
-                # the agent wakes up only once.
+                # Send the queued report of the finished step now. After a short copy, it is sent together with
+                # `Captured` instead, so that the agent wakes up only once.
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
-            # All bytes before this offset are final: the copier has copied them, or they were copied at the boundary.
+            # No copy writes the bytes before this offset again: the copier has copied them, or they were copied at the
+            # boundary.
             final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes
             if chunks is not None:
                 chunks.reach(final_bytes)
@@ -577,15 +589,18 @@ class Snapshotter:
         return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
-        """Report a capture's outcome to the agent once. Safe from any thread.
+        """Report a capture's outcome to the agent, unless it is already reported. Safe from any thread.
 
-        An interrupted capture and its copy may each try to report.
+        If a capture is interrupted, both the capture itself and the end of its copy may try to report.
         """
         if capture.claim_answer():
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Log once per reason why the rank cannot capture steps. Training continues."""
+        """Log the reason why the rank cannot capture steps, unless it was the last logged reason.
+
+        Training continues.
+        """
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
@@ -634,8 +649,8 @@ class Snapshotter:
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the granted slots, except those whose files are smaller than granted.
 
-        A smaller file still holds an older, smaller state. Before the agent grants such a slot, it replaces the file
-        and sends a new `SlotsGranted`.
+        A file that is too small still holds an earlier, smaller state. Before the agent grants this slot, it replaces
+        the file and sends a new `SlotsGranted`.
         """
         with self._mapping:
             # Map again, because the agent may have replaced the files at the same paths.

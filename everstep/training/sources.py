@@ -1,11 +1,12 @@
-"""Tracks the sources of a snapshot, which are the live tensors in its plan: their current memory and their changes.
+"""Tracks the sources of a snapshot (the live tensors that it copies): their current memory and their changes.
 
-The copier copies from the sources, and the guard checks whether they have changed. Usually, the tensors are the same as
-at the previous boundary. A boundary then checks thousands of tensors with a few calls, so it is short.
+The copier copies the sources, and the guard checks whether they have changed. Usually, the tensor objects are the same
+as at the previous boundary. This module then checks thousands of tensors with a few calls, so a boundary is short.
 
-An alias is a tensor that shares the live tensor's memory at the newest boundary.
+For each source, the module keeps an alias: a second tensor object with the memory that the source had at the newest
+boundary.
 
-Invariant: an alias keeps this memory alive and in place, even if the script gives the live tensor other memory.
+Invariant: the alias keeps this memory allocated, even if the script moves the source to other memory.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from everstep.training.capture import StateTensor
 from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
-"""Size of the pieces, in bytes, in which a copy is moved to the tensor's device for the comparison."""
-# A ctypes call releases the interpreter's lock. torch.equal on bytes is several times slower.
+"""Size in bytes of the pieces in which a comparison moves a copy to the device of the live tensor."""
+# Call memcmp through ctypes, which releases the interpreter's lock. torch.equal on bytes is several times slower.
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -41,7 +42,7 @@ class Marks:
 
 
 class Sources:
-    """Some live tensors of a snapshot's plan, in the plan's order, with aliases of their memory.
+    """Some of the live tensors in a capture plan, in the plan's order, with aliases of their memory.
 
     Args:
         tensors: each tensor with its position in the plan.
@@ -54,14 +55,14 @@ class Sources:
         self.aliases = [tensor.detach() for tensor in self.live]
         counted = [(name, state.tensor) for name, (_, state) in zip(self.names, tensors, strict=True)]
         counted += [(state.name, state.wrapper) for _, state in tensors if state.wrapper is not None]
-        # Inference tensors have no version.
+        # Leave out inference tensors, because they have no version.
         counted = [(name, tensor) for name, tensor in counted if not tensor.is_inference()]
         self._counted_names = [name for name, _ in counted]
         self._counted = [tensor for _, tensor in counted]
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Update the aliases after tensors have got other memory.
+        """Update the aliases of tensors that have other memory than at the previous boundary.
 
         Return False if a tensor's shape or dtype differs from the plan.
         """
@@ -111,8 +112,8 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     """Return whether tensor and copy are equal, comparing on the tensor's device piece by piece.
 
-    The comparison moves the copy, because moving the tensor to the host would first have to allocate host memory. Only
-    if the device has no memory for a piece, the comparison runs on the host.
+    The function moves pieces of the copy to the device, because moving the tensor to the host would need new host
+    memory. Only if the device has no memory for a piece, the comparison runs on the host.
     """
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)

@@ -1,9 +1,9 @@
-"""Observes and restores the complete state that a snapshot of one rank contains.
+"""Reads and restores the complete state of one rank, which a snapshot contains.
 
 The state consists of models, optimizers, other registered objects, data positions and random generators.
 
-Invariant: `load` and `complete` restore exactly the observed state, including future random draws. The first `observe`
-runs before the first step and rejects state that cannot be restored.
+Invariant: `load` and `complete` restore exactly the state that `observe` returned, including the random numbers that
+follow. The session calls `observe` before the first step, so state that cannot be restored is rejected early.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from everstep.training.state_tree import Tree, encode
 FORMAT = 4
 """Version of the values that adapters and sessions store in a slot.
 
-Raise it whenever these values change. A restore then rejects slots of other versions before it writes anything.
+Developers must increase it whenever the form of these values changes. A restore rejects slots of other versions before
+it changes any object.
 """
 
 
 class Stateful(Protocol):
-    """A registered object with state: a scheduler, a gradient scaler, averaged weights."""
+    """A registered object with state, such as a scheduler, a gradient scaler or averaged weights."""
 
     def state_dict(self) -> Any:
         """Return the object's state."""
@@ -51,20 +52,20 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The complete state of a rank at the moment of the observation."""
+    """The complete state of a rank when `observe` was called."""
 
     lists: Sequence[list[StateTensor]]
     """Live tensors in canonical order.
 
-    While the tensors stay the same, `observe` returns the same list object.
+    As long as the tensor objects are the same, `observe` returns the same list objects.
     """
     fresh: list[StateTensor]
-    """Tensors that may be other objects after each step. A slot stores them after `lists`.
+    """Tensors that training may replace by new objects at any step. A slot stores them after `lists`.
 
     Examples are buffers that a module replaces, and generator states.
     """
     values: bytes
-    """Encoded values. Later changes of the state do not affect them."""
+    """All values that are not tensors, encoded. Later changes of the state do not affect them."""
 
     @property
     def tensors(self) -> list[StateTensor]:
@@ -148,8 +149,8 @@ class RankState:
     def on_device(self) -> AbstractContextManager[object]:
         """Return a context that makes this rank's CUDA device the current device.
 
-        The current device may be wrong: a script that always names its device may leave the default, which is the same
-        for all ranks.
+        The current device may be that of another rank. A script that always names its device may never set the current
+        device, whose default is the same on all ranks.
         """
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()
@@ -224,7 +225,7 @@ class RankState:
     def complete(self, snapshot: Restorable) -> None:
         """Restore all other state after `load`, when the whole snapshot has arrived.
 
-        Collective: the adapters rebuild state that they derive from other ranks.
+        Collective: all ranks call this together, because adapters compute state from the loaded state of several ranks.
         """
         tree: Any = snapshot.others()
         for adapter in self.adapters:
@@ -234,14 +235,15 @@ class RankState:
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
         for modules, modes in zip(self._modules, tree["modes"], strict=True):
-            # Skip the modes if the counts differ, because this launch wraps the modules differently.
+            # Skip the training modes if the numbers of modules differ. This launch then wraps the modules in another
+            # way.
             if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
         rng.restore(tree["rng"])  # Restore the generators last, because the calls above may draw random numbers.
 
     def keep_passing(self) -> None:
-        """Record the training modes, data positions and generator states for the next `observe`.
+        """Store the training modes, data positions and generator states that the next `observe` must return.
 
         The session calls this when the script leaves its loop, because an evaluation may follow before `close`. Until
         the next boundary, further calls have no effect.
@@ -255,9 +257,9 @@ class RankState:
             adapter.end_step()
 
     def progress(self) -> tuple[int | None, ...]:
-        """Return counters that increase as soon as the script starts a step.
+        """Return counters that change as soon as the script starts another step.
 
-        The counters are the framework's steps and the batches that the script received from loaders.
+        They count the framework's steps, and the batches that the script received from each loader.
         """
         return (
             *(adapter.steps_made() for adapter in self.adapters),
@@ -284,7 +286,7 @@ class RankState:
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
     def _passing(self) -> dict[str, Tree]:
-        """Return the state that an evaluation may change.
+        """Return the part of the state that an evaluation may change.
 
         It consists of the training mode of every module, the position of every loader, and the states of the process's
         random generators.

@@ -4,12 +4,12 @@ A tree consists of None, bool, int of any size, float, complex, str, bytes, list
 arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack. Tensors of more than
 `INLINE_BYTES` are returned separately under their path, and the caller stores them.
 
-    plain leaf                    itself
-    any other value               [tag, …]    with a tag of `_Tag`
+    None, bool, float, str, bytes, int up to 64 bits the msgpack value itself any other value [tag, …], with a tag of
+    `_Tag`
 
-Invariant: `decode(encode(tree))` equals the tree, types included: a tuple stays a tuple, NaN keeps its bits, a tensor
-keeps its kind of device. `encode` raises an error for all other values. Decoding never imports or calls code named in
-the bytes.
+Invariant: `decode(encode(tree))` equals the tree, including all types: a tuple stays a tuple, NaN keeps its bits, a
+tensor keeps its kind of device. `encode` raises an error for a value of any other type. `decode` never imports or calls
+code that the bytes name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Tree: TypeAlias = object
 """A value of the types that the module's docstring lists."""
 
 INLINE_BYTES = 1024
-"""Largest tensor, in bytes, that is stored inside the encoded tree.
+"""Maximum size in bytes of a tensor that is stored inside the encoded tree.
 
-An inline tensor may change its shape without moving the separately stored tensors.
+The shape of such a tensor may change from step to step without a new capture plan for the separately stored tensors.
 """
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-"""Tensor classes that own their memory. Buffers have the class `torch.Tensor`.
+"""Tensor classes whose objects have their own memory. Buffers have the class `torch.Tensor`.
 
-Tensors of other classes may have no memory of their own, although they report contiguous host memory at address 0.
+Objects of other classes may have no memory: they report contiguous host memory at address 0.
 """
 
 _INT64 = range(-(2**63), 2**64)
@@ -155,7 +155,7 @@ def dtype_of(name: str) -> torch.dtype:
 def place_of(tensor: torch.Tensor) -> list[str]:
     """Return the kind of the tensor's device (such as `cuda`) in a list, or an empty list for host memory.
 
-    The device's index is omitted, because a rank uses one device and each launch may choose another index.
+    The result omits the device's index, because a rank uses one device and each launch may choose another index.
     """
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 
@@ -185,7 +185,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:
-        return value  # msgpack preserves the bits of a float, also of NaN.
+        return value  # Store a float as it is, because msgpack preserves its bits, also those of NaN.
     if kind is int:
         assert isinstance(value, int)
         return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]
@@ -203,7 +203,7 @@ def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], dep
     if kind is set or kind is frozenset:
         assert isinstance(value, (set, frozenset))
         items = [_encode(item, path, tensors, depth + 1) for item in value]
-        items.sort(key=repr)  # A set has no order, and equal states must give equal bytes.
+        items.sort(key=repr)  # Sort the items, because a set has no order, and equal states must give equal bytes.
         return [_Tag.SET if kind is set else _Tag.FROZENSET, items]
     return _encode_leaf(value, path, tensors)
 

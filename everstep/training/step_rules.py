@@ -1,6 +1,6 @@
-"""Decides what a rank does at a boundary after reading the agent's half of the page.
+"""Decides what a rank does at a boundary, from its own state and the agent's half of the shared page.
 
-Pure. This is the rank's part of the step protocol (docs/design.md#rounds).
+Pure. This is the rank's part of the commit rounds (docs/design.md#rounds).
 
 Invariant: a rank answers a proposed step at most once, with a capture or an abandonment. It stops only at the exact
 step of the announced stop.
@@ -15,12 +15,15 @@ from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_RE
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """State of a rank from which it decides, together with the agent's half of the shared page."""
+    """The rank's own state, which is one of the two inputs of `decide`.
+
+    The other input is the agent's half of the page.
+    """
 
     boundary: int
     """Number of finished steps."""
     base: int
-    """The step that the rank restored; 0 if it restored none. The rank never captures this step again."""
+    """The step that the rank restored; 0 if it restored no step. The rank never captures this step."""
     settled: int
     """The proposed step that the rank has already captured or abandoned.
 
@@ -35,7 +38,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Actions of the rank after a finished step. At most one of `capture_slot` and `abandon` is set."""
+    """The actions that the rank must take after a finished step. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
     abandon: tuple[int, str] | None = None
@@ -49,13 +52,13 @@ class Decision:
     """
     is_stopped: bool = False
     is_held: bool = False
-    """True while training waits for the upload of a step that this rank has finished.
+    """True while the rank must wait for the upload of a step that it has finished.
 
-    The rank then waits and reads the page again. It waits for no other rank: the agents end the wait when the uploads
-    end.
+    The rank then waits and reads the page again. It does not wait for other ranks: the agents end the wait when the
+    uploads have ended.
     """
     is_quiet: bool = False
-    """True when the proposed step is still in the future and no stop is announced.
+    """True if the rank has not reached the proposed step yet, and no stop is announced.
 
     The rank may then delay its report of this step.
     """
@@ -89,15 +92,15 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
-    Without the agent, the rank captures no step and answers no stop. It still stops after the step of a stop that it
-    has accepted, and it still waits for an upload, because the other ranks wait too.
+    Without the agent, the rank captures no step and answers no stop. It still stops at the step of a stop that it has
+    accepted, and it still waits for a blocking upload, because the other ranks wait too.
 
     Args:
         view: the rank's own state.
         word: the agent's half of the page as the rank last read it, of this generation.
 
     Returns:
-        A decision to stop after this step, to wait for the agent because other ranks wait or may stop here, or to
+        One of three decisions: stop after this step; wait for the agent, because other ranks wait or may stop here;
         continue.
     """
     is_here = word.stop == view.boundary
@@ -126,8 +129,8 @@ def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int
     if step < view.boundary:
         return None, None if half.vote_step == step else (step, LATE_REASON)
     if half.slot == NONE or not view.has_slots:
-        # Decide later, because the agent may still grant a slot while the rank waits. Without a slot, the rank abandons
-        # the step at the next boundary, with `LATE_REASON`.
+        # Neither capture nor abandon the step yet, because the agent may still grant a slot while the rank waits. If it
+        # grants no slot, the rank abandons the step at the next boundary, with `LATE_REASON`.
         return None, None
     return half.slot, None
 

@@ -1,8 +1,8 @@
-"""Rejects updates by unregistered optimizers, schedulers and gradient scalers.
+"""Raises an error if an optimizer, scheduler or gradient scaler updates the model without being registered at `init`.
 
-No snapshot contains the state of an unregistered object. Training would seem healthy, but a resumed run would silently
-continue with fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The
-error names the class, the updated parameter, and the missing argument of `init`.
+No snapshot contains the state of an unregistered object. Training would seem correct, but a resumed run would silently
+continue with the initial moments, schedule or scale. The first update by an unregistered object therefore raises
+`CannotResume`. The error names the class, the updated parameter, and the missing argument of `init`.
 
 Torch calls one global hook before each `Optimizer.step`. Schedulers and scalers have no hook, so their `step` methods
 are wrapped while a session is open. Three cases are not detected:
@@ -11,7 +11,7 @@ are wrapped while a session is open. Three cases are not detected:
 - an optimizer that updates copies of the parameters
 - a scheduler class that is defined after `init` and overrides `step` without calling torch's `step`
 
-Invariant: the watch never rejects updates of tensors that are not part of a session.
+Invariant: the watch never rejects an update of tensors that no session registered.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ NOT_COMPILED = (
     "Everstep checks here whether this optimizer updates a registered model: compile optimizer.step() without "
     "fullgraph=True, or pass the optimizer to init()"
 )
-"""Reason that torch.compile prints if it must trace the check of an unregistered optimizer into a whole graph."""
+"""Reason that torch.compile prints if a script compiles an unregistered optimizer's step as one unbroken graph.
+
+The check of the optimizer cannot be part of a graph.
+"""
 
 
 def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
     """Wrap a function so that compiled code calls it outside the graph.
 
     Args:
-        function: a function that torch.compile cannot trace or must not move.
-        reason: printed by torch.compile if the user requires a whole graph.
+        function: a function that torch.compile cannot trace, or must not call at another moment.
+        reason: text that torch.compile prints if the script requires one unbroken graph.
 
     Returns:
         The wrapped function.
@@ -55,7 +58,7 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
 
 
 class StepWatch:
-    """Checks every update of one session's parameters, from creation until `close`.
+    """Checks every update of one session's parameters, from the creation of this object until `close`.
 
     Args:
         optimizers: every optimizer registered at `init`, whose steps are observed.
@@ -105,10 +108,10 @@ class StepWatch:
         if id(optimizer) in self._optimizers:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
-            return  # The optimizer is a wrapper around a registered optimizer.
+            return  # Accept the optimizer, because it is a wrapper around a registered optimizer.
         parts = list(getattr(optimizer, "optimizers", ()))
         if parts and all(id(part) in self._optimizers for part in parts):
-            return  # The optimizer is a container of registered optimizers.
+            return  # Accept the optimizer, because it is a container of registered optimizers.
         if updated := self._updated_outside_graphs(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(
@@ -120,7 +123,7 @@ class StepWatch:
     def check_scheduler(self, scheduler: LRScheduler) -> None:
         """Check one scheduler.
 
-        Wrapped schedulers call this before each step, except the step in their constructor.
+        The wrapped `step` of every scheduler calls this, except for the step that a scheduler makes in its constructor.
 
         Args:
             scheduler: the scheduler that is about to step.
@@ -129,7 +132,8 @@ class StepWatch:
             CannotResume: the scheduler's optimizer updates a parameter of this session, but the scheduler is not
                 registered.
         """
-        optimizer = getattr(scheduler, "optimizer", None)  # A custom scheduler may have no attribute `optimizer`.
+        # Use `getattr`, because a custom scheduler may have no attribute `optimizer`.
+        optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is None or getattr(scheduler, "_is_initial", False):
             return
         if any(scheduler is kept for kept in _unfolded(self._companions)):
@@ -190,7 +194,8 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
         optimizers: optimizers registered at `init`. The function also counts optimizers among the companions.
 
     Raises:
-        CannotResume: no snapshot would contain the learning rate from which the scheduler continues.
+        CannotResume: the scheduler's optimizer is not registered, so no snapshot would contain the learning rate from
+            which the scheduler continues.
     """
     kept = [optimizer for optimizer in (*optimizers, *companions.values()) if isinstance(optimizer, Optimizer)]
     for name, companion in companions.items():
@@ -206,7 +211,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
 
 def _unfolded(companions: Collection[object]) -> Iterator[object]:
-    """Yield objects, and the schedulers inside a `SequentialLR` or inside Accelerate's wrapper."""
+    """Yield the given objects, and the schedulers inside a `SequentialLR` or inside accelerate's wrapper."""
     for companion in companions:
         yield companion
         parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
@@ -219,9 +224,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 _watches: tuple[StepWatch, ...] = ()
-"""The open watches.
-
-Code replaces the tuple as a whole, because a hook may be iterating over the old tuple.
+"""The watches of open sessions. Code replaces the tuple as a whole, because a hook may be iterating over the old tuple.
 """
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
