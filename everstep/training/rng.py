@@ -215,7 +215,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 @contextmanager
 def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
-    """Return a context that restores, at its end, the states that all generators had at its start."""
+    """Return a context that restores the states of the process's generators and of the given generators at its end."""
     before = states(generators)
     try:
         yield
