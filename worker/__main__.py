@@ -331,7 +331,8 @@ async def serve(agent: Agent, manager: ServiceManager) -> None:
 def allow_files() -> None:
     """Raise the limit of open files to the hard limit, for this process and its children.
 
-    systemd starts services with a limit of 1,024. Rank 0 of a thousand ranks needs one file per rank.
+    systemd starts services with a limit of 1,024 files. The process of rank 0 needs one file for each other rank of the
+    job.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -68,7 +68,7 @@ class PeerLost(PeerError):
 
 
 class PeerRefused(PeerError):
-    """The other side rejects this node, its key or its generation."""
+    """The other node rejects this node, its key or its generation."""
 
 
 class OtherGeneration(PeerRefused):

@@ -84,9 +84,9 @@ class Background:
 
 
 async def first_of(*work: Coroutine[object, object, object]) -> None:
-    """Run all of `work` until the first task ends, then cancel the other tasks.
+    """Run all of `work` concurrently until the first coroutine ends, then cancel the others.
 
-    An error of the first task is raised.
+    If the first coroutine to end raises an error, this error is raised.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:

@@ -113,7 +113,7 @@ class Commands:
         self._queue: asyncio.Queue[Message | _OutputsStored] = asyncio.Queue()
 
     def take(self, command: Message) -> None:
-        """Queue a command, or execute it immediately if it bypasses the queue. Must not block."""
+        """Queue a command of the control plane; execute it immediately if it needs no queue. Must not block."""
         match command:
             case HaltRanks(run=run, generation=generation):
                 if self._is_current(run, generation):

@@ -180,7 +180,10 @@ class ControlClient:
         return token
 
     def _keep(self, token: str) -> None:
-        """Use a new session token, and store it for this node's next agent process if the disk accepts the write."""
+        """Use a new session token from now on, and write it to disk for this node's next agent process.
+
+        If the disk refuses the write, only this process uses the token.
+        """
         self._session = token
         scratch = self._token_path.with_suffix(".new")
         try:
@@ -229,7 +232,7 @@ class ControlClient:
             await self._lines_added.wait(seen)
 
     async def _send_supported(self, line: ClientConnection, message: Message) -> None:
-        """Send a message, or drop it if the server's release is too old for it."""
+        """Send a message to the server, or drop it if the server's release does not support this type of message."""
         if is_supported(message, self._server_minor):
             await line.send(encode(message))
 

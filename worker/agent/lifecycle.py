@@ -226,7 +226,10 @@ class Lifecycle:
     # The methods below load a generation.
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
-        """Begin to load a generation in the background, if the node has promised it and has not begun yet."""
+        """Begin to load the generation of `plan` in the background.
+
+        A repeated call, or a plan of a generation that the node has not promised, changes nothing.
+        """
         if not may_load(self.promise.membership, plan.run, plan.generation):
             log.debug("Load of generation %d ignored: it is not for this node's promised generation", plan.generation)
             return

@@ -92,7 +92,7 @@ class RankLogLines:
         return shipper
 
     async def close(self) -> None:
-        """End the uploads. The next agent process continues them."""
+        """End the uploads in this process. The node's next agent process uploads the remaining lines."""
         if self._shipper is not None:
             await self._shipper.close()
 

@@ -19,7 +19,7 @@ LIMIT_BYTES = 1024 * 1024
 
 
 class ByteStore(Protocol):
-    """The part of an object store that this module uses."""
+    """The method of an object store that this module uses."""
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> object:
         """Store a small object.

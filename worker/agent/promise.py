@@ -52,7 +52,7 @@ _decoder = msgspec.msgpack.Decoder(Promise)
 
 
 class PromiseFile:
-    """Reads and writes the file with the node's `Promise`. Only the agent uses it."""
+    """Reads and writes the file that stores the node's `Promise`. Only the agent uses it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,7 +122,7 @@ class CurrentPromise:
         return RunId(self.value.run) if self.value is not None else None
 
     def resume(self) -> Promise | None:
-        """Read the promise of an earlier agent process, and return it."""
+        """Read the promise that an earlier agent process of this node wrote to disk. Return None without a promise."""
         promise = self._file.read()
         if promise is not None:
             self.set(promise)
@@ -179,7 +179,7 @@ class CurrentPromise:
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._file.write(lapsed)
-        except OSError as error:  # a full disk must not prevent the release of the run
+        except OSError as error:  # continue the release of the run even if the disk is full
             log.warning(
                 "run %s is released, but its promise on disk still has phase %s: %s",
                 lapsed.run,

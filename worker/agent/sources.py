@@ -57,8 +57,8 @@ class SourcePrefetch:
                     self._full_disks.note(error)
                     log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # The request may have changed during the fetch. A damaged archive is reported only if the present
-                    # request names it.
+                    # The control plane may have sent another request during the fetch. A damaged archive is reported
+                    # only if the newest request names it.
                     if source in self._wanted:
                         log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)
@@ -66,7 +66,7 @@ class SourcePrefetch:
             await self._asked.wait(version)
 
     async def want(self, sources: tuple[SourceArchive, ...]) -> None:
-        """Request the given source archives, and delete all others from disk."""
+        """Fetch the given source archives from now on, and delete all others from disk."""
         self._wanted = sources
         self._unsound &= {source.sha256 for source in sources}
         try:

@@ -40,7 +40,7 @@ ENOUGH_QUIET = 16
 With fewer quiet iterations, the estimated cost is the time for which the snapshots blocked the rank.
 """
 GROWTH = 2
-"""Maximum factor by which one decision changes the interval. The next decision uses new measurements."""
+"""Maximum factor by which one decision lengthens the interval. The next decision uses new measurements."""
 BEYOND_DOUBT = 2.0
 """Number of standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
@@ -59,7 +59,7 @@ class Load:
     """Measured cost of one snapshot: the iterations since its capture began."""
 
     iterations: int
-    """Number of iterations in which a part of the snapshot was captured or sent."""
+    """Number of iterations so far in which a part of this snapshot was captured or sent."""
     seconds: float
     """Total duration of these iterations, in seconds."""
     blocked_seconds: float
@@ -72,7 +72,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Measurements of the cost of snapshots, and the resulting interval.
+    """Measurements of the cost of snapshots, and the interval between two snapshots that results from them.
 
     The coordinator's node holds one object per generation.
     """
@@ -82,15 +82,15 @@ class Budget:
     interval: int = 1
     """Iterations from one proposed step to the next, as the limit requires."""
     quiet: tuple[float, ...] = ()
-    """Durations in seconds of the newest iterations without any part of a snapshot."""
+    """Durations in seconds of the newest quiet iterations, in which no part of a snapshot was captured or sent."""
     snapshots: tuple[Load, ...] = ()
-    """The newest complete snapshots. A snapshot counts as complete when the next one begins."""
+    """Costs of the newest snapshots. A snapshot is added when the capture of the next one begins."""
     newest: Load | None = None
-    """The newest snapshot; its data may still be in transfer."""
+    """Cost so far of the newest snapshot, which may still be in transfer."""
     iterations_per_snapshot: float = 1.0
     """Smoothed mean of the number of iterations in which parts of one snapshot are captured or sent."""
     since_rest: int = 0
-    """Number of iterations since the last one without any part of a snapshot.
+    """Number of iterations since the last quiet one (without any part of a snapshot).
 
     From `REST_EVERY` on, the next proposal is delayed (see `distance`).
     """

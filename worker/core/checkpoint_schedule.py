@@ -59,7 +59,7 @@ def automatic_interval(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A number of training steps, and the seconds that they took."""
+    """A pace of training: a number of steps, and the seconds that they took."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class CheckpointSchedule:
     upload_seconds: float | None = None
     """Duration of the newest complete upload of all shards, in seconds. None before the first such upload."""
     node_bytes: int = 0
-    """Bytes that one node uploads per checkpoint."""
+    """Bytes that one node uploads for each checkpoint; 0 if unknown."""
     boundary: Step = NONE
     """The highest step that any rank had finished at the last observation.
 

@@ -22,7 +22,7 @@ class Misplaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """One file in the node's cache of input files."""
+    """One cached S3 object in the node's cache of input files."""
 
     name: str
     bytes: int

@@ -24,7 +24,10 @@ The gap does not count as link time.
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """Accumulated link time at one moment. Only differences between two values are meaningful."""
+    """Time for which the node's network link has been used, accumulated until one moment.
+
+    Only the difference between two values is meaningful.
+    """
 
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds.
@@ -34,7 +37,7 @@ class LinkUse:
     sender_count: int = 0
     """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
-    """Total time in which at least one transfer had data to send."""
+    """Total seconds in which at least one transfer had data to send."""
     part_seconds: float = 0.0
     """Accumulated sending time per transfer, in seconds.
 

@@ -51,9 +51,12 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Number of processes that the kernel killed in the rank's cgroup; None if this cgroup is the whole machine."""
+    """Number of processes that the kernel has killed in the rank's cgroup for lack of memory.
+
+    None if this cgroup is the whole machine.
+    """
     node: int | None = None
-    """Number of processes that the kernel killed on the whole machine."""
+    """Number of processes that the kernel has killed on the whole machine for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ class MetricOutbox:
         Args:
             run: the rank's run.
             points: values in the order in which they were logged.
-            dropped_count: number of steps that were lost before `points`.
+            dropped_count: number of logged steps that the rank lost before `points`, for example because its queue was
+                full.
         """
         self._next_number += dropped_count
         self.dropped_count += dropped_count

@@ -78,7 +78,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskQueue:
-    """Counts of the I/O requests of one volume."""
+    """Counters of the I/O requests of one volume."""
 
     finished_count: int
     """Counter of the finished requests of all kinds."""
@@ -126,7 +126,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One reading of all devices."""
+    """The readings of all devices of the node at one time."""
 
     at: float
     """Time of the reading, monotonic seconds."""
@@ -141,7 +141,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """The present faults of a node, and the state that `judge` needs for the next reading."""
+    """The present faults of a node, and the readings that `judge` compares with the next readings."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Monotonic time at which each (GPU index, Xid) was last reported by the driver."""

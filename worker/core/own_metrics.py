@@ -32,7 +32,7 @@ class NodeUsage:
     gpu_percent: float | None = None
     """Mean utilization of the node's GPUs."""
     gpu_least_percent: float | None = None
-    """Utilization of the least busy GPU. In the mean of eight GPUs, one idle GPU hardly shows."""
+    """Utilization of the least busy GPU. The mean of eight GPUs would hide one idle GPU."""
     network_bytes: int | None = None
     """Counter of the bytes that the network cards have sent and received."""
     memory_total_bytes: int | None = None
@@ -78,9 +78,9 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add one snapshot.
+        """Add one replicated snapshot.
 
-        `seconds` is the time from the end of its step until every holder that was not dropped had verified it.
+        `seconds` is the time from the end of the snapshot's step until every holder in view had verified the snapshot.
         """
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 

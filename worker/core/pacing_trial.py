@@ -43,7 +43,7 @@ Late snapshots are rare and cost whole steps. Eight paced iterations may contain
 MOST_LOST = 4
 """Maximum number of lost steps that the trial attributes to one snapshot.
 
-If more steps are lost in a row, the cause is probably a lost holder and not the snapshot.
+If more steps in a row are not captured, the cause is probably a lost holder and not this snapshot.
 """
 BEYOND_DOUBT = 2.0
 """Number of standard errors by which the modes must differ for a verdict before `ENOUGH` iterations."""
@@ -54,7 +54,7 @@ WORTH_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The newest iterations whose snapshots were sent in the same mode, paced or unpaced."""
+    """Measurements of one mode, paced or unpaced: the newest iterations whose snapshots were sent in this mode."""
 
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from the end of one optimizer step to the end of the next."""
@@ -62,7 +62,7 @@ class Tries:
     """Lost steps per iteration: the next steps that were not captured, because this snapshot was still being sent."""
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the object with one more iteration. Only the newest `ENOUGH` iterations are stored."""
+        """Return the measurements with one more iteration. Only the newest `ENOUGH` iterations are kept."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property

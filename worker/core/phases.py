@@ -61,5 +61,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds for which all readings have shown the present phase, boundary and limit."""
+        """Seconds for which the rank's phase, boundary and announced limit have not changed, until the last reading."""
         return self.seen_at - self.since

@@ -186,9 +186,9 @@ class Shard:
         return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """Record that `peer` has connected and holds exactly these sealed steps.
+        """Record that `peer` has connected, and that it holds exactly the sealed `steps` of this shard.
 
-        The peer's acknowledgements of other steps are revoked.
+        Earlier acknowledgements of the peer for other steps are revoked.
         """
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
@@ -230,8 +230,8 @@ class Shard:
     def is_capturable(self, half: RankHalf) -> bool:
         """Return whether the rank can still capture the proposed step.
 
-        A rank that has begun the next step can no longer capture the proposed one. `half` is what the rank wrote to its
-        shared page.
+        A rank that has begun the step after the proposed step can no longer capture it. `half` is the rank's half of
+        its page.
         """
         if self.proposed == NONE or self.proposed in self.sealed:
             return False
@@ -497,10 +497,7 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest finished step (boundary) that any rank has reported.
-
-        Before the first report, it is the step from which the generation started (the base).
-        """
+        """The highest boundary (finished step) that any rank has reported; before the first report, the base."""
         return max((each.boundary for each in self.ranks), default=self.base)
 
     @property
@@ -605,7 +602,7 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # No rank captures the restored step (base), so a vote to abandon it is ignored.
+        # No rank captures the base again, so a vote to abandon it is ignored.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
@@ -677,7 +674,7 @@ class Coordinator:
     def _closing(self) -> Coordinator:
         """Propose the final step when all ranks wait after the same step, and finish when this step is committed.
 
-        If the ranks wait after different steps, finish without a final step.
+        If the ranks wait after different steps, no common final step exists, and the rounds finish without one.
         """
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
@@ -764,7 +761,7 @@ class Coordinator:
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
 
-        `distance` is ignored, because `snapshots` already decides how often ranks capture their state.
+        Only jobs whose ranks capture no other steps use this method (`snapshots`), so `distance` is ignored.
         """
         is_wanted = self.wanted > self.persist
         # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have

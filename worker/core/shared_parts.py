@@ -43,7 +43,7 @@ class Outstanding:
 class SharedParts:
     """The parts of one upload or load, and the nodes that transfer them.
 
-    The owner's agent holds one object per attempt, and replaces it with the result of each method.
+    The owner's agent holds one object per attempt. Each method returns the next state.
     """
 
     part_count: int
@@ -55,10 +55,10 @@ class SharedParts:
     claimed: int = 0
     """The owner has claimed all parts from 1 to this number."""
     lowest: int
-    """The lowest part number that a helper has received; `part_count` + 1 before the first."""
+    """The lowest number of any part that was assigned to a helper; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
     finished: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
-    """Number of each finished part, with the helper that transferred the part."""
+    """The finished parts: by part number, the helper that transferred the part."""
     missing: frozenset[int] = frozenset()
     """Parts that a helper should have transferred and has not finished. The owner transfers these parts."""
     excluded: frozenset[NodeId] = frozenset()
@@ -131,8 +131,8 @@ class SharedParts:
     def finish(self, helper: NodeId, number: int) -> SharedParts:
         """Record that a helper has transferred a part.
 
-        A part that is not outstanding at this helper changes nothing: it is a repeated answer, or the owner already
-        transfers the part.
+        The call changes nothing if the part is not outstanding at this helper. The answer is then a repetition, or the
+        owner already transfers the part itself.
         """
         part = self.outstanding.get(number)
         if part is None or part.helper != helper:
@@ -164,7 +164,7 @@ class SharedParts:
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
 
     def exclude_late(self, now: float, slowest_seconds: float) -> SharedParts:
-        """Exclude each helper whose oldest part is late; arguments as in `late`."""
+        """Exclude each helper whose oldest outstanding part is late. The arguments are those of `late`."""
         state = self
         for helper in self.late(now, slowest_seconds):
             state = state.exclude(helper)

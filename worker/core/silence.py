@@ -29,7 +29,7 @@ LATE_RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Measures how long one holder has been silent or failing, on the node that owns the shard.
+    """Measures how long one holder has been silent or failing. The owner's agent holds one object per holder.
 
     Times are seconds of any monotonic clock.
     """
@@ -50,7 +50,7 @@ class Silence:
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one failed attempt with progress; the next failed attempt starts a series."""
+    """True after one attempt that failed with some progress. The next one begins a series (`failing_since`)."""
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0

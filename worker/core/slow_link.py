@@ -28,7 +28,7 @@ FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""Factor by which the rate without a limit must exceed the earlier rate before the sender measures it again.
+"""Factor by which the unlimited rate must exceed the rate before the limit, so that the sender measures it twice.
 
 Right after the limit is lifted, the kernel's timers and buffers distort the rate.
 """
@@ -44,7 +44,7 @@ the link has recovered, a limit would also delay the transfer.
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """State of the link to one holder. A sender holds one object per holder."""
+    """State of the network link to one holder: sound, or slow with a limit. A sender holds one object per holder."""
 
     carries: float = 0.0
     """Rate of the slow link in bytes per second, as last measured; 0 while the link is sound."""

@@ -23,13 +23,13 @@ _REFUSED = re.compile(
 
 
 def refused_task(last_lines: str) -> str:
-    """Return why a rank ended if the kernel refused it a process or thread, or an empty string.
+    """Return a sentence about a process or thread that the kernel refused to a rank, or an empty string.
 
     Args:
         last_lines: the last lines of the rank's stderr.
 
     Returns:
-        One sentence for the user.
+        One sentence for the user, if the rank ended for this reason.
     """
     if _REFUSED.search(last_lines) is None:
         return ""

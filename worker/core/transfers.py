@@ -18,9 +18,9 @@ WORTHWHILE = 1.2
 """
 
 TRIES = 3
-"""Number of transfers with the same number of streams before this number of streams is judged.
+"""Number of transfers with the same number of streams, after which their rate is compared with other numbers.
 
-The fastest transfer counts, because training may have slowed the others.
+The fastest of these transfers counts, because training may have slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
 """Number of bytes of a shard for which a fetch opens one stream.
@@ -78,7 +78,7 @@ def are_within(wanted: Ranges, count: int) -> bool:
 
 
 def fetch_streams(payload_bytes: int, limit: int) -> int:
-    """Return the number of streams for fetching a shard over an unmeasured network path: one per `STREAM_BYTES`."""
+    """Return the number of streams with which a node fetches a shard: one per `STREAM_BYTES`, at most `limit`."""
     return min(limit, 1 + payload_bytes // STREAM_BYTES)
 
 

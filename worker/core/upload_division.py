@@ -28,7 +28,7 @@ If equal tensors have fewer bytes in total, each rank stores them in its own obj
 would then take longer than the transfer of the bytes.
 """
 MAX_WRITERS = 64
-"""Maximum number of ranks that divide the same tensors. More writers would make the lists in manifests long."""
+"""Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
 MAX_OFFERED = 4096
 """Maximum number of tensors in an offer. A rank with more tensors offers its largest ones."""
 DIGEST_BYTES = 16
@@ -47,7 +47,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Result of `divide` for one rank: the objects that hold its tensors, and the objects that it writes."""
+    """Result of `divide` for one rank: the S3 objects that contain its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
     """Number of the object that holds each offered item, or `OWN`, in order."""

@@ -1,4 +1,4 @@
-"""The progress of one upload to S3 for reports, and the message about an upload without progress. Pure."""
+"""The progress of one upload to S3, for reports to the control plane, and the message about a stalled upload. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class UploadProgress:
     object_bytes: int = 0
     """Size of the object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes of the parts that S3 has stored in this attempt, by this node and by helpers."""
+    """Bytes that S3 has stored in this attempt, sent by this node and by helping holders."""
     awaited: str = ""
-    """The object of another rank for which this upload waits, because S3 lacks it; empty while this node sends."""
+    """Name of another rank's object for which this upload waits, because S3 lacks the object; otherwise empty."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
         """Return the progress at the start of an attempt, which stores the object under a new name."""

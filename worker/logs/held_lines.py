@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """The log lines of one owner that this node stores, and the file that contains them."""
+    """The log lines of one other node that this node stores, and the file that contains them."""
 
     path: Path
     limit_bytes: int

@@ -139,7 +139,7 @@ class LogJournal:
         return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Return whether the length of a stream has changed since the journal read it. The call takes microseconds."""
+        """Return whether the length of a stream differs from the length that was read. The call takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
@@ -147,14 +147,16 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether every stream was read up to the lengths in `ends`, the result of an earlier call.
+        """Return whether every stream was read up to the lengths in `ends`, a result of the method `ends`.
 
-        False while the last line of a stream is incomplete.
+        The result is False while the last line of a stream is incomplete.
         """
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
     def end(self) -> list[LogLine]:
-        """Append all remaining lines and the end mark, after all ranks have exited. Idempotent.
+        """Append all remaining lines and a line that marks the end of the output. Idempotent.
+
+        The caller calls this after all ranks have exited.
 
         Returns:
             The new lines.
@@ -223,7 +225,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the number of bytes read from each stream. If the block raises OSError, restore these numbers.
+        """Yield the positions up to which the streams were read. If the block raises OSError, restore these positions.
 
         The next read then returns the same lines again.
         """

@@ -145,7 +145,7 @@ class RankOutputs:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget_streams(self, plan: GenerationPlan) -> None:
-        """Delete the output streams of a generation from this node.
+        """Delete the files with the ranks' stdout and stderr of a generation from this node.
 
         The agent calls this in any thread, after it has uploaded all lines of the generation.
         """

@@ -293,9 +293,9 @@ def _length(lines: LogLines) -> int:
 
 
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread and wait for its end even if the caller is cancelled.
+    """Call a function in a thread and wait for its end, even if the caller is cancelled.
 
-    Only one thread at a time therefore reads or uploads, and no older chunk replaces a newer chunk.
+    At most one thread at a time therefore reads or uploads, and an older content of a chunk never replaces a newer one.
     """
     found: list[T] = []
 

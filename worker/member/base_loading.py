@@ -314,7 +314,7 @@ class BaseLoading:
         )
 
     def _share(self, count: int) -> int:
-        """Return one rank's share of `count` threads, because all local ranks load at the same time."""
+        """Return the number of threads that one rank's load may use, of `count` threads for all local ranks."""
         return max(1, count // len(self._here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:

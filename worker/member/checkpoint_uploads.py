@@ -118,7 +118,7 @@ class CheckpointUploads:
                     self._background.begin(self._end_upload(shard, step), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
-        """Upload the step that the coordinator marked, if this node still holds the step and may upload it."""
+        """Upload the step `persist`, which the coordinator has marked, if this node still holds it and may do so."""
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)
@@ -279,7 +279,10 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which shared tensors of a step the rank writes. Later attempts receive the first result."""
+        """Return which shared tensors of a step the rank writes.
+
+        The ranks agree once per step, so a repeated attempt to upload the step receives the first result.
+        """
         if (rank, step) not in self._divisions:
             self._divisions[rank, step] = await self._agree(rank, step, items)
         return self._divisions[rank, step]

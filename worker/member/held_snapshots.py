@@ -43,7 +43,7 @@ from worker.storage.shard_object import ShardObject
 KEPT_ENDS = 64
 """Number of ended holds that a node remembers. Late and repeated requests must not restart these holds."""
 RELEASED = "the export has ended"
-"""Reason of a hold that ended because the control plane released it."""
+"""Reason that readers receive after the control plane has ended the export."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class HeldSnapshots:
         """Held while a hold begins, so that two requests do not pin slots at the same time."""
 
     async def hold(self, wanted: HoldSnapshot) -> SnapshotHeld:
-        """Pin the slots of one step, or renew the hold.
+        """Pin the slots of one step for an export, or prolong an export that already holds them.
 
         Args:
             wanted: the request of the control plane, for the running generation.

@@ -97,8 +97,7 @@ class Node:
     on_snapshot: Callable[[float], None] = lambda _: None
     """Called with the duration of every snapshot in seconds."""
     printed: Printed | None = None
-    """Returns printed lines of the running generation's ranks. With None, other nodes receive no lines.
-    """
+    """Returns the log lines that the generation's ranks have printed. With None, other nodes receive no lines."""
 
 
 class Member:

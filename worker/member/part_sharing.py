@@ -22,7 +22,10 @@ from worker.tasks import end
 
 
 class PartSharing:
-    """Divides the parts of one transfer between the owner and its helpers. The owner creates one object per attempt."""
+    """Divides the parts of one transfer between the owner and its helpers. The owner creates one object per attempt.
+
+    The helpers are the other nodes that take part in the transfer.
+    """
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
         """Create the object without tasks.

@@ -294,8 +294,8 @@ class RankLines:
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Measure the last iteration, grant a slot to a waiting rank, and report the step to the coordinator."""
         half = shard.page.rank()
-        # A step may have been proposed after the rank passed the previous boundary. If the rank now waits, it can
-        # still capture this step.
+        # The coordinator may have proposed a step after the rank passed the previous boundary. If the rank now waits,
+        # it can still capture this step.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:

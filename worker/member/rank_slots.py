@@ -230,8 +230,7 @@ class RankSlots:
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                # The coordinator has proposed the step again, and the rank has already captured it after the first
-                # proposal.
+                # The rank has already captured this step. The coordinator has proposed the step a second time.
                 return
             self._settle(shard)
             before = self._files(shard)
@@ -283,7 +282,7 @@ class RankSlots:
             shard.capture(capturing.step)
 
     def captured(self, shard: OwnedShard, captured: Captured) -> None:
-        """Seal a captured step, even if it is not proposed at the moment.
+        """Seal a captured step, even if the step is no longer proposed.
 
         The coordinator may propose the step again, but the rank captures each step only once.
         """

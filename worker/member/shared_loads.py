@@ -331,7 +331,10 @@ class LoadHelper:
 
 
 async def _silent(session: Session) -> None:
-    """Wait until the owner ends the session. The owner sends no message before it has received `ReadyToLoad`."""
+    """Wait until the owner ends the session.
+
+    Any message is an error, because the owner must wait for `ReadyToLoad` before it sends a request.
+    """
     message = await session.receive()
     raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")
 
@@ -446,7 +449,10 @@ class _Buffers:
 
 
 class _PartQueue(ChunkQueue):
-    """A queue that reports each chunk that the kernel has accepted completely. The threads of all streams use it."""
+    """A queue of chunks that calls `on_sent` for each chunk that the kernel has accepted completely.
+
+    The threads of all streams use it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

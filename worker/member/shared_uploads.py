@@ -281,7 +281,7 @@ class UploadHelper:
                 part.add_done_callback(sending.discard)
         finally:
             self._serving.pop(task, None)
-            session.close()  # Threads of this node may still send parts, but the owner sends these parts itself.
+            session.close()  # Do not wait for parts that threads still send: the owner sends these parts itself.
             try:
                 await end(*sending)
             finally:  # `end` raises CancelledError if the session is also cancelled while a thread still sends.
@@ -300,7 +300,10 @@ class UploadHelper:
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
 
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Answer one request. An unexpected error ends the session, so that the owner stops waiting for the part."""
+        """Send one requested part and answer the request.
+
+        An unexpected error ends the session, so that the owner stops waiting for the part.
+        """
         try:
             async with self._threads:
                 answer = await self._send(slot, wanted)

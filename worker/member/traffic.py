@@ -42,7 +42,7 @@ SAID = {
     Pacing.IN_IDLE_SPANS: "replicas wait for idle network time",
 }
 STALE_RATIO = 1.5
-"""Factor by which the iteration time must change before a new pacing trial starts."""
+"""Factor by which the iteration time must change before the pacing trial is repeated."""
 
 
 class Traffic:
@@ -274,7 +274,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """An iteration that captured a snapshot and in which all data was sent in one pacing mode."""
+    """A measurement for the pacing trial: an iteration whose snapshot was sent in one mode, paced or unpaced."""
 
     seconds: float
     is_paced: bool

@@ -56,7 +56,7 @@ class _Gathering:
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set when all ranks have offered their tensors."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set when the division has ended; `divisions` is empty if it failed."""
+    """Event that is set when the division has ended. If the division failed, `divisions` is empty."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 

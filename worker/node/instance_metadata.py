@@ -94,7 +94,7 @@ class InstanceMetadata:
 
     @property
     def notices(self) -> tuple[NodeNotice, ...]:
-        """The present notices in a fixed order."""
+        """The present notices of AWS about this instance, in a fixed order."""
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
 
     def identity(self) -> InstanceIdentity:

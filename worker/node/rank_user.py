@@ -48,9 +48,9 @@ NUMBER: Final = 61_100
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
 UID_COUNT: Final = 63
-"""Number of uids after `NUMBER` that are assigned to a node's jobs, one after another."""
+"""Number of uids, after `NUMBER`, of which each job of a node receives one."""
 KEPT_TURNS: Final = 8
-"""Number of jobs whose assigned uid is stored. No files of earlier jobs remain on the node."""
+"""Number of jobs whose assigned uid is stored. Older assignments are not needed: no files of these jobs remain."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
@@ -308,7 +308,7 @@ def share(path: Path, user: RankUser | None) -> None:
 
 
 def give(folder: Path, user: RankUser) -> None:
-    """Make `user` the owner of a tree that root has just created. No other process may have changed the tree."""
+    """Make `user` the owner of a tree that root has created and no other process can have changed."""
     for _, _, files, at in os.fwalk(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:

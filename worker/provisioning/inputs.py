@@ -65,7 +65,7 @@ class FetchStopped(Exception):
 
 
 class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a channel, as listed in the channel's index."""
+    """One file of an input channel, as stored in the channel's index file."""
 
     place: str
     """Path of the file relative to the channel's folder."""
@@ -300,7 +300,10 @@ class InputCache:
     # The methods below build a channel's folder.
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
-        """Build a channel's folder and rename it into place; then write its index."""
+        """Build a channel's folder from links to cached files, and rename it into place.
+
+        Then write the channel's index, which makes the folder valid.
+        """
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
         index.unlink(missing_ok=True)
@@ -358,7 +361,10 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return a channel's directory on the node, after checking that the agent and the ranks can read it."""
+    """Return the directory of a channel whose files already exist on the node.
+
+    The function first checks that the agent and the ranks can read the directory.
+    """
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):

@@ -68,7 +68,10 @@ INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
 """Maximum number of layers on a node. Beyond this number, the least recently used layers are deleted."""
 LAYERS_PART = 0.25
-"""Fraction of the file system that all package layers together may use, unless a limit in bytes is set."""
+"""Fraction of the file system that all layers (folders of installed packages) together may use.
+
+It applies unless a limit in bytes is set.
+"""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait until killed processes of pip have ended."""
@@ -422,7 +425,7 @@ def _end_users(user: RankUser | None) -> None:
 
 
 def _names_files(order: Order) -> bool:
-    """Return whether the requirements may name other files of the job's source tree."""
+    """Return whether the requirements may name other files of the job's source archive."""
     return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
 
 
@@ -431,7 +434,10 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Finish a package layer: take ownership of its files, write its index, flush the disk, and rename the folder."""
+    """Finish a layer (a folder of installed packages) and rename it to its final name.
+
+    Before the rename, take ownership of its files, write its index, and flush the disk.
+    """
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
@@ -455,7 +461,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a finished package layer and mark it as used; None if it does not exist."""
+    """Return a finished layer (a folder of installed packages) and mark it as used; None if it does not exist."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

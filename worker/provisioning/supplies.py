@@ -192,8 +192,8 @@ class Supplies:
         except RequirementsRefused as error:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
-            # pip reports a missing package and an unreachable index with the same error. A job that has trained before
-            # is therefore retried.
+            # pip reports a missing package and an unreachable index with the same error. If the job has trained before,
+            # the index is probably unreachable, so the error is not permanent.
             raise LoadFailed.lacking(
                 plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
             ) from error

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Number of finished commands whose results are stored, so that a repeated request receives the first result."""
+"""Number of finished commands whose results are kept. A repeated request receives the kept result."""
 END_SECONDS: Final = 5.0
 """Maximum seconds to wait until a killed command has ended."""
 _ENDED: Final = "the generation ended"

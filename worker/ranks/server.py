@@ -47,7 +47,7 @@ class RankEvents(Protocol):
 
 
 class RankLine:
-    """Sends the agent's messages to one rank. `RankServer` creates one object per connection of a rank."""
+    """Connection of one rank, over which the agent sends messages. `RankServer` creates one object per connection."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

@@ -338,7 +338,7 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """True if no rank needs to wait for the template: it is ready to fork ranks, or it has no modules to import."""
+        """True if new ranks need not wait for preloaded modules: a fork is possible, or no modules are preloaded."""
         return self.preload in (Preload.READY, Preload.NONE)
 
     # The methods below start ranks.
@@ -557,7 +557,7 @@ class Supervisor:
     # The methods below exchange messages with the shim.
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim. If no shim runs, the message is dropped, because it could concern no rank."""
+        """Send a message to the shim. Without a shim, no ranks run, so the message is dropped."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
@@ -795,7 +795,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # The shim has reported this end and could not write it to disk.
+                self._disk.write_end(known)  # the shim could not write this end to disk
                 continue
             await _kill(record)
             if record.cgroup:

@@ -61,7 +61,7 @@ class Contributions:
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
-        """Return the other members that contribute to the same share as `rank`."""
+        """Return the other members whose shards are part of the same share as the shard of `rank`."""
         member = self.shares.memberships[rank]
         return member.stripe.others(rank) - {member.holder}
 

@@ -174,7 +174,7 @@ async def fetch(
 
         async def deliver(line: socket.socket) -> None:
             await streams.run(line, receiver.receive)
-            # A lost stream also loses the chunks that were requested over it.
+            # The chunks that were requested over this stream will not arrive.
             raise PeerLost("the holder closed a stream")
 
         await first_of(take(), *(deliver(line) for line in streams.lines))

@@ -73,7 +73,7 @@ class Pacer(Protocol):
 
 
 class Transfer(Protocol):
-    """The counters of one transfer that a `NodePacer` reads."""
+    """The counters of one running transfer that `NodePacer` reads."""
 
     @property
     def taken_bytes(self) -> int:
@@ -119,7 +119,7 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send. Return the link's accumulated sending time at this time."""
+        """Record that one more transfer has data to send. Return the link's sending time until now."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
@@ -304,7 +304,7 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Replace the present pacer. Chunks that wait for the previous pacer are sent immediately."""
+        """Use another pacer from now on. Chunks that wait for the previous pacer are sent immediately."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer

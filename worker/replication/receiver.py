@@ -72,7 +72,7 @@ class _Open:
         self.trouble.set()
 
     async def failed(self) -> None:
-        """Wait for an error of a stream or transfer, and raise it."""
+        """Wait until a stream or transfer of the session has failed, and raise its error."""
         await self.trouble.wait()
         assert self.error is not None
         raise self.error

@@ -152,8 +152,8 @@ class ReplicaSender:
     async def run(self) -> None:
         """Send steps to the holder until cancelled.
 
-        After a broken connection, the sender waits and dials again, without a limit on attempts. An unexpected
-        exception has the same effect.
+        After a broken connection, the sender pauses and connects again, any number of times. It does the same after an
+        unexpected exception.
         """
         await first_of(self._supply(), self._watch())
 
@@ -176,7 +176,7 @@ class ReplicaSender:
             except (PeerError, ProtocolError) as error:
                 self._failed(str(error))
                 log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-            except Exception as error:  # A bug in one sender must not stop commits.
+            except Exception as error:  # An unexpected exception must not end the sender, because commits would stop.
                 self._failed(f"sending to this holder raised {error!r}")
                 failures = len(self._retry_seconds)
                 log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
@@ -254,7 +254,7 @@ class ReplicaSender:
     async def _send(
         self, session: Session, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
-        """Send one slot, while it is captured or after it was sealed.
+        """Send the content of one slot, which the rank may still be capturing.
 
         Return False if the slot was granted for another step, or if the capture of the step was abandoned.
         """
@@ -440,7 +440,7 @@ class ReplicaSender:
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record a broken connection, but only if the holder still lacked a step."""
+        """Record that the connection broke, unless the holder had everything. `words` describes the failure."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 

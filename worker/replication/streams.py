@@ -187,7 +187,7 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # mark the error as retrieved, because a cancelled caller does not read it
+            done.exception()  # mark the error as retrieved; a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
         """Break each given connection on which a thread is working.
@@ -453,9 +453,10 @@ async def send_chunks(
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
-        """Wait in the stream's thread until the pacer admits the piece.
+        """Block the stream's thread until the pacer admits the piece.
 
-        A cancelled wait breaks the connection, because the chunk on this connection stays incomplete.
+        If the transfer is cancelled during the wait, the connection is closed, because its present chunk stays
+        incomplete.
         """
         if pacer is None:
             return
@@ -715,13 +716,13 @@ class IncomingShard:
         self._look()  # The event loop may not have reported the last chunk to `notify` yet.
 
     def shut(self) -> bool:
-        """Reject further claims. Return True if no thread is writing to a chunk at present."""
+        """Let no thread begin another chunk. Return True if no thread is writing to a chunk at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
 
     async def close(self) -> None:
-        """Reject further claims and wait until all present claims are released.
+        """Let no thread begin another chunk, and wait until all present chunks are written or have failed.
 
         The caller must first cut streams that may stay silent for ever.
         """

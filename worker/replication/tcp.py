@@ -66,8 +66,8 @@ ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Bytes per read call.
 
-Most messages are smaller than this size, so one read often returns several messages. Separate reads of header and body
-would double the number of system calls.
+Most messages are smaller, so one read often returns several messages. Separate reads of header and body would double
+the number of system calls.
 """
 CANCELLED_SECONDS = 0.05
 """Seconds for which the session still sends a message whose sender was cancelled. Then it closes the connection."""
@@ -306,7 +306,7 @@ class TcpSession:
                 arrival.exception()  # mark the error as retrieved, so that asyncio does not log it after a cancellation
 
     def _come(self) -> None:
-        """Read available bytes for the waiting caller.
+        """Read the available bytes for the caller that waits in `_read`.
 
         If no caller waits, the bytes stay in the kernel. When the kernel's buffer is full, the sender must wait.
         """

@@ -473,9 +473,9 @@ async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
 async def _copy_unchanged(
     store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]
 ) -> set[int]:
-    """Copy unchanged chunks from the shard's other slots, and verify them like received chunks.
+    """Copy chunks that this node already has: chunks with the same digest in other slots of the shard.
 
-    Return the indices of the copied chunks.
+    The function verifies them like received chunks, and returns their indices.
     """
     others = [
         (other, other.digests.known)

@@ -235,7 +235,7 @@ class OwnedShard:
 
     @property
     def reported(self) -> tuple[object, ...]:
-        """The facts that the agent reports to the control plane immediately when they change."""
+        """The facts about this shard whose changes the agent reports to the control plane immediately."""
         return (
             self._core.view,
             tuple(self.slow_holders),
@@ -251,7 +251,7 @@ class OwnedShard:
 
     @property
     def has_parity(self) -> bool:
-        """True if the peers combine this shard with others into shares (`Shard.has_parity`)."""
+        """True if the peers hold shares that contain this shard, instead of copies (`Shard.has_parity`)."""
         return self._core.has_parity
 
     def awaits(self, peer: NodeId) -> bool:
@@ -614,5 +614,5 @@ class OwnedShard:
 
 
 def rounds_of(shards: Mapping[Rank, OwnedShard]) -> tuple[RankRound, ...]:
-    """Return each given shard's part of the node's next report to the coordinator."""
+    """Return the reports of the given shards for the coordinator, in the given order."""
     return tuple(shard.round() for shard in shards.values())

@@ -42,7 +42,7 @@ class ChunkDigests:
 
     @property
     def payload_digest(self) -> bytes:
-        """Digest of the whole payload. The value exists only once all chunk digests are known."""
+        """Digest of the whole payload. It may be read only when all chunk digests are known."""
         return shard_digest(self.known, self.header.payload_bytes)
 
     @property

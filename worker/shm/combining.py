@@ -60,7 +60,10 @@ def replace(target: memoryview, source: memoryview) -> None:
 
 
 def _fitting(target: memoryview, source: memoryview) -> int:
-    """Return the size of `source`. ctypes and numpy do not compare it with the target's size."""
+    """Return the size of `source`, after a check that it fits into `target`.
+
+    ctypes and numpy do not check this.
+    """
     if source.nbytes > target.nbytes:
         raise ValueError(f"{source.nbytes} bytes do not fit into {target.nbytes} bytes")
     return source.nbytes

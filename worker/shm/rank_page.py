@@ -24,7 +24,7 @@ from everstep.protocol.rank_messages import (
 
 
 class RankPage:
-    """The memory page that one rank shares with the agent. The node's `Member` owns, opens and closes it."""
+    """The page that one rank shares with the agent. The generation's `Member` object creates and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
         """Open or create the shared page at `path`. Clear a page of another generation."""

@@ -123,7 +123,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A stripe (ranks that protect each other's shards by parity), and the rank of this node that belongs to it."""
+    """For a rank on another node: its stripe, and the rank of this node in the same stripe, which holds the share."""
 
     stripe: Stripe
     holder: Rank

@@ -181,12 +181,15 @@ class SlotFile:
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # A thread still reads the mapping. Its view frees the memory when it is released.
+        except BufferError:  # A thread still uses a view of the mapping. The memory is freed when the view is released.
             return
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
-    """Allocate the file's pages and the mapping's page table entries, which take about the same time."""
+    """Allocate the memory of a new slot file, and map it into this process.
+
+    Both steps take about the same time, and both are done in pieces, between which the thread can be cancelled.
+    """
     # Only the address is needed, so the ctypes object is released immediately.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):

@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a shard, with its digests and the tasks that use it."""
+    """One slot of a shard on this node: its file, its digests, and the tasks that use it."""
 
     file: SlotFile
     readers: set[asyncio.Task[object]] = field(default_factory=set)
@@ -394,7 +394,7 @@ class SlotStore:
 
     @contextlib.asynccontextmanager
     async def _alone(self, rank: Rank) -> AsyncIterator[None]:
-        """Hold the lock of a shard while one of its slots is chosen or created."""
+        """Hold the lock of a shard while the context is open: one task at a time chooses or creates its slots."""
         async with self._makers[rank]:
             self.making.notify()
             yield

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 POLL_SECONDS = 0.5
-"""Seconds between two checks for objects that other ranks write."""
+"""Seconds between two checks whether other ranks have written their objects to S3."""
 LEAST_PATIENCE_SECONDS = 30.0
 """Minimum seconds for which a rank waits for shared objects that other ranks should write.
 
@@ -70,12 +70,12 @@ class ShareOf(Protocol):
 
 
 class Agree(Protocol):
-    """Divides equal tensors among the ranks that hold them."""
+    """Function with which ranks agree on the writer of each tensor that several ranks hold."""
 
     async def __call__(self, items: Sequence[Item]) -> Division | None:
         """Return this rank's part of the division, or None if the ranks could not agree.
 
-        Each attempt to upload a step receives the same result.
+        Each attempt to upload the same step receives the same result.
         """
 
 

@@ -168,7 +168,7 @@ async def _download(
     share: LoadShareOf | None,
     loads: NodeLoads | None,
 ) -> None:
-    """Download once: read the object's header, reserve a slot of that size, and read the parts into the slot."""
+    """Try once to download a shard: read the object's header, reserve a slot, and read the parts into it."""
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:
@@ -253,7 +253,7 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
 
 
 class _Filling:
-    """Reads and verifies the parts of a shard, together with the helpers. All methods block, in threads."""
+    """Reads and verifies the parts of a shard in threads, together with the helping nodes. All methods block."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ def _read_parts(
     share: LoadShare | None,
     check: Callable[[], None],
 ) -> None:
-    """Read the parts that no helper reads. The caller has already claimed the parts up to `claimed`."""
+    """Read the parts of `numbers` that no helper reads. The parts up to `claimed` are already assigned to this node."""
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()
 

@@ -18,7 +18,7 @@ from everstep.bulk import Helpers, StoredPart
 from everstep.protocol.plan import ObjectReference
 
 Read = Callable[[int, int], Iterable["Piece"]]
-"""Returns the pieces of an object between two positions in bytes."""
+"""Function that returns the content of an object between two positions (begin, end) in bytes, in pieces."""
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
 """A range of bytes: (begin, end). The byte at `end` is not part of the range."""
@@ -32,7 +32,7 @@ class StoredObject:
     reference: ObjectReference
     bytes: int
     etag: str
-    """ETag without quotes. Callers compare ETags and do not interpret them."""
+    """ETag without quotes. Callers only compare ETags for equality."""
     sha256: str = field(default="", compare=False)
     """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Set by puts; empty otherwise."""
     part_bytes: int = field(default=0, compare=False)

@@ -121,9 +121,9 @@ class ShardParts:
         return chunk // self._chunks_per_part + 1
 
     def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
-        """Return the ranges of the payload that an object fills, in the order of the object's data. Each is nonempty.
+        """Return the ranges of the payload that an S3 object fills, in the order of the object's data.
 
-        Two shards with the same shared object have equally long ranges for it.
+        No range is empty. Two shards with the same shared object have equally long ranges for it.
         """
         return next(source.spans for source in self._sources if source.reference == place)
 

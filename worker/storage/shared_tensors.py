@@ -59,11 +59,11 @@ class Offer:
     """The tensors of one shard at one step that other ranks may hold, too. The ranks exchange these offers."""
 
     items: tuple[Item, ...]
-    """The frozen groups first, then single tensors in the order of the payload."""
+    """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
     tensors: tuple[tuple[int, ...], ...]
     """Positions of each item's tensors, counted in the order of the payload."""
     frozen: tuple[SharedGroup, ...]
-    """The frozen groups, one for each of the first items."""
+    """The groups of frozen tensors (which training does not change), one for each of the first items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Drop the offer of a step whose upload has ended, after its last attempt.
+        """Forget the offer of a step, after the last attempt to upload this step.
 
         The call does not wait for `look` of another step, so the event loop may call it.
         """

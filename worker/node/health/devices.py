@@ -34,7 +34,7 @@ LEAST_SHARE = 0.01
 LEAST_TMPFS_BYTES = 1024 * 1024
 """Free bytes below which the node's tmpfs counts as full.
 
-Slots intentionally fill most of the tmpfs, and the pages that ranks share with the agent need the rest.
+Slots intentionally fill most of the tmpfs, and the rank pages need the last bytes.
 """
 
 

@@ -34,7 +34,7 @@ _STALE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables that libraries usually read at import. In a forked rank, `become` applies them after the import."""
+"""Variables that libraries read only at import. In a forked rank, `become` applies the rank's values afterwards."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
@@ -101,7 +101,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Become `python -u script` by exec: a new interpreter runs the script (a cold start).
+    """Run `python -u script` by exec in this process: a new interpreter runs the script (a cold start).
 
     The shim's fork calls this function after `settle`.
     """

@@ -14,7 +14,7 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 
 _MAX_UNSENT_BYTES = 4 * codec.MAX_MESSAGE_BYTES
-"""Limit in bytes of a client's unsent messages. Beyond this limit, the client counts as lost.
+"""Limit in bytes of the messages that wait to be sent to a client. Beyond this limit, the connection counts as lost.
 
 The client receives the full state when it reconnects.
 """

@@ -41,9 +41,9 @@ class Preload(StrEnum):
 
 
 class StartRank(Message, frozen=True):
-    """Request to run a Python file as one rank.
+    """Request to run a Python script as one rank.
 
-    All paths are absolute. The process has exactly this environment and inherits no other variables.
+    All paths are absolute. The process has exactly the environment of the request and inherits no other variables.
     """
 
     run: RunId
@@ -61,7 +61,7 @@ class StartRank(Message, frozen=True):
     package_modules: tuple[str, ...] = ()
     """Names of the modules in `packages`.
 
-    If the template has imported one of them, the rank starts in a new interpreter (cold).
+    If the template process has imported one of these modules, the rank starts in a new interpreter instead of a fork.
     """
     user: RankUser | None = None
     """The user to run as; None means the shim's user."""
@@ -149,7 +149,7 @@ class RankExited(Message, frozen=True):
 
 
 class Ranks(Message, frozen=True):
-    """The shim's full state: the records of its ranks, and its template process."""
+    """The shim's full state: the records of the node's ranks, and the state of the template process."""
 
     pid: int
     records: tuple[RankRecord, ...]

@@ -33,7 +33,7 @@ DEFAULT_MODULES = (
     "everstep.training",
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
-"""Module with `build_shm_op()`, which loads the operator of DeepSpeed's gloo backend, and compiles it if necessary.
+"""Module whose `build_shm_op()` loads the C++ operator of DeepSpeed's gloo backend, and compiles it if necessary.
 
 DeepSpeed needs the operator in `init_distributed`.
 """
@@ -44,11 +44,14 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
-    """Raised if the template must not fork. The text contains the reason."""
+    """Raised if the template process cannot be forked safely. The text contains the reason."""
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether torch is installed. Otherwise no template process is needed, because ranks import fast anyway."""
+    """Return whether torch is installed.
+
+    Without torch, ranks import fast, so no template process (from which ranks are forked) is needed.
+    """
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules
@@ -113,11 +116,9 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's CPU Adam operator into this process, from which later ranks are forked.
+    """Load DeepSpeed's C++ operator into this process, so that ranks that are forked from it need not load it.
 
-    Forked ranks then need not load it. Ranks compile the operator at its first use.
-
-    The call returns immediately if the operator is already loaded, or if no rank has compiled it.
+    The call returns immediately if the operator is already loaded, or if no rank has compiled it yet.
 
     Returns:
         True if this call has loaded the operator.
@@ -138,7 +139,7 @@ def load_operator() -> bool:
 
 
 def is_built(directory: Path) -> bool:
-    """Return whether a folder of torch extensions contains DeepSpeed's operator and no build of it is in progress."""
+    """Return whether a folder of torch extensions contains DeepSpeed's C++ operator, completely built."""
     # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
     built = [*directory.glob(f"{_OPERATOR}/*.so"), *directory.glob(f"*/{_OPERATOR}/*.so")]
     return any(not path.with_name("lock").exists() for path in built)

@@ -70,7 +70,7 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """True if records of ended ranks are not on disk, because the disk has refused them. `write_owed` retries."""
+        """True if the disk has refused the records of some ended ranks, and `write_owed` has not written them yet."""
         return bool(self._owed)
 
     def write_owed(self) -> None:

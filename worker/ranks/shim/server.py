@@ -82,7 +82,7 @@ class ShimOptions:
 
 @dataclass(slots=True)
 class _Template:
-    """The template's process, the connection to it, and its state."""
+    """The template process (from which ranks are forked), the connection to it, and its state."""
 
     pid: int
     line: Line
@@ -121,9 +121,9 @@ class Shim:
     The shim refuses to start ranks of this generation and of earlier generations.
     """
     _waiting: list[_Pending] = field(default_factory=list)
-    """Requested ranks that wait until the template can fork them."""
+    """Start requests that wait until the template process can fork their ranks."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Requested ranks that the template is forking, in the order in which it answers."""
+    """Start requests that the template process is executing, in the order in which it answers them."""
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
@@ -372,9 +372,10 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Ask the template to fork the waiting ranks if the template is ready; otherwise start these ranks cold.
+        """Ask the template process to fork the waiting ranks.
 
-        The shim does not wait for a template that is still importing, because the rank's own imports take no longer.
+        If the template is not ready, start these ranks in new interpreters. The shim does not wait for a template that
+        is still importing, because the rank's own imports take no longer.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
@@ -444,7 +445,7 @@ class Shim:
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Move a process that still waits at its gate (a pipe) into its generation's cgroup.
+        """Move a new process, which does not run the script yet, into its generation's cgroup.
 
         Return the cgroup's path, or an empty string if the process has no cgroup.
         """
@@ -493,7 +494,7 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # The template's process is about to exit. Its exit is handled when it is reaped.
+            self._hang_up(template)  # The template process is about to exit; `_reap` handles this.
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
@@ -524,8 +525,8 @@ class Shim:
     def _bury_template(self, template: _Template) -> None:
         """Handle the end of the template process.
 
-        Ranks that the template has not forked yet start cold, unless they were stopped. If the template had been ready,
-        the shim starts another one.
+        Ranks that the template has not forked yet start in new interpreters, unless they were stopped. If the template
+        had been ready, the shim starts another one.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -581,7 +582,7 @@ class Shim:
         return False
 
     def _reap(self) -> None:
-        """Record each child that has ended, then kill the processes that it left behind."""
+        """Record the end of each child process that has ended, then kill the processes that it left behind."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

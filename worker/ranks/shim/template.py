@@ -39,7 +39,7 @@ from worker.ranks.shim.preload import PreloadFailed, load_operator, preload
 _PID = struct.Struct("<q")
 _DESCRIPTOR_COUNT = 4
 FORK = b"f"
-"""Byte with which the shim requests one rank."""
+"""Message of one byte with which the shim asks the template to fork one rank."""
 
 
 class TemplateReady(Message, frozen=True):
