@@ -83,7 +83,7 @@ class StubRefused(WorkerError):
 
 
 class SourceRefused(WorkerError):
-    """The source archive contradicts the plan, or is not safe to unpack."""
+    """The user's source archive differs from the archive that the plan names, or is not safe to unpack."""
 
 
 class LoadFailed(WorkerError):
@@ -139,7 +139,7 @@ class ShimUnavailable(SupervisorError):
 
 
 class RanksNotGone(SupervisorError):
-    """Processes of an older generation still run after the deadline.
+    """Rank processes of an older generation still run after the deadline for their end.
 
     The node must not join a newer generation.
     """

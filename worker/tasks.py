@@ -60,7 +60,7 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The exception is a bug, which the event loop's exception handler reports.
+            # A task must not raise. The event loop's exception handler reports the exception as a bug.
             raise task.exception()  # type: ignore[misc]
 
     @property

@@ -28,7 +28,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
 class Credentials(Protocol):
-    """Credentials of a role, with botocore's attribute names."""
+    """Short-lived AWS credentials of a role, with botocore's attribute names."""
 
     access_key: str
     secret_key: str

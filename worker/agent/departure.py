@@ -37,7 +37,7 @@ LEAVING_SECONDS = 30.0
 class Departure:
     """Ends a run on this node, and then frees the node for another run.
 
-    A run ends here when the control plane releases the node, or assigns the node to another run.
+    A run ends on a node when the control plane releases the node from the run, or assigns the node to another run.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """True from `begin` until the uploads of the run's outputs have ended or stalled."""
+        """True while a departure that `begin` has started waits for the uploads of the run's output."""
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:

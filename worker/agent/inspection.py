@@ -98,7 +98,7 @@ class RankInspection:
 
     @property
     def stacks(self) -> tuple[RankStacks, ...]:
-        """The newest stack samples."""
+        """The newest stack samples of this node's ranks, for reports."""
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:

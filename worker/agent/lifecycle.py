@@ -76,7 +76,7 @@ class Remains:
 class Lifecycle:
     """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
 
-    The agent promises the control plane to join a generation, and to join no earlier one from then on.
+    With its promise, the agent assures the control plane that the node joins no earlier generation any more.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class Lifecycle:
         await self._run_ranks(self.promise.value or promise, member)
 
     async def _run_ranks(self, promise: Promise, member: Member) -> None:
-        """Start the ranks that an earlier agent process has not started, and watch all ranks."""
+        """Start those ranks that an earlier agent process has not started, and watch all ranks of this node."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
@@ -403,7 +403,7 @@ class Lifecycle:
         self.is_unsettled = False
 
     async def end_work(self) -> None:
-        """End the background work of the current phase. Called when the agent ends."""
+        """Cancel the background task of the current phase (a load or a watch). Called when the agent ends."""
         await end(self._working)
 
     async def detach(self) -> None:
@@ -419,7 +419,7 @@ class Lifecycle:
         self._on_change()
 
     def _finish(self, event: Event) -> None:
-        """Store the outcome of the current phase in the promise, and report the outcome."""
+        """Write the outcome of the current phase to the promise on disk, and report the outcome."""
         self.promise.finish(event)
         self._on_change()
 

@@ -66,9 +66,9 @@ class RankLogLines:
         self._shipper.begin()
 
     def follow(self) -> None:
-        """Send log lines to the control plane for `SEND_LINES_SECONDS`.
+        """Send log lines to the control plane for `SEND_LINES_SECONDS`, because a user follows the log.
 
-        A new follower also receives lines that are not uploaded yet.
+        At the first call after a pause, the user also receives recent lines, which may not be uploaded yet.
         """
         now = time.monotonic()
         is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS

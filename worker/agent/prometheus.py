@@ -31,15 +31,15 @@ SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts about the agent from which a scrape builds its metrics."""
+    """The input of one scrape: the agent's newest report, its connection, and its counters."""
 
     report: AgentReport | None
     """The newest report; None before the first report."""
     is_connected: bool
     waiting_count: int
-    """Logged training steps whose values the control plane has not stored yet."""
+    """Number of logged training steps whose values the control plane has not stored yet."""
     dropped_count: int
-    """Logged training steps whose values this node has dropped."""
+    """Number of logged training steps whose values this node has dropped, because its queue was full."""
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
     """The generation that the node has promised to join, with the facts that a restarted agent needs to resume.
 
-    An older agent ignores fields that a newer agent wrote.
+    An agent of an older release ignores fields that a newer release has written.
     """
 
     job: str

@@ -89,7 +89,7 @@ class Reports:
         """The last report that the agent sent; None before the first report."""
 
     def hello(self) -> Hello:
-        """Return the first message of a connection."""
+        """Return the first message that the agent sends on a new connection to the control plane."""
         self._outbox.connected()
         return Hello(
             node_id=self._settings.node_id,

@@ -33,7 +33,7 @@ class AgentSettings:
     claim: Claim | None = None
     """Identity with which this instance requests a session token. None if the agent joins with a join token."""
     input_bytes: int | None = None
-    """Disk space for job inputs, including inputs cached for later jobs; None means the disk's size minus a reserve."""
+    """Disk space in bytes for job inputs, including cached ones; None means the disk's size minus a reserve."""
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
     """Address and port of the Prometheus endpoint; None for no endpoint."""

@@ -38,7 +38,7 @@ class SourcePrefetch:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """Digests of requested archives that are stored on this node, or that can never be used."""
+        """Digests of the archives that this node need not fetch: they are stored here, or are damaged in S3."""
         return tuple(sorted({*self._archives.held, *self._unsound}))
 
     async def run(self) -> None:

@@ -60,7 +60,7 @@ class BrokenLine:
 
     @property
     def trouble(self) -> str:
-        """Message about a connection that breaks again and again; empty for a sound connection.
+        """Message about a connection that breaks repeatedly; empty for a sound connection.
 
         The owner's agent reports the message to the control plane.
         """

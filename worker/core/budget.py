@@ -61,7 +61,7 @@ class Load:
     iterations: int
     """Number of iterations so far in which a part of this snapshot was captured or sent."""
     seconds: float
-    """Total duration of these iterations, in seconds."""
+    """Total duration of the iterations counted in `iterations`, in seconds."""
     blocked_seconds: float
     """Seconds of these iterations in which the rank waited for the snapshot."""
 
@@ -110,7 +110,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        # Before the first capture, the sent data belongs to a snapshot that this object does not measure.
+        # A transfer that began before the first capture belongs to a snapshot that this object does not measure.
         if not has_begun:
             return (
                 loaded

@@ -65,11 +65,11 @@ class Pace:
     seconds: float = 0.0
 
     def and_also(self, steps: int, seconds: float) -> Pace:
-        """Return the sum of this pace and a further observation."""
+        """Return the sum of this pace and of `steps` more steps that took `seconds`."""
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return this pace with both values multiplied by `KEPT_SHARE`, so that later observations count more."""
+        """Return this pace with both values multiplied by `KEPT_SHARE`, so that later measurements have more weight."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property
@@ -109,7 +109,7 @@ class CheckpointSchedule:
     It is `NONE` before a rank has finished a step of this generation.
     """
     seen_at: float = 0.0
-    """Time of the last observation."""
+    """Time of the last call of `observe`, in seconds of the caller's clock."""
     undisturbed: Pace = field(default_factory=Pace)
     """Pace of training while no upload runs."""
     disturbed: Pace = field(default_factory=Pace)
@@ -146,7 +146,7 @@ class CheckpointSchedule:
         return replace(seen, is_uploading=is_uploading, node_bytes=node_bytes or seen.node_bytes)
 
     def is_due(self, now: float) -> bool:
-        """Return whether the coordinator should mark the next commit as a checkpoint."""
+        """Return whether a checkpoint is due at time `now`, so that the coordinator should mark the next commit."""
         due_at = self.due_at
         return due_at is not None and due_at <= now and not (self.max_overhead and self.is_uploading)
 

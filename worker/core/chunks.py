@@ -61,7 +61,7 @@ class ScheduledChunk:
     """One piece of one copy of a snapshot, and the time at which the sender should send it."""
 
     copy: int
-    """Index of the sent copy, from 0."""
+    """Index of the copy that the chunk belongs to, from 0. Each copy goes to another holder."""
     offset: int
     """Position of the chunk in the snapshot, in bytes."""
     bytes_count: int

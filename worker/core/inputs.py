@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 255
 
 
 class Misplaced(Exception):
-    """Raised for an object key that cannot be a file path; the exception text contains the reason."""
+    """Raised for an object key that cannot be the path of a file. The text contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MESSAGE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The newest log lines of a node's ranks, with consecutive numbers."""
+    """A part of the log lines of a node's ranks, with consecutive numbers, that ends with the newest line."""
 
     first: int = 0
     """Number of the first line in `rows`."""

@@ -80,7 +80,7 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names the workers."""
+    """The line of the rank's stderr that names the ended workers."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:

@@ -53,7 +53,7 @@ class GpuFacts:
     A simulated GPU reports its configured errors at every reading.
     """
     ecc_uncorrectable: int = 0
-    """Uncorrectable memory errors since the driver was loaded."""
+    """Number of uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
     """Reasons why the GPU's clocks are reduced, except power limits and idleness.
@@ -83,7 +83,7 @@ class DiskQueue:
     finished_count: int
     """Counter of the finished requests of all kinds."""
     waiting_count: int
-    """Requests that the volume has accepted and not finished."""
+    """Number of requests that the volume has accepted and not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class NodeFacts:
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     kill_count: int | None = None
-    """Number of processes that the kernel has killed for lack of memory; None if the counter cannot be read."""
+    """Counter of the processes that the kernel has killed for lack of memory; None if the counter cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,9 +295,9 @@ def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
 
 
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
-    """Return the readings of the last `WINDOW_SECONDS`.
+    """Return the readings of an error counter within the last `WINDOW_SECONDS`, with the new reading.
 
-    A decreased counter was reset, so older readings are dropped.
+    If the counter has decreased, it was reset, so older readings are dropped.
     """
     kept = before if not before or before[-1][1] <= count else ()
     return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))

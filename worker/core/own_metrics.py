@@ -46,7 +46,7 @@ class NodeUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetrics:
-    """Sums of the measurements since the last published set of values."""
+    """Sums of the measurements since the last published set of values. Each method returns the new sums."""
 
     began_at: float | None = None
     """Monotonic time of the last set of values; None before the first set."""

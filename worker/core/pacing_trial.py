@@ -48,8 +48,7 @@ If more steps in a row are not captured, the cause is probably a lost holder and
 BEYOND_DOUBT = 2.0
 """Number of standard errors by which the modes must differ for a verdict before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
-"""Share of the time per captured step that pacing must save. A smaller gain may be noise.
-"""
+"""Fraction of the time per captured step that pacing must save. A smaller gain may be noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,10 @@ class Tries:
     seconds: tuple[float, ...] = ()
     """Duration of each iteration, from the end of one optimizer step to the end of the next."""
     lost: tuple[int, ...] = ()
-    """Lost steps per iteration: the next steps that were not captured, because this snapshot was still being sent."""
+    """Number of lost steps per iteration.
+
+    A step is lost if it was not captured, because the iteration's snapshot was still being sent.
+    """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
         """Return the measurements with one more iteration. Only the newest `ENOUGH` iterations are kept."""

@@ -23,7 +23,7 @@ from everstep.protocol.slot import CHUNK_BYTES, SlotState
 from worker.core.slots import Content, SlotView, being_written, writable
 
 CONTRIBUTION_BYTES = 320
-"""Bytes that a share's slot reserves for each packed `Contribution`. A test checks that none is larger."""
+"""Bytes that a share's slot reserves for the description of each contribution (a packed `Contribution`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class Stripe:
         return max(ends)
 
     def capacity_bytes(self, shard_bytes: int) -> int:
-        """Return the bytes of a share and its index, if no shard of the stripe is larger than `shard_bytes`."""
+        """Return the bytes of a share with its index, if no shard of the stripe is larger than `shard_bytes`."""
         rows = -(-shard_bytes // (self.chunk_bytes * self.width))
         return min(rows * self.chunk_bytes, shard_bytes) + self.width * CONTRIBUTION_BYTES
 
     @property
     def width(self) -> int:
-        """The number of chunks in a row of a share."""
+        """The number of chunks that are combined in one row of a share: one per other member."""
         return len(self.members) - 1
 
     def _first(self, rank: Rank, holder: Rank) -> int:
@@ -164,14 +164,14 @@ class Share:
     contributors: frozenset[Rank]
     """The other ranks of the stripe, each of which contributes a part of its shard."""
     announced: frozenset[Contribution] = frozenset()
-    """Contributions that have begun."""
+    """Contributions whose members have announced them."""
     applied: frozenset[tuple[Rank, int]] = frozenset()
     """The rows that contain a contributor's chunk, as the contributor's rank and a bit mask of rows.
 
     A contributor has at most one entry.
     """
     complete: frozenset[Rank] = frozenset()
-    """Contributors whose chunks are all applied."""
+    """Ranks whose whole contribution is part of the share."""
 
     def begin(self, contribution: Contribution) -> Share:
         """Record that a member of the stripe has announced the shard that it contributes.

@@ -44,11 +44,11 @@ class Shard:
     """
 
     base: Step
-    """The step from which the generation was restored; 0 if training starts at the first step."""
+    """The base of the generation; 0 if training starts at the state that the script builds."""
     peers: tuple[NodeId, ...]
     """The planned holders except the owner's own node."""
     view: frozenset[NodeId]
-    """The holders that currently count for this shard ("in view").
+    """The peers in view: the holders on other nodes for which a commit waits at this moment.
 
     The vote ACKED on a step requires that each of these peers has acknowledged the step.
     """
@@ -69,7 +69,7 @@ class Shard:
     reason: str = ""
     is_late: bool = False
     sealed: frozenset[Step] = frozenset()
-    """Steps whose state is sealed in the owner's slots: the restored step (`base`), and steps of this generation."""
+    """Steps whose state is sealed in the owner's slots: the base, and steps of this generation."""
     capturing: Step = NONE
     """The proposed step while its rank still captures it; `NONE` otherwise.
 
@@ -88,7 +88,7 @@ class Shard:
     def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
         """Return the shard at the start of a generation.
 
-        All planned holders are in view, and the step from which the generation starts (the base) is sealed.
+        All planned holders are in view, and the base is sealed.
         """
         sealed = frozenset({base} if base else ())
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
@@ -152,7 +152,7 @@ class Shard:
         return heard._settled()
 
     def capture(self, step: Step) -> Shard:
-        """Record that the rank is writing `step` into the owner's own slot and reports its progress."""
+        """Record that the rank is copying `step` into its slot, and that parts of the copy are finished."""
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
 
@@ -198,7 +198,7 @@ class Shard:
         return heard._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
-        """Record that a dropped `peer` accepts data again.
+        """Record that a `peer` that was dropped from the view accepts data again.
 
         Votes then wait until the peer has the committed step or is dropped again.
         """
@@ -206,7 +206,7 @@ class Shard:
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
 
     def drop(self, peer: NodeId) -> Shard:
-        """Record that `peer` missed the holder deadline.
+        """Drop `peer` from the view, because it missed the holder deadline.
 
         Commits continue without the peer, and the agent reports the job's protection as degraded.
         """
@@ -330,9 +330,9 @@ class Coordinator:
     No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
-    """Selects which steps are proposed. The restored step (`base`) is always proposed, except if `is_relayout`."""
+    """Selects which steps are proposed. The base is always proposed first, except if `is_relayout`."""
     is_blocking: bool = False
-    """Whether ranks wait for the upload of each checkpoint."""
+    """True if all ranks wait for the upload of each checkpoint."""
     max_uploads: int = 1
     """Maximum number of steps that agents upload at the same time."""
     distance: int = 1
@@ -606,13 +606,13 @@ class Coordinator:
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
-            # A final step is captured once. If the capture failed, the training ends without this step.
+            # A final step is captured only once. After a failed capture, the training ends without this step.
             if self.proposed == self.final and not late:
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # After an outage, the distance between two commits is unusually long. Limit the cadence's growth.
+        # After an outage, the distance between two commits is unusually long, so its growth is limited.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         persist = self._persist(self.proposed)
         marked = self.marked if persist == self.persist else (*self.marked, persist)[-self.max_uploads :]

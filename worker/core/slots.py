@@ -21,7 +21,7 @@ from everstep.protocol.slot import SlotState
 UPLOAD_TRIES = 6
 """Attempts to upload one shard. With the longest pauses, the last attempt begins 31 s after the first failure."""
 FIRST_PAUSE_SECONDS = 1.0
-"""Longest pause after the first failed attempt of an upload, in seconds."""
+"""Longest pause after the first failed attempt of an upload, in seconds. Later pauses are longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ If snapshots used the full rate, even the smallest collective operation would wa
 to 30 ms at 12.5 MB/s.
 """
 LOOK_SECONDS = 0.2
-"""Duration of a measurement without a limit, in seconds of sending."""
+"""Duration of a measurement of the link's full rate (without a limit), in seconds of sending."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 """Durations of the first limit and of the longest limit, in seconds of sending.
 

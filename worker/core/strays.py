@@ -83,7 +83,7 @@ class Strays:
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
-        """Return the state of node `node_id` at the beginning of a generation."""
+        """Return the facts for node `node_id` at the beginning of the generation of `plan`."""
         placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.copy_nodes) | frozenset(
             share_owner(rank.rank) for rank in plan.ranks if rank.stripe and node_id == rank.holders[0]
         )

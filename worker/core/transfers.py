@@ -54,7 +54,7 @@ def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequenc
 
 
 def ranges(chunks: Collection[int]) -> Ranges:
-    """Combine consecutive chunk indices into (first, count) ranges."""
+    """Combine consecutive chunk indices into ranges of the form (first, count)."""
     found: list[tuple[int, int]] = []
     for index in sorted(chunks):
         if found and index == sum(found[-1]):
@@ -96,7 +96,7 @@ class StreamCount:
     rate: float = 0.0
     """Highest measured rate with `count` streams, in bytes per second."""
     tries: int = 0
-    """Transfers made with `count` streams."""
+    """Number of transfers that were measured with `count` streams."""
     best_count: int = 1
     """Highest number of streams that raised the rate by `WORTHWHILE`."""
     best_rate: float = 0.0

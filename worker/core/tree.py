@@ -44,7 +44,7 @@ class RoundTree:
     """The position of every node in the tree of one generation, and the ranks of every node."""
 
     order: tuple[NodeId, ...]
-    """Nodes by position; the coordinator is first."""
+    """All nodes of the generation by position in the tree; the coordinator is first."""
     ranks: Mapping[NodeId, frozenset[Rank]]
     arity: int = ARITY
 
@@ -156,7 +156,7 @@ class Reports:
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
-        """Return the step on which all ranks of `members` have voted, or None."""
+        """Return the step on which all ranks of the nodes `members` have voted, or None."""
         if len(self.newest) < len(members):
             return None
         steps = {

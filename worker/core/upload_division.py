@@ -33,14 +33,14 @@ MAX_OFFERED = 4096
 """Maximum number of tensors in an offer. A rank with more tensors offers its largest ones."""
 DIGEST_BYTES = 16
 OWN = -1
-"""Marks a tensor that stays in the object of its own rank."""
+"""Number that marks a tensor as not shared: it stays in the object of its own rank."""
 
 
 class Item(NamedTuple):
     """One offered item: a tensor, or a frozen object (an S3 object with tensors that training does not change)."""
 
     digest: bytes
-    """Digest of name, type, shape and content."""
+    """Digest of the tensor's name, type, shape and content."""
     bytes: int
     is_frozen: bool = False
 
@@ -50,7 +50,7 @@ class Division:
     """Result of `divide` for one rank: the S3 objects that contain its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
-    """Number of the object that holds each offered item, or `OWN`, in order."""
+    """For each offered item, in order: the number of the object that contains the item, or `OWN`."""
     writes: frozenset[int]
     """Numbers of the objects that the rank writes."""
 
@@ -174,7 +174,10 @@ class _Table:
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return the object of each item. If a rank offers an item twice, the object contains the item once."""
+    """Return the object of each item in `numbers`.
+
+    If a rank offers an item twice, the second one stays in the rank's own object (`OWN`).
+    """
     if len(set(numbers)) == len(numbers):
         return tuple(map(object_of.__getitem__, numbers))
     seen: set[int] = set()
@@ -186,7 +189,7 @@ def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, .
 
 
 def _assign(item: Item, ranks: Sequence[Rank], loads: dict[Rank, int]) -> Rank:
-    """Assign an item to the rank with the fewest assigned bytes."""
+    """Choose the writer of an item: of `ranks`, the rank with the fewest assigned bytes. Add the item to its load."""
     rank = min(ranks, key=loads.__getitem__)
     loads[rank] += item.bytes
     return rank

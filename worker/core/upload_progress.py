@@ -23,9 +23,9 @@ class UploadProgress:
     moved_at: float
     """Monotonic time of the newest progress: the start of an attempt, a digested piece, or the end of a part."""
     name: str = ""
-    """The object, as s3://bucket/key; empty until the first attempt begins."""
+    """Name of the uploaded object, as s3://bucket/key; empty until the first attempt begins."""
     object_bytes: int = 0
-    """Size of the object. Until the first attempt begins, the size of the shard in memory."""
+    """Size of the uploaded object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
     """Bytes that S3 has stored in this attempt, sent by this node and by helping holders."""
     awaited: str = ""

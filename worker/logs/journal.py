@@ -58,7 +58,7 @@ class JournalLimits:
     """Sizes at which a journal completes chunks, frees disk space, and stops reading."""
 
     chunk_bytes: int = 256 * 1024
-    """Size at which a chunk is complete."""
+    """Size in bytes at which a chunk is complete."""
     read_bytes: int = 256 * 1024
     """Maximum bytes of one read from a stream."""
     journal_bytes: int = 64 * 1024 * 1024
@@ -66,7 +66,10 @@ class JournalLimits:
     freed_bytes: int = 4 * 1024 * 1024
     """Number of bytes of a stream that the journal reads before it frees their disk space."""
     behind_bytes: int = 256 * 1024 * 1024
-    """Maximum unread bytes of a stream. The journal skips older bytes, and the log reports the gap."""
+    """Maximum unread bytes of a stream.
+
+    Beyond this size, the journal skips the oldest bytes, and a log line reports the gap.
+    """
 
 
 LIMITS: Final = JournalLimits()

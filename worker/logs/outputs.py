@@ -137,7 +137,7 @@ class RankOutputs:
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 
     def forget(self, run: RunId) -> None:
-        """Delete all streams and outputs of a run from this node.
+        """Delete the files with stdout and stderr, and all output files, of a run from this node.
 
         Called in any thread, when no upload of the run is in progress.
         """
@@ -242,7 +242,7 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return a file name in printable form."""
+    """Return a file name in printable form, for a message."""
     return name if _is_text(name) else ascii(name)
 
 

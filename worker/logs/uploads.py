@@ -39,7 +39,7 @@ LIVE_CHARACTERS = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShipperOptions:
-    """Sizes and intervals of a log shipper."""
+    """Sizes, intervals and limits of a `LogShipper`."""
 
     journal: JournalLimits = LIMITS
     tail_bytes: int = TAIL_BYTES
@@ -191,7 +191,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The next periodic check repeats the read.
+                    )  # The next periodic check reads again.
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -104,7 +104,7 @@ class CheckpointUploads:
         """The task of each running upload."""
 
     def hear(self, announcement: Announcement) -> None:
-        """Upload the marked step, and cancel uploads whose slots are needed for the final step of the training."""
+        """Upload the step that the announcement marks. Cancel uploads whose slots are needed for the final step."""
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
             for step in shard.pinned:
@@ -246,7 +246,7 @@ class CheckpointUploads:
         key = rank, slot.header.step
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
-            if key in self._progress:  # The loop may call this function after the upload has ended.
+            if key in self._progress:  # This function may run on the loop after the end of the upload.
                 self._progress[key] = change(self._progress[key])
 
         def on_begun(name: str, object_bytes: int) -> None:

@@ -41,7 +41,7 @@ from worker.storage.checkpoints import PIECE_BYTES
 from worker.storage.shard_object import ShardObject
 
 KEPT_ENDS = 64
-"""Number of ended holds that a node remembers. Late and repeated requests must not restart these holds."""
+"""Number of ended exports that a node remembers, so that a late request does not start one of them again."""
 RELEASED = "the export has ended"
 """Reason that readers receive after the control plane has ended the export."""
 
@@ -188,7 +188,10 @@ class HeldSnapshots:
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
-        """Add the checkpoint object of each slot to `objects`. Return the reason of a failure, or ""."""
+        """Build the checkpoint object of each slot, and add it to `objects`.
+
+        Return the reason of a failure, or an empty string.
+        """
         try:
             for rank, slot in slots.items():
                 digests = await self._store.digests(slot)

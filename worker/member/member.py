@@ -69,7 +69,7 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 AGAIN_SECONDS = 1.0
-"""Seconds after an unexpected exception until the background task starts again."""
+"""Seconds from an unexpected exception in a background task until the task starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Node:
     gpu_nodes: tuple[int, ...] = ()
     """The NUMA node of each GPU; empty if the machine has only one NUMA node."""
     on_snapshot: Callable[[float], None] = lambda _: None
-    """Called with the duration of every snapshot in seconds."""
+    """Called with the duration of every snapshot of this node in seconds."""
     printed: Printed | None = None
     """Returns the log lines that the generation's ranks have printed. With None, other nodes receive no lines."""
 

@@ -61,7 +61,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Loads a shard that a rank left before the number of ranks changed (`EarlierShards.fetch`)."""
+"""Function that loads a shard of the previous layout, before the number of ranks changed (`EarlierShards.fetch`)."""
 
 
 class RankLines:
@@ -299,9 +299,9 @@ class RankLines:
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
-            self._on_change()  # users wait for the first steps after a start
+            self._on_change()  # report the first steps after a start immediately, because users wait for them
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
-        if shard.rank == min(self._shards):  # The first rank represents all ranks of the node.
+        if shard.rank == min(self._shards):  # Measurements of the first rank represent all ranks of the node.
             self.measurements.record(shard, message, seconds)
         shard.pass_boundary(message.boundary, message.at_seconds)
 

@@ -129,7 +129,7 @@ class RankSlots:
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        # The rank's slots do not exist yet. `_reserve` grants a slot after their creation.
+        # Remember the step: the rank's slots do not exist yet, and `_reserve` grants one after their creation.
         if shard.rank not in self._layouts:
             self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)
@@ -154,7 +154,7 @@ class RankSlots:
             )
         except NoRoom as error:
             requested = dict(self.capacities)
-            if error.is_passing:  # The agent repeats the request with every proposed step, and training continues.
+            if error.is_passing:  # Training continues, and the agent requests the slots again with every proposed step.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
@@ -288,7 +288,7 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            # The slot that the message names was granted for another step in the meantime.
+            # The slot was granted for another step after the rank had sent the message.
             self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False

@@ -128,11 +128,15 @@ class Traffic:
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
-        """Record that a rank of this node has captured its snapshot completely."""
+        """Record that a rank of this node has completely captured a snapshot."""
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Use the idle spans that a rank's profiler has measured. A later profile replaces an earlier profile."""
+        """Use the idle spans that a rank's profiler has measured.
+
+        Idle spans are parts of an iteration in which training does not use the network. A later measurement replaces an
+        earlier one.
+        """
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
             self._pacer.unpace()
@@ -252,7 +256,7 @@ class Traffic:
 
     @property
     def _wanted(self) -> Pacing:
-        """The pacing mode that this node's measurements suggest."""
+        """The pacing mode that this node's measurements recommend."""
         if self._planned is None:
             return Pacing.AT_ONCE
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
@@ -279,7 +283,7 @@ class _Try:
     seconds: float
     is_paced: bool
     lost_count: int = 0
-    """Number of following steps that were not captured while this snapshot was being sent."""
+    """Number of steps that were not captured, because this iteration's snapshot was still being sent."""
 
 
 def _untried() -> dict[bool, PacingTrial]:

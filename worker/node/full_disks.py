@@ -117,7 +117,7 @@ def full_disk_of(error: BaseException) -> OSError | None:
 
 
 def says_full(words: str) -> bool:
-    """Return whether a process's output names a full disk."""
+    """Return whether a process's output contains the message of a full disk or an exceeded quota."""
     return _WORDS.search(words) is not None
 
 

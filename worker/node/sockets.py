@@ -12,7 +12,7 @@ import socket
 from typing import Protocol
 
 PROBES = 2
-"""Unanswered keepalive probes after which an idle connection counts as lost."""
+"""Number of unanswered keepalive probes after which an idle connection counts as lost."""
 
 
 class TunableLine(Protocol):

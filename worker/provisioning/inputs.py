@@ -227,7 +227,7 @@ class InputCache:
             (self._objects / name).unlink()
 
     def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
-        """Fetch several objects in parallel; the first failure stops all fetches."""
+        """Fetch several objects in parallel threads; the first failure stops all threads."""
         failed = threading.Event()
 
         def fetch(each: _Wanted) -> None:
@@ -253,7 +253,7 @@ class InputCache:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
-                    raise  # A changed object needs a new listing, which the next generation requests.
+                    raise  # The object was replaced since its listing. The next generation lists the channel again.
                 log.warning(
                     "s3://%s/%s: attempt %d failed: %s",
                     wanted.object.reference.bucket,

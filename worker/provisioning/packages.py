@@ -74,7 +74,7 @@ It applies unless a limit in bytes is set.
 """
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
-"""Maximum seconds to wait until killed processes of pip have ended."""
+"""Maximum seconds to wait for the end of the killed processes of pip."""
 _LOOK_SECONDS = 0.2
 """Seconds between two attempts to take the lock while another agent process of this node holds it."""
 _PASSED_ON = frozenset(

@@ -61,7 +61,7 @@ class SourceArchives:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Sorted digests of the archives on this node, including archives that an earlier agent fetched.
+        """Sorted digests of the source archives on this node, including archives that an earlier agent process fetched.
 
         `get` verifies each archive before its use.
         """

@@ -89,7 +89,7 @@ class Supplies:
 
     @property
     def refused_count(self) -> int:
-        """Number of requests for credentials without a valid token."""
+        """Number of requests for AWS credentials that the node refused, because they had no valid token."""
         return self._credentials.refused_count
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
@@ -102,7 +102,7 @@ class Supplies:
         await self._credentials.withdraw()
 
     async def close(self) -> None:
-        """Stop listening for requests of ranks for credentials."""
+        """Stop the server from which ranks request AWS credentials."""
         await self._credentials.close()
 
     async def _assume(self, plan: GenerationPlan, key: bytes) -> RoleKeys | None:
@@ -199,7 +199,7 @@ class Supplies:
             ) from error
 
     async def forget(self, run: RunId) -> None:
-        """Delete the files that only this run needed."""
+        """Delete the folders with input files that this node has prepared for `run`."""
         await asyncio.to_thread(self._inputs.forget, run)
 
 

@@ -77,7 +77,10 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a file from a folder of this user. If its path contains a symbolic link, nothing is removed."""
+    """Remove a lock file from a folder of the ranks' user.
+
+    If the path contains a symbolic link, nothing is removed.
+    """
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:

@@ -232,7 +232,7 @@ async def _end(process: Process) -> None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(PermissionError):  # close() sends SIGKILL again
+    with contextlib.suppress(PermissionError):  # `close` of the transport sends SIGKILL again
         # `wait` also waits for the pipes, and asyncio has no public method to close them
         process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):

@@ -27,7 +27,7 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""Value of the argument USER with which the program runs as the user of this process.
+"""Value of the argument USER with which the program keeps the user of this process.
 
 The program then gains no rights by exec (`no_new_privs`).
 """

@@ -78,7 +78,7 @@ _KEYED = "everstep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPaths:
-    """Paths on the node that a rank receives in its environment."""
+    """Paths on the node that a rank receives in its environment variables."""
 
     agent_socket: Path
     output_dir: Path
@@ -91,7 +91,7 @@ class Packages:
     path: str = ""
     """Folder from which ranks import first, before the node's packages. Empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
-    """Names of the modules that can be imported from `path`."""
+    """Names of the modules that can be imported from the folder `path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Supplied:
     """Environment variables and packages that this node provides to every rank of a generation."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables that replace the job's own variables. Some values are secrets."""
+    """Environment variables that take precedence over the job's own variables. Some values are secrets."""
     packages: Packages = field(default_factory=Packages)
 
 
@@ -137,7 +137,8 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
-    # Suppresses the profiler's messages on stderr. torch reads this variable only at import.
+    # Suppress the profiler's messages on stderr. torch reads this variable only at import, so a rank cannot set it
+    # later.
     inherited.setdefault("KINETO_LOG_LEVEL", "6")
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)

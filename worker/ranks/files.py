@@ -42,7 +42,7 @@ class RankFiles:
 
     @property
     def output_dir(self) -> Path:
-        """The rank's EVERSTEP_OUTPUT_DIR."""
+        """Folder for the rank's output files, whose path the rank receives as EVERSTEP_OUTPUT_DIR."""
         return outputs_of(self.state_dir, self.run) / f"gen={self.generation}" / f"rank={self.rank}"
 
     @property
@@ -61,12 +61,12 @@ class RankFiles:
 
 
 def logs_of(state_dir: Path, run: RunId) -> Path:
-    """Return the folder of all streams of a run."""
+    """Return the folder with the stdout and stderr files of a run's ranks on this node."""
     return state_dir / "logs" / run
 
 
 def outputs_of(state_dir: Path, run: RunId) -> Path:
-    """Return the folder of all outputs of a run."""
+    """Return the folder with the output files of a run's ranks on this node."""
     return state_dir / "outputs" / run
 
 

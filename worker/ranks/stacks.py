@@ -198,7 +198,7 @@ class StackWatch:
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
-        """Cancel a sample in progress."""
+        """Cancel the sample that is in progress, if any."""
         await end(self._looking)
 
     async def _take(self, number: int) -> None:

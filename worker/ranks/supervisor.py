@@ -321,7 +321,7 @@ class Supervisor:
         self._hang_up()
 
     async def shut_down(self) -> None:
-        """End all ranks and the shim, then close. Called when the node departs permanently.
+        """End all ranks and the shim, then close. Called when the node leaves the fleet permanently.
 
         Raises:
             ShimUnavailable: the shim does not end.
@@ -821,7 +821,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim had ended", len(orphans))
-        self.changed.notify()  # Tasks that wait for the exits of these ranks must continue even if no new shim starts.
+        self.changed.notify()  # tasks may wait for these exits
 
     async def _write_owed(self) -> None:
         while True:

@@ -164,7 +164,7 @@ class RoundServer:
         self._apply(self.core.request_stop())
 
     def halt(self) -> None:
-        """Record that the control plane has ordered the end of the ranks.
+        """Record that the control plane has ordered the agents to kill the ranks.
 
         If a user requested the stop, this call also starts the upload of the committed step.
         """

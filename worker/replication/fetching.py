@@ -36,7 +36,7 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 Told = Callable[[], Awaitable[ShardDigests | EndShard]]
-"""Returns the holder's next message about an announced shard."""
+"""Function that waits for the holder's next message about an announced shard, and returns it."""
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
 """Number of times within `silence_seconds` at which a receiving thread reports the received part of a chunk."""
@@ -139,7 +139,7 @@ async def fetch(
     try:
         await session.send(wanted)
         begin: Message = PreparingShard()
-        while isinstance(begin, PreparingShard):  # The holder loads the shard from S3 first.
+        while isinstance(begin, PreparingShard):  # The holder may have to load the shard itself first.
             async with asyncio.timeout(answer_seconds):
                 begin = await session.receive()
         if isinstance(begin, ShardRefused):

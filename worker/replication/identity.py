@@ -35,7 +35,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Content of the file that stores the identity of an agent."""
 
     private_key: bytes
-    """Ed25519: 32 bytes; the file therefore has mode 0600."""
+    """Private Ed25519 key of 32 bytes. Because of it, the file has mode 0600."""
     certificate: PeerCertificate
 
 
@@ -64,7 +64,7 @@ class PeerIdentity:
 
     @property
     def public_key(self) -> bytes:
-        """The key that the control plane certifies: Ed25519, 32 bytes."""
+        """The agent's public key, which the control plane certifies: Ed25519, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def name_of(self, node_id: NodeId) -> str:

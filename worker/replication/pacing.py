@@ -45,7 +45,7 @@ With fewer bytes, the rate would depend on the latency instead of the link.
 
 
 class Pacer(Protocol):
-    """Decides when a chunk may be sent. A sender calls this interface before each chunk."""
+    """Decides when a chunk may be sent. A sender asks its pacer before it sends each chunk."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -77,11 +77,11 @@ class Transfer(Protocol):
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of the transfer that the kernel has accepted."""
+        """Number of bytes of the transfer that the kernel has accepted for sending."""
 
     @property
     def taken_at(self) -> float:
-        """Time at which the kernel last accepted bytes."""
+        """Time at which the kernel last accepted bytes for sending, in monotonic seconds."""
 
 
 class SharedLink:
@@ -125,7 +125,7 @@ class SharedLink:
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send. Return the link's accumulated sending time at this time."""
+        """Record that a transfer has no more data to send. Return the link's sending time until now."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
@@ -236,7 +236,11 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time at which the chunk may be sent, limited by its maximum wait."""
+        """Return the time at which the chunk may be sent.
+
+        This is the next time at which it fits into an idle span, but at most `PATIENCE_ITERATIONS` iterations after the
+        request.
+        """
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -320,7 +324,7 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that the holder has verified all bytes of an unpaced transfer."""
+        """Record that an unpaced transfer is complete: the holder has verified all bytes. Its rate then counts."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)

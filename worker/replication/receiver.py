@@ -124,7 +124,7 @@ class ReplicaReceiver:
 
     @property
     def open_sessions(self) -> tuple[_Open, ...]:
-        """The open sessions, with their streams."""
+        """The open sessions of this node's generation, each with its streams."""
         return tuple(self._open.values())
 
     # The methods below serve streams.
@@ -293,7 +293,7 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Create the slots that this owner requested, before its first shard arrives."""
+        """Create the slots that an owner requests, before its first shard arrives."""
         parity = self._parity(rank)
         try:
             if parity is not None:

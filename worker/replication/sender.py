@@ -76,7 +76,7 @@ LOOKS_PER_DEADLINE = 10
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Returns the log lines that this node's ranks have printed, from the given line number to the newest line."""
+"""Function that returns the log lines of this node's ranks, from the given line number to the newest line."""
 
 
 class ReplicaSender:
@@ -380,9 +380,9 @@ class ReplicaSender:
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Apply the limit of a slow link to the streams.
+        """Apply the limit of a slow link to the streams of this transfer.
 
-        The limit is divided by the number of transfers that share the node's link.
+        Transfers that share the node's link also share the limit equally.
         """
         self.link = link
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
@@ -420,7 +420,7 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the best rate and the number of streams after a complete transfer that no pacer delayed."""
+        """Update the best rate and the number of streams after a complete unpaced transfer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:
@@ -468,7 +468,7 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Check the holder at regular intervals."""
+        """Call `check_holder` at regular intervals."""
         while True:
             await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())

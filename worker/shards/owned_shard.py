@@ -423,7 +423,7 @@ class OwnedShard:
         self._apply(self._core.abandon(step, reason, late=late))
 
     def forget(self, step: Step) -> None:
-        """Record that this node no longer holds `step`."""
+        """Record that no slot of this node contains `step` any more."""
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
@@ -432,7 +432,7 @@ class OwnedShard:
             self.forget(lost)
 
     def give_up_damaged(self, step: Step) -> None:
-        """Forget and abandon a captured step whose bytes no longer match its digests."""
+        """Forget a captured step whose bytes no longer match their digests, and vote ABANDON for it."""
         self._apply(self._core.forget(step).abandon(step, "the captured bytes no longer match their digests"))
 
     def grant(self, slot: int) -> None:
@@ -463,7 +463,7 @@ class OwnedShard:
         self._apply(self._core.drop(peer))
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
-        """Record that `peer` has sealed `content`."""
+        """Record that `peer` has acknowledged `content`: it has sealed a replica, or a share that contains it."""
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self._note(peer, frozenset({content.step, self.verified.get(peer, (NONE, 0.0))[0]}))

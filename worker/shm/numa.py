@@ -37,9 +37,9 @@ _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine())
 """Numbers of the system calls set_mempolicy and get_mempolicy, which libc does not wrap."""
 
 Policy = Callable[[int | None], int | None]
-"""Sets the calling thread's preferred NUMA node; None sets the default policy.
+"""Function that sets the calling thread's preferred NUMA node; None sets the default policy.
 
-Returns the previous policy, or None if the kernel refused the change.
+It returns the previous policy, or None if the kernel refused the change.
 """
 
 

@@ -78,7 +78,7 @@ class Slot:
     The digests are not stored on tmpfs.
     """
     arrived: dict[int, bytes] = field(default_factory=dict)
-    """Digest of each chunk that was received and verified, by index, while a transfer fills the slot."""
+    """Digests of the chunks that a running transfer into this slot has received and verified, by chunk index."""
 
     def is_written_with(self, content: Content) -> bool:
         """Return whether the slot is being filled with `content`."""
@@ -629,7 +629,7 @@ class SlotStore:
         return None if task.cancelled() else task.result()
 
     async def _digest_at_once(self, slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
-        """Digest a complete payload with several threads, without intermediate results."""
+        """Digest a complete payload with several threads. The digests are added at the end, all together."""
         size = digests.header.payload_bytes
         if size <= self._inline_digest_bytes:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))

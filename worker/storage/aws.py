@@ -98,7 +98,7 @@ _BUSY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleKeys:
-    """Short-lived credentials of a role."""
+    """Short-lived AWS credentials of a role."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -177,7 +177,7 @@ class Aws(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SecretPlace:
-    """Service, name and region of a secret."""
+    """The service, name and region of a secret, parsed from a reference in the job's request."""
 
     service: str
     """boto3's name of the service: `secretsmanager` or `ssm`."""
@@ -349,5 +349,5 @@ def _kind(code: str, status: int) -> type[StorageError]:
 
 
 def session_name_of(job: str) -> str:
-    """Return the role session name of a job: 2 to 64 characters that STS allows."""
+    """Return the session name with which the agent assumes a job's role: 2 to 64 characters that STS allows."""
     return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{job}")[:64]

@@ -303,7 +303,7 @@ class _Filling:
                 if share is not None:
                     share.end()
         except _Cancelled:
-            return  # the waiting task was cancelled, so nothing uses the slot
+            return  # the download was cancelled, so its slot is not used
 
     def _begin(self, check: Callable[[], None]) -> int:
         """Check that the shared objects exist, and read the bytes that the first response already contains.

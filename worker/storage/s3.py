@@ -374,7 +374,7 @@ class _S3Reader:
     ) -> None:
         for begin, end in spans:
             while begin < end:
-                if errors:  # Stop, because another range has failed.
+                if errors:  # End the loop, because the read of another range has failed.
                     return
                 with _errors(self._reference), target[begin:end] as piece:
                     begin += reader.readinto(piece)

@@ -36,9 +36,9 @@ class _Source:
     reference: ObjectReference
     spans: tuple[Span, ...]
     begins: tuple[int, ...]
-    """Begin of each span within the payload."""
+    """Position of the first byte of each span within the payload."""
     places: tuple[int, ...]
-    """Position of each span's data within the object."""
+    """Position of the first byte of each span within the S3 object."""
 
     @classmethod
     def of(cls, reference: ObjectReference, spans: Sequence[Span], data_begin: int) -> _Source:

@@ -61,14 +61,14 @@ class Offer:
     items: tuple[Item, ...]
     """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
     tensors: tuple[tuple[int, ...], ...]
-    """Positions of each item's tensors, counted in the order of the payload."""
+    """For each item, the positions of its tensors, counted in the order of the payload."""
     frozen: tuple[SharedGroup, ...]
     """The groups of frozen tensors (which training does not change), one for each of the first items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An object in S3 that several shards share and that this shard needs."""
+    """One shared object in S3 that contains tensors of this shard and of others."""
 
     group: SharedGroup
     place: ObjectReference
@@ -215,7 +215,10 @@ class SharedTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the digests of a group. The SHA-256 is empty if the group has changed since the last upload."""
+        """Return the digests of a group of frozen tensors.
+
+        The SHA-256 is empty if the group has changed since the last upload.
+        """
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()
         for piece in _pieces(slot, tensors, check):
@@ -232,7 +235,7 @@ class SharedTensors:
 
 
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
-    """Return the groups of shared objects, for the header of the shard's own object."""
+    """Return the groups of tensors in shared objects, for the header of the shard's own object."""
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),
         replicated=tuple(each.group for each in planned if not each.is_frozen),

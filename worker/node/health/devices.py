@@ -1,6 +1,6 @@
 """Reads the state of this node's network cards and file systems from the kernel.
 
-Invariant: this module returns facts only; facts that cannot be read are omitted.
+Invariant: this module judges nothing; it returns what it has read. Values that cannot be read are omitted.
 """
 
 from __future__ import annotations

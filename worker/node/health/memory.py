@@ -1,6 +1,6 @@
 """Reads facts about this node's memory from /proc and the memory cgroup (v1 and v2).
 
-Invariant: this module returns facts only, and returns None for a fact that cannot be read.
+Invariant: this module judges nothing; it returns what it has read, and None for a value that cannot be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MemoryFacts:
     total_bytes: int
     """Memory of the machine, or the cgroup's limit if the limit is lower."""
     available_bytes: int
-    """Memory that could be allocated now without swapping."""
+    """Memory that processes could allocate now without swapping."""
     limit_bytes: int | None = None
     """The cgroup's limit if it is lower than the machine's memory; None if the machine is the limit."""
 
@@ -216,7 +216,7 @@ def _inactive_file_bytes(group: Path) -> int:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Read a file of names and numbers; empty if the file does not exist."""
+    """Read a kernel file with one name and number per line; empty if the file does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -22,8 +22,7 @@ from pathlib import Path
 from everstep.protocol.ids import Generation, RunId
 
 _JOIN_ATTEMPTS = 3
-"""Attempts to join a cgroup, which another process may remove while the cgroup is still empty.
-"""
+"""Maximum attempts to join a cgroup. Another process may remove the cgroup while it is still empty."""
 
 
 class RankCgroups:

@@ -64,7 +64,7 @@ class StartRank(Message, frozen=True):
     If the template process has imported one of these modules, the rank starts in a new interpreter instead of a fork.
     """
     user: RankUser | None = None
-    """The user to run as; None means the shim's user."""
+    """The user that the process runs as; None means the shim's user."""
 
 
 class StopRanks(Message, frozen=True):
@@ -96,11 +96,11 @@ class RankEnd(Message, frozen=True):
     """The end of a rank's process: its exit code, its time, and whether the agent had requested it."""
 
     code: int
-    """Exit code, or minus the number of the signal."""
+    """Exit code of the process, or minus the number of the signal that ended it."""
     at_seconds: float
     """Unix time in seconds at which the process ended."""
     stopped: bool
-    """True if a `StopRanks` or `Shutdown` had requested the end before the rank ended."""
+    """True if the agent had requested the end with `StopRanks` or `Shutdown` before."""
     text: str = ""
     """Explanation of an end that the shim did not observe itself; empty for an observed end."""
 

@@ -96,7 +96,7 @@ class _Template:
 
 @dataclass(slots=True)
 class _Pending:
-    """A requested start whose process does not exist yet."""
+    """A start request of an agent whose process does not exist yet."""
 
     start: StartRank
     client: Line
@@ -116,7 +116,7 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """Highest generation of each run whose ranks were stopped.
+    """For each run whose ranks were stopped: the highest stopped generation.
 
     The shim refuses to start ranks of this generation and of earlier generations.
     """
@@ -593,8 +593,8 @@ class Shim:
             key = self._living.pop(ended.si_pid, None)
             if key is not None:
                 self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-                # The rank is not reaped yet. Its zombie holds the pid, so this kill cannot reach another process's
-                # session.
+                # The rank is a zombie until it is reaped. Its pid is not reused until then, so this kill cannot reach
+                # another process.
                 self._remains |= processes.kill_tree(ended.si_pid)
             os.waitpid(ended.si_pid, 0)
             if self._template is not None and ended.si_pid == self._template.pid:

@@ -173,7 +173,7 @@ def _fork_twice() -> int:
 
 
 def _read(file: int) -> StartRank:
-    """Read the message that describes the rank that this new process becomes."""
+    """Read the start message of the rank that this new process becomes."""
     with os.fdopen(file, "rb") as told:
         told.seek(0)
         return codec.decode(told.read(), StartRank)
