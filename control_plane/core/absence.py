@@ -23,7 +23,8 @@ def settled(
     Args:
         condition: the condition according to AWS alone.
         is_connected: whether the node's agent is connected.
-        silent_seconds: how long the agent has been silent, as far as this control plane could have heard the agent.
+        silent_seconds: how long the agent has been silent. Time in which this control plane could not receive messages
+            does not count.
         timeouts: an absent instance counts as ended if its agent is silent for longer than `lease_seconds`.
 
     Returns:

@@ -237,7 +237,7 @@ def follow(
     detection, a phase ended before the decision, or a second failure voids the phases of the first recovery attempt.
 
     Args:
-        record: charged up to this pass.
+        record: the job's record. Its ledger is already charged until now.
         before: the incident that was open before the decision, or None.
         after: this incident as it is after the decision, and all incidents that the decision opened.
         seemed: the bucket for time that no incident covers, because the job seemed to be in this state.

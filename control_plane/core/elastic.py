@@ -120,7 +120,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
-        record: the record of this pass.
+        record: the job's record, with the numbers of nodes that earlier decisions stored.
         available_count: number of the job's nodes, without excluded ones.
         heard_count: number of the available nodes whose agents are not silent.
 
@@ -139,14 +139,14 @@ def reduced_count(
 ) -> int | None:
     """Return the smaller number of nodes with which a job continues, or None while the job still waits for a node.
 
-    The job loop calls this function in every pass over a job that lacks a node for the next generation. All nodes that
-    the job has must already have promised to join this generation.
+    The job loop calls this function whenever it decides about a job that lacks a node for the next generation. All
+    nodes that the job has must already have promised to join this generation.
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
         promised_count: number of members that have promised to join the next generation.
         waited_seconds: time for which the job has lacked a member, without time in which no control plane was active.
-        has_spare: whether the fleet has a spare for the job. The fleet assigns this spare within a few passes.
+        has_spare: whether the fleet has a spare for the job, which the fleet loop will assign within seconds.
         timeouts: `prepare_deadline_seconds` limits the wait for such a spare.
 
     Returns:
@@ -185,7 +185,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
 
     Args:
         spec: settings of the job, with its limits of nodes and its patience.
-        record: the record of this pass. An open incident or a suspected hang postpones the growth.
+        record: the job's record. An open incident or a suspected hang postpones the growth.
         now: Unix seconds.
         timeouts: `lease_seconds` is the shortest time for which nodes must be ready.
 
@@ -207,7 +207,7 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
 
     Args:
         spec: settings of the job. A user may have lowered its MaxNodeCount.
-        record: the record of this pass.
+        record: the job's record, with the present number of nodes.
         wanted: the number of nodes that the fleet's queue leaves to the job. None if the job may keep its nodes.
 
     Returns:

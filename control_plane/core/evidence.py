@@ -16,7 +16,7 @@ Silence means that the control plane receives no message from the node's agent. 
 agents are silent although AWS reports their instances running.
 
 Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
-could have received a report, and never in a blind fleet. While steps advance, only AWS's report makes a node GONE.
+could have received a report, and never in a blind fleet. While training advances, only AWS's report makes a node GONE.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The decision about a fleet: desired capacity, and which node works for which job.
 
-The fleet loop calls `decide`. It is the only writer of desired capacity and of assignments.
+The fleet loop calls `decide`. Only the fleet loop changes the desired capacity, and the assignment of nodes to jobs.
 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
@@ -19,8 +19,8 @@ silent, the fleet terminates nothing except instances that AWS is ending. While 
 action and changes no row of the node table. A node that has joined is terminated only if
 its verdict has `may_terminate` or a person requests it.
 
-The module has more than 500 lines. Capacity and assignment share one table of nodes. The fleet must not terminate a
-node that it assigns to a job in the same pass.
+The module has more than 500 lines. Capacity and assignment share one table of nodes. One decision must not both assign
+and terminate the same node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Expected interruptions of a job before it runs, estimated from its fleet's history. Pure.
+"""Estimates from a fleet's history how often a job will be interrupted, before the job runs. Pure.
 
     MTBF of a node       node-seconds of all the fleet's jobs ÷ their failures
     MTTF of the job      MTBF ÷ its nodes: a failure of any node interrupts the whole job

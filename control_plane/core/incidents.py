@@ -152,7 +152,7 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
 def moment_of(
     step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float
 ) -> float:
-    """Return the estimated time at which a step was finished, from two other steps whose times are known.
+    """Return the estimated time at which a step was finished, from the known times of an earlier and a later step.
 
     Agents report once a second, and steps may be much shorter.
 
@@ -183,7 +183,7 @@ def lost_steps(incident: IncidentRecord) -> int | None:
 
 
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the source of each rank's shard, by rank, run-length encoded.
+    """Return the source of each rank's shard, in the order of ranks, run-length encoded.
 
     Neighbouring ranks mostly use the same kind of source, so the result is short even for ten thousand ranks.
     """
@@ -210,7 +210,7 @@ class Interruption(Protocol):
 
     @property
     def restored_at(self) -> float | None:
-        """Time at which training ran again."""
+        """Time at which all ranks had restored their state and a rank had completed a new step."""
         ...
 
     @property

@@ -33,7 +33,7 @@ class Ledger:
 
 
 def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
-    """Return the ledger at a moment between two charges, as if its counters had grown evenly.
+    """Return the ledger at a moment between two known states, as if its counters had grown evenly in between.
 
     Args:
         before: a state of the ledger, charged until the moment or an earlier time.

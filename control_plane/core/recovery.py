@@ -330,7 +330,7 @@ def _parity_source(origin: Generation, step: Step, rebuild: Rebuild) -> ShardSou
 
 
 def _forgotten(found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]], world_size: int) -> tuple[Rank, ...]:
-    """Return the ranks whose shard no node holds in memory and the other nodes cannot rebuild.
+    """Return the ranks whose shards are in no node's memory and cannot be rebuilt by parity.
 
     `world_size` is the number of ranks of the generation that made the shards. `found` contains all usable sources.
     """

@@ -139,17 +139,17 @@ class Figures:
 
     @property
     def ettr_ratio(self) -> float | None:
-        """See `accounting.ettr_ratio`."""
+        """The effective training time ratio (ETTR), without queue time. See `accounting.ettr_ratio`."""
         return accounting.ettr_ratio(self.spent)
 
     @property
     def ettr_with_queue_ratio(self) -> float | None:
-        """See `accounting.ettr_ratio`. The wall time includes time without nodes."""
+        """The effective training time ratio (ETTR) that counts queue time as wall time. See `accounting.ettr_ratio`."""
         return accounting.ettr_ratio(self.spent, is_queue_counted=True)
 
     @property
     def mttf_seconds(self) -> float | None:
-        """See `accounting.mean_seconds_to_failure`."""
+        """Mean time to failure (MTTF) in seconds. See `accounting.mean_seconds_to_failure`."""
         return accounting.mean_seconds_to_failure(self.spent, self.incidents[IncidentKind.FAILURE].count)
 
     @property

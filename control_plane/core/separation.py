@@ -56,7 +56,7 @@ def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tu
         domains: the failure domain of each node, by GROUP_RANK.
 
     Returns:
-        Groups of the same sizes.
+        The new groups, in the same order and with the same sizes.
     """
     search = _Search(list(groups), copies, domains)
     if copies > 1:

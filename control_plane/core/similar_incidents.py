@@ -1,4 +1,4 @@
-"""Similar incidents: which earlier incidents of the same cause are most like a given one.
+"""Ranks incidents of the same cause by how much they have in common with a given incident.
 
     shared with the given incident        rank
     an instance                           first

@@ -65,7 +65,7 @@ class JobEvent(StrEnum):
     PAUSED: S3 has a checkpoint of the last step, and the nodes are free.
     STOP_ASKED: A user or a limit requests a stop.
     FINISHED: Every rank exited with success.
-    HALTED: Every rank exited after a stop, or no rank had started.
+    HALTED: The job stopped as requested: every rank has exited, or no rank had started.
     GAVE_UP: The control plane ends the job, because another generation would fail too.
     """
 

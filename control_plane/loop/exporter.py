@@ -98,7 +98,7 @@ class Exporter(ABC):
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:
-        """Return the pause before the next pass, in seconds.
+        """Return the pause, in seconds, before the next call of `export_some`.
 
         After a failure, the pause is random, up to `retry_seconds` (full jitter). Exporters of several servers and to
         several receivers then do not retry at the same time.

@@ -28,9 +28,9 @@ class _Held:
 class HeldLeases:
     """The leases of one kind (jobs or fleets) that this server holds.
 
-    The server renews a lease after a third of its duration, not in every pass. Passes over different rows call `hold`
-    in different threads, but only one thread at a time may call it for one row. Any thread may call the other methods,
-    except `release_all`. The runner calls `release_all` when all passes have ended.
+    The server renews a lease after a third of its duration, not each time it uses the lease. Different threads may call
+    `hold` for different leases at the same time, but only one thread at a time for one lease. Any thread may call the
+    other methods, except `release_all`. The runner calls `release_all` when all passes have ended.
 
     Args:
         context: gives access to the database, the clocks and the clients.

@@ -58,7 +58,8 @@ class LastLogs:
     async def may_end(self, node_id: NodeId) -> bool:
         """Request the logs of a node whose instance the control plane will end, and return whether it may end it now.
 
-        The executor calls this in each pass that would end the instance. The first call stores the console output.
+        The executor calls this method each time before it would end the instance. The first call stores the console
+        output.
 
         Args:
             node_id: the node whose instance will end.

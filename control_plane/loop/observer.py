@@ -58,7 +58,7 @@ HISTORY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """The database rows that a pass over one job needs."""
+    """The database rows from which the core's input about one job is made."""
 
     job: jobs.JobRecord
     plan: GenerationPlan | None
@@ -82,7 +82,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFleet:
-    """The database rows that a pass over one fleet needs, read in one session."""
+    """The database rows from which the core's input about one fleet is made, read in one session."""
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.NodeRecord, ...]
@@ -152,8 +152,8 @@ class Hearing:
         A long time without a call means that the process stood still. Silence then counts only from one lease after the
         standstill.
 
-        The server's event loop calls this method several times per lease, even while the passes are busy. A busy server
-        still receives messages, so silence counts.
+        The server's event loop calls this method several times per lease, even while the job and fleet loops are busy.
+        A busy server still receives messages, so silence counts.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
@@ -368,7 +368,7 @@ class Observer:
             now: Unix seconds. Replacements of the last hour count towards the fleet's limit.
 
         Returns:
-            All rows that a pass over the fleet needs, read in one transaction.
+            All rows from which the core's input about the fleet is made, read in one transaction.
 
         Raises:
             NotFound: the fleet was removed.

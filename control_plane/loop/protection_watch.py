@@ -24,7 +24,7 @@ WRITE_SECONDS = 1.0
 
 
 class ProtectionWatch:
-    """Decides when a pass writes to the database which holders have a job's shards, and which steps.
+    """Decides when the job loop writes to the database which nodes hold a job's shards, and at which steps.
 
     Args:
         registry: the source of the agents' newest reports.
@@ -69,8 +69,8 @@ class ProtectionWatch:
 
         Args:
             run: run id of the job.
-            shards: the stored rows; empty if the pass stored none.
-            now: Unix seconds of the pass.
+            shards: the stored rows; empty if the job loop stored none.
+            now: Unix seconds of the decision about the job.
         """
         if shards:
             self._rows[run] = shards

@@ -27,7 +27,7 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up nodes of the job in three stages, each in separate passes.
+    """Give up nodes of the job in three stages, each in separate passes of the job loop.
 
     - Request a step at which all ranks stop.
     - Store the last step in S3, if the remaining time suffices.
@@ -47,7 +47,8 @@ def leave(view: JobView) -> Decision | None:
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
-            # Training does not advance, so an agreed stop would save no step. Returned nodes leave in the recovery.
+            # Training completes no step, so no step would be saved by a longer wait for the agreed stop. Nodes that the
+            # job returns leave it in the recovery.
             unasked = tuple(move if move.is_returned else replace(move, asked_at=None) for move in record.moves)
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
@@ -74,7 +75,10 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request for the agreed stop at which the job gives up nodes. The next pass sends this request."""
+    """Store the request for the agreed stop at which the job gives up nodes.
+
+    The next pass of the job loop sends this request to the coordinator.
+    """
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)

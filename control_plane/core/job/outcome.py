@@ -1,6 +1,6 @@
 """Builds the decision about a job: the job keeps its state, changes to another state, or ends.
 
-Each function returns a `Decision` with the record, the actions and the events of the pass.
+Each function returns a `Decision` with the job's record, the actions and the events.
 """
 
 from __future__ import annotations
@@ -139,5 +139,5 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
 
 
 def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:
-    """Return the record's incident, in a tuple that is empty if the incident is unchanged since the pass began."""
+    """Return the record's incident, in a tuple that is empty if the incident equals the stored one."""
     return (record.incident,) if record.incident is not None and record.incident != view.seen.record.incident else ()

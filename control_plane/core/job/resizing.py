@@ -190,7 +190,7 @@ def with_growth(view: JobView) -> JobView:
 
 
 def grow(view: JobView) -> Decision | None:
-    """Grow in three stages, each in separate passes: request an agreed stop, wait for it, start a new generation.
+    """Grow in three stages: request an agreed stop, wait until the ranks have stopped, start a new generation.
 
     One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
     pass would treat the stopped ranks as a completed job. The result is None while the job continues to train.
@@ -213,13 +213,16 @@ def grow(view: JobView) -> Decision | None:
         return start_new_generation(view, (fault,), None, decision=decision)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(growth.asked_at, last_movement_at(view)) > patience:
-        # Training does not advance, so an agreed stop would save no step.
+        # Training completes no step, so no step would be saved by a longer wait for the agreed stop.
         return start_new_generation(view, (replace(fault, at=view.now),), None, decision=decision)
     return stay(view, f"agrees on a stop, to grow with {names}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
-    """Store the request for the agreed stop after which the job grows. The next pass sends this request."""
+    """Store the request for the agreed stop after which the job grows.
+
+    The next pass of the job loop sends this request to the coordinator.
+    """
     names = ", ".join(growth.node_ids)
     words = f"agrees on a stop, to grow with {names}"
     asked = with_record(view, growth=replace(growth, asked_at=view.now))

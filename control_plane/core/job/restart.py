@@ -30,7 +30,7 @@ def start_new_generation(
     """End the generation: issue the next generation number, open or extend the incident, and kill running ranks.
 
     Args:
-        view: the observations of this pass, for a job that has a generation.
+        view: the input of the decision about a job that has a generation.
         found: the faults that end the generation; not empty.
         failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
         decision: the incident's decision, if the incident already has one. Empty: this function derives the decision.

@@ -283,7 +283,7 @@ def watched_seconds(view: JobView, since: float) -> float:
 
 
 def last_movement_at(view: JobView) -> float:
-    """Return when training last made progress, in Unix seconds.
+    """Return the Unix time at which training last made progress that the control plane observed.
 
     Return the current time while the control plane cannot observe progress: most of the fleet is silent, or a member
     has not reported.
@@ -297,7 +297,7 @@ def last_movement_at(view: JobView) -> float:
 def last_progress_at(view: JobView) -> float:
     """Return when the job's progress last changed, in Unix seconds.
 
-    The result is the current time if this pass changes the progress.
+    The result is the current time if the view's record shows more progress than the stored record.
     """
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (

@@ -98,9 +98,9 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list that accepts jobs. After the last fleet, the first fleet follows.
+    """Return the next fleet of the user's list that accepts the job. The first fleet follows the last one.
 
-    Return None if the job has had a generation or holds a node, because the job then stays in its fleet.
+    Return None if the job already had a generation or holds a node, because such a job stays in its fleet.
     """
     ring = view.spec.fleets
     if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:

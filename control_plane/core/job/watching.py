@@ -169,7 +169,7 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
     """Return a clause that names the silent nodes, or the evidence if no node is silent.
 
-    The clause contains no elapsed time, so that the stored reason does not change in every pass.
+    The clause contains no elapsed time, so that the stored reason does not change every second.
     """
     silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
     return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

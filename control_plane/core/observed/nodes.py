@@ -83,7 +83,7 @@ class Cause(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the cause is a failure. MTTF and MTTR count only failures."""
+        """Whether incidents with this cause are failures. MTTF and MTTR count only failures."""
         return not self.is_planned and self not in (Cause.PAUSE_FAILED, Cause.DRILL)
 
     @property
