@@ -280,7 +280,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                # The replacement was requested while the node was held. It still counts, so request no second one.
+                # The fleet requested the replacement while it held the node. Do not request a second one.
                 if _has_successor(row):
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
@@ -697,7 +697,7 @@ def _is_announced(row: NodeRecord) -> bool:
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
-    """Return how many nodes jobs and spares need.
+    """Return how many nodes the fleet needs for its jobs and as spares.
 
     A node that AWS will reclaim adds one to the number, because the fleet requests its replacement while the node still
     works. For any other node that a job must give up, a spare takes over. If the fleet has too few spares, it requests

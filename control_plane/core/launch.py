@@ -46,7 +46,7 @@ class Roll:
     """
 
     places: tuple[NodeId | None, ...]
-    """The members in the order of their GROUP_RANK. None marks a vacancy."""
+    """The members in the order of their GROUP_RANK. None marks a GROUP_RANK that has no node yet (a vacancy)."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
     """Members that have not promised to join although their agents report. The job loop sends them Prepare."""
@@ -229,7 +229,7 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return a clause that names the start phase of the ranks, and their nodes.
+    """Return a clause that says which phase of their start ranks are in, and on which nodes.
 
     If ranks are in different phases, the clause names the earliest phase. The result is empty once every reported rank
     has finished a new step.
@@ -350,10 +350,10 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
-    """Return the member that coordinates the new generation.
+    """Return the member whose agent becomes the coordinator of the new generation.
 
-    The result is the member with GROUP_RANK 0. After an incident with a lost agent or an unreachable node, the function
-    skips the previous coordinator, if the job has another member.
+    The result is the member with GROUP_RANK 0. If the open incident has the cause AGENT_LOST or NODE_UNREACHABLE, the
+    function skips the previous coordinator, if the job has another member.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None

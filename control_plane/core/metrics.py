@@ -177,7 +177,7 @@ def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
 def resampled(
     points: Sequence[Point], limit: int, *, steps: int | None = None, seconds: float | None = None
 ) -> tuple[Point, ...]:
-    """Return points that span more steps or seconds each, so that there are at most `limit` points.
+    """Join points to wider points, so that at most `limit` points remain.
 
     Args:
         points: points sorted by step.
@@ -203,7 +203,7 @@ def resampled(
 
 
 def span_of(first_step: int, last_step: int, limit: int) -> int:
-    """Return how many steps each point should span to divide a range of steps into about `limit` points.
+    """Return how many steps one point should cover to divide a range of steps into about `limit` points.
 
     The result is a power of two.
     """

@@ -135,7 +135,10 @@ def _is_impaired(verdict: Verdict) -> bool:
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the assigned nodes that the plan does not use, in the order of assignment."""
+    """Return the nodes that the fleet has assigned to the job and the running plan does not use.
+
+    The order is that of the assignments.
+    """
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]
 
@@ -147,7 +150,7 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the assigned nodes that the plan does not use and that are ready to replace a member."""
+    """Return the nodes that are assigned to the job, not used by its running plan, and ready to replace a member."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 

@@ -37,7 +37,7 @@ Path = Mapping[Generation, Step]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The available sources for a restore."""
+    """All sources from which the members of a new generation could restore shards: the input of `choose`."""
 
     owners: Sequence[NodeId]
     """The node of each rank in the new generation, by rank."""
@@ -95,11 +95,12 @@ class Restore:
 def path_of(lineage: Iterable[GenerationRecord], generation: Generation) -> Path:
     """Return the path of a generation.
 
-    The path includes all steps of the generation itself, and the steps of each ancestor up to the branching point.
+    The path includes all steps of the generation itself, and each ancestor's steps up to the step that the next
+    generation restored.
 
     Args:
         lineage: the records of all generations of the job that have a plan.
-        generation: 0 gives an empty path, because no rank ever ran.
+        generation: the generation whose path is wanted. 0 gives an empty path, because no rank ever ran.
 
     Returns:
         The last step of each generation on the path.

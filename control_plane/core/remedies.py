@@ -114,14 +114,14 @@ class Finding:
     """A fault for which a job must give up the node."""
 
     what: str
-    """The fault code, with its number for an Xid."""
+    """The fault code, followed by the Xid (NVIDIA's error number) for a `gpu_xid` fault."""
     remedy: Remedy
     words: str
     """The fault in a sentence, and the reason for the remedy."""
 
 
 def xid_of(fault: NodeFault) -> int | None:
-    """Return the Xid number of a `gpu_xid` fault, from its field or its message.
+    """Return the Xid (NVIDIA's error number) of a `gpu_xid` fault, from its field or its message.
 
     Return None if neither contains a number.
     """
@@ -155,10 +155,9 @@ def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...
 
 
 def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Remedy:
-    """Return the remedy for a fault on a node with this history.
+    """Return the remedy for a node's fault, by the tables of this module and the node's history.
 
-    The remedy comes from the tables. If the same fault already caused a reboot within the window, the remedy is REPLACE
-    instead of REBOOT.
+    If the same fault already caused a reboot within `LEMON_WINDOW_SECONDS`, the remedy is REPLACE instead of REBOOT.
     """
     remedy = _by_kind(fault)
     return Remedy.REPLACE if remedy is Remedy.REBOOT and _was_rebooted(fault, history, now) else remedy

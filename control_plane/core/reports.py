@@ -105,7 +105,8 @@ class IncidentTime:
 class IncidentFigures:
     """Sums over the incidents of one kind or of one cause.
 
-    Counts and steps belong to the time of the failure. The cost is spread over the incident's duration.
+    Counts and lost steps count in the time bucket that contains the failure. The cost is spread over all buckets that
+    the incident overlaps.
     """
 
     count: int
@@ -188,7 +189,7 @@ class Report:
     jobs: tuple[JobFigures, ...]
     """The most expensive jobs."""
     other_jobs: Figures
-    """Sums over the jobs that `jobs` leaves out."""
+    """Sums over all jobs that are not among `jobs`."""
     job_count: int
     causes: tuple[tuple[Cause, IncidentFigures], ...]
     """Sums by cause, the most frequent first."""
@@ -214,11 +215,11 @@ def default_period(start: datetime, end: datetime) -> Period:
 
 
 def bounds(start: datetime, end: datetime, period: Period) -> tuple[int, ...]:
-    """Return the bounds of a range's buckets, in Unix microseconds.
+    """Return the bounds of the buckets into which a report divides its time range, in Unix microseconds.
 
     Args:
-        start: begin of the range. It is rounded down to a full hour.
-        end: end of the range, after `start`. It is rounded up to a full hour.
+        start: the time at which the range begins. The function rounds it down to a full hour.
+        end: the time at which the range ends, after `start`. The function rounds it up to a full hour.
         period: the length of a bucket. The first and the last bucket may be shorter.
 
     Returns:

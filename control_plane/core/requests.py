@@ -28,7 +28,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The stored facts that decide whether the API accepts a request: the node, its fleet and its job."""
+    """The stored facts from which `refusal` decides about a person's request: the node, its fleet and its job."""
 
     node_id: str
     state: NodeState

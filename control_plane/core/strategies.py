@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """One row of the table in the module's docstring."""
+    """The settings that a strategy consists of: one row of the table in the docstring of this module."""
 
     snapshots: Snapshots
     is_blocking: bool = False

@@ -1,12 +1,12 @@
 """Sends users' commands, which run beside ranks, to agents, and returns the agents' answers.
 
-A caller that lost the answer repeats its call with the same command id.
+A caller that lost the answer repeats its call with the same command id, and receives the same answer.
 
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-The repeated call returns the same answer, or waits for it. The agent receives each command only once, because commands
-need not be idempotent.
+A repeated call does not run the command again. The agent receives each command only once, because commands need not be
+idempotent.
 
 Invariant: only the node that received a command may answer this command. The server remembers a bounded number of
 commands. All methods run on the server's event loop.

@@ -51,7 +51,7 @@ class Exporter(ABC):
     """
 
     poll_seconds: ClassVar[float] = POLL_SECONDS
-    """Pause after a successful pass, in seconds."""
+    """Pause after a successful call of `export_some`, in seconds."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class NoticeReader:
         self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read until `stop` is set.
+        """Read messages from the queue until `stop` is set.
 
         Args:
             stop: set by the server when it stops.

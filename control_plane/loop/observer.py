@@ -365,7 +365,7 @@ class Observer:
 
         Args:
             name: name of a fleet that may have been removed.
-            now: Unix seconds. Replacements of the last hour count towards the fleet's limit.
+            now: the present time in UTC. Replacements of the last hour count towards the fleet's limit.
 
         Returns:
             All rows from which the core's input about the fleet is made, read in one transaction.

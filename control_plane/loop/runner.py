@@ -123,7 +123,7 @@ class Runner:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then release all leases.
+        """Run all loops until `stop` is set, then release all leases.
 
         Args:
             stop: set by the server when it stops.
@@ -131,7 +131,8 @@ class Runner:
         try:
             await self._work(stop)
         finally:
-            self.job_loop.cancel()  # Passes still run here only after a crash or a cancellation.
+            # If `run` ends normally, no pass runs any more. After an error or a cancellation, some may still run.
+            self.job_loop.cancel()
         await self.executor.close()
         await asyncio.to_thread(self.job_leases.release_all)
         await asyncio.to_thread(self.fleet_leases.release_all)

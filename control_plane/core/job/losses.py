@@ -79,10 +79,10 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
-    """Add each fault to the history of the node that it implicates.
+    """Add each fault to the fault history of the node that was involved in it.
 
-    A node with too many incidents in its history is a lemon (`core.remedies`). The job gives up a lemon in the same
-    recovery.
+    A node with too many incidents in its history is a lemon (`core.remedies`). The job then gives up this node in the
+    present recovery.
     """
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))

@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Record in the view the progress that the members report, and move the open incident to its next phase."""
+    """Return the job's input (`JobView`) with the reported progress in its record, and the open incident updated."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)

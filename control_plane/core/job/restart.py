@@ -105,9 +105,10 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident to which these faults belong, and the earlier incident that they close.
+    """Add the incident to which these faults belong to the job's record, and return the earlier one that they close.
 
-    The second value is a tuple with the closed incident. It is empty if the faults close no incident.
+    The first value is the changed `JobView`. The second value is a tuple with the closed incident, which is empty if
+    the faults close no incident.
 
     A new incident also stores the job's node time before the failure, for the cost of the incident.
     """

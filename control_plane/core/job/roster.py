@@ -74,7 +74,8 @@ def _with_struck_rank(
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
     """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the rank that it killed.
 
-    The function returns its three arguments unchanged if no drill explains the exits.
+    `told` contains exits that only late reports have shown. The function returns its arguments unchanged if no drill
+    explains the exits.
     """
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):

@@ -88,8 +88,8 @@ class JobView:
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
     """Return the input of a decision about a job, with the agents' reports and a verdict on every node.
 
-    The reports are those about the newest generation. The view's record omits exclusions of nodes that the fleet has
-    already removed from the job.
+    The reports are those about the newest generation. The job's record in the result omits exclusions of nodes that the
+    fleet has already removed from the job.
     """
     planned = (
         [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
@@ -191,7 +191,7 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
 
 
 def with_record(view: JobView, **changes: object) -> JobView:
-    """Return the view, with some fields of its record replaced."""
+    """Return a copy of a `JobView`, with some fields of its job record replaced."""
     return replace(view, record=replace(view.record, **changes))  # type: ignore[arg-type]
 
 

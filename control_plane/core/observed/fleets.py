@@ -117,7 +117,7 @@ class GroupObserved:
 
 
 class Hold(StrEnum):
-    """Reason for holding a node.
+    """The reason for which a fleet holds a node, that is, neither uses nor terminates it.
 
     - UNREACHABLE: the node's agent is silent. The hold ends when the agent reports again and no job uses the node.
     - DISTRUSTED: the node is probably faulty, but no evidence permits its termination. A person ends the hold.
@@ -136,10 +136,10 @@ class NodeRequest(StrEnum):
 
     If a job uses the node, the job first gives it up at an agreed stop.
 
-    - DRAIN: the fleet holds the node.
+    - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
-    - HOLD: the fleet holds a node that works for no job.
+    - HOLD: as DRAIN, for a node that works for no job.
     """
 
     DRAIN = "drain"

@@ -166,7 +166,7 @@ class Exclusion:
 class Impairment:
     """A member that continues to train with a problem.
 
-    The problem: the member's own agent reports a fault, or the member does not answer other members.
+    The problem is a fault that the member's own agent reports, or that the member does not answer other members.
 
     `core.evidence` updates this record whenever the control plane decides about the job.
     """
@@ -205,7 +205,7 @@ class Departure:
     If the fleet assigns the node to the job again after a reboot, this departure no longer applies.
     """
     is_history: bool = False
-    """Whether the only reason is that the node was involved in too many incidents (it is a lemon).
+    """Whether the only reason for the departure is that the node was involved in too many incidents (it is a lemon).
 
     The job gives the node up during the recovery from the newest of these incidents.
     """
@@ -362,7 +362,7 @@ class Memo:
     not_before: float | None = None
     """Unix time until which the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
-    """The control plane requests no pause before this time, because the last pause failed."""
+    """Unix time before which the control plane requests no pause of the job, because the last pause failed."""
     incident: IncidentRecord | None = None
     """The job's open incident, or None."""
     pace: Pace = field(default_factory=Pace)

@@ -55,7 +55,7 @@ class Cause(StrEnum):
     An incident with several causes stores the most severe cause. The first six causes are no failures:
 
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
-    - REQUESTED: a person requested the node.
+    - REQUESTED: the job gives up a node because a person requested to drain, reboot or replace it.
     - GROWN: the job stopped at an agreed step to continue on more nodes.
     - RETURNED: the job stopped at an agreed step to return nodes to its fleet.
     - PAUSE_FAILED: the ranks did not stop in time for a pause, or the last step did not become a checkpoint.

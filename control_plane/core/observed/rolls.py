@@ -44,7 +44,7 @@ class RollProgress:
     Nodes that ended or were held meanwhile count as finished, and so do nodes whose request a person cancelled.
     """
     reason: str = ""
-    """What the roll does or waits for."""
+    """Text that says what the roll does or waits for, as the API shows it."""
     ended_at: float | None = None
     """Time at which the roll was complete or stopped, in Unix seconds. None before that."""
 

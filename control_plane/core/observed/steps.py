@@ -44,7 +44,7 @@ class CheckpointRecord:
     bucket: str
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
-    """When the control plane wrote the manifest, in Unix seconds. 0 if unknown."""
+    """Unix time at which the control plane wrote the checkpoint's manifest. 0 if unknown."""
     damage: str = ""
     """The damage that a verification or a restore found. Empty without damage. No restore uses a damaged checkpoint."""
 
