@@ -149,7 +149,8 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
         project=identity.get("Project", ""),
         expires_at=identity.get("ExpirationTime"),
         skew_seconds=clock + took / 2 - identity["ServerTime"].timestamp(),
-        uncertainty_seconds=took / 2 + 1.0,  # The service's time in the response may have a resolution of one second.
+        # Add a second, because the service's time in the response may have a resolution of one second.
+        uncertainty_seconds=took / 2 + 1.0,
     )
 
 

@@ -67,7 +67,7 @@ class _Imported(TyperGroup):
         self._is_group = is_group
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Return a context of the imported command."""
+        """Import the command's module, and return a context of the imported command."""
         return self.imported().make_context(*args, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:

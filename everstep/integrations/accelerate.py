@@ -77,7 +77,7 @@ class Prepared:
             yield send_to_device(batch, self.accelerator.device)
 
     def close(self) -> None:
-        """End the session after the last step is committed. Call this right after the loop."""
+        """Wait until the last step is committed, and end the session. Call this right after the loop."""
         self.session.close()
 
 
@@ -140,8 +140,8 @@ def check_accelerator(accelerator: Accelerator) -> None:
         accelerator: the accelerator whose options are checked.
 
     Raises:
-        UnsupportedOption: rank 0 reads the batches of all ranks, or Everstep has no tests with the accelerator's way to
-            divide the training.
+        UnsupportedOption: rank 0 reads the batches of all ranks and sends them to the other ranks, or Everstep has no
+            tests with the accelerator's distribution type.
     """
     if accelerator.dispatch_batches:
         raise _dispatched()
@@ -222,7 +222,7 @@ def keep(
     """
     check_optimizer(optimizer)
     if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
-        raise _dispatched()  # accelerate's default for an IterableDataset
+        raise _dispatched()  # By default, accelerate lets rank 0 read the batches of all ranks for an IterableDataset.
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
     objects = dict(extra)
@@ -238,5 +238,5 @@ def keep(
 
 
 def _inside(wrapper: Any, name: str) -> Any:
-    """Return the object inside accelerate's wrapper, or the object itself."""
+    """Return the object inside accelerate's wrapper. Return an object without such a wrapper unchanged."""
     return getattr(wrapper, name, wrapper) if type(wrapper).__module__.startswith("accelerate.") else wrapper

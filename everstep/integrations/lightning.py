@@ -273,7 +273,7 @@ class TrainBatches(StepBatches):
 
 
 class Attachment:
-    """Replaces methods of one trainer and its loops, and holds its session.
+    """Replaces methods of one trainer and its loops, and owns the trainer's session.
 
     Args:
         trainer: the trainer, which has not trained yet.
@@ -412,7 +412,7 @@ class Attachment:
         return int(model.global_steps if is_engine(model) else self._trainer.global_step)
 
     def _last_step(self, batch_count: int) -> int:
-        """Return the number of steps at the end of training, or 0 if it is unknown.
+        """Return the number of steps that the whole training makes, or 0 if the number is unknown.
 
         Args:
             batch_count: number of batches of one epoch on this rank.
@@ -437,7 +437,7 @@ def _resume(state: LoopState, generators: rng.RandomState) -> None:
 
 
 def _averages(trainer: Any) -> list[Stateful]:
-    """Return the averaged models of the trainer's callbacks."""
+    """Return the averaged models that callbacks of the trainer maintain."""
     averages = [each._average_model for each in trainer.callbacks if isinstance(each, WeightAveraging)]
     return [each for each in averages if each is not None]
 

@@ -44,7 +44,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "max": max,
     "min": min,
 }
-"""The functions that `self.log(reduce_fx=…)` accepts, by the name under which the state stores them."""
+"""The functions that `self.log(reduce_fx=…)` accepts, by the name under which a snapshot stores each of them."""
 _PLAIN_FIELDS: Final = (
     "fx",
     "name",
@@ -63,7 +63,7 @@ _COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
 
 
 class LoopState:
-    """The state of one trainer's loop, as an object that a session registers.
+    """The state of one trainer's loop. The session registers this object, so every snapshot contains the state.
 
     Args:
         trainer: the trainer, whose data is set up.
@@ -111,7 +111,7 @@ class LoopState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state.
+        """Check that the restored state fits this launch, store it, and apply it to the loop.
 
         Args:
             state: result of `state_dict` in an earlier launch.

@@ -100,7 +100,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
-        """Configuration of the manager.
+        """Configuration of the manager, which a script assigns to `config.checkpoint` of its trainer.
 
         `folder`, `initial_load_path`, `initial_load_in_hf`, `initial_load_in_hf_quantized`, `last_save_model_only`,
         `last_save_in_hf` and `export_dtype` work as with torchtitan's own manager.
@@ -110,7 +110,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         """
 
         enable: bool = True
-        """False: train without Everstep and without checkpoints."""
+        """If False, the trainer trains without Everstep and without checkpoints."""
         interval: int = 1
         """Everstep accepts only 1. With 1, torchtitan's loader records its position at every step."""
         async_mode: str = "disabled"
@@ -124,7 +124,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                     raise UnsupportedOption(f"checkpoint.{option}", reason, f"{alternative}.")
 
     running: ClassVar[weakref.ref[CheckpointManager] | None] = None
-    """The manager whose session runs in this process."""
+    """The manager whose session runs in this process; None if no session runs."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         self._begun().fence()
 
     def _wait_for_saving(self) -> None:
-        """Do nothing, because `save_future` is always None."""
+        """Do nothing, because no save runs in the background."""
 
     def _close(self) -> None:
         if self.session is not None:
@@ -263,7 +263,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
 
 class _TrainerState:
-    """The trainer's own state, as an object that a session registers.
+    """The trainer's counters. The session registers this object, so every snapshot contains them.
 
     Args:
         trainer: the trainer whose counters are kept.
@@ -303,6 +303,6 @@ class _Logger:
 
 
 def _named(parts: Iterable[Any]) -> Any:
-    """Return the parts of one container by name, or the only part."""
+    """Return the parts of one of torchtitan's containers by name. If there is only one part, return the part itself."""
     parts = list(parts)
     return parts[0] if len(parts) == 1 else {str(number): part for number, part in enumerate(parts)}

@@ -43,7 +43,7 @@ class LoopState:
         return self.restored is not None and bool(self.restored["is_over"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state."""
+        """Return the loop's present state, for a snapshot."""
         trainer, state = self._trainer, self._trainer.state
         fields = {
             field.name: getattr(state, field.name)
@@ -64,7 +64,7 @@ class LoopState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the restored state until the trainer's loop needs it."""
+        """Store the restored state until the trainer's loop needs it."""
         self.restored = state
 
     def trainer_state(self) -> TrainerState:
@@ -144,7 +144,10 @@ class History:
         self._encoded = b""
 
     def encode(self, entries: list[dict[str, Any]]) -> bytes:
-        """Return the entries as one compressed stream of JSON lines. The list only grows between two calls."""
+        """Return the entries as one compressed stream of JSON lines.
+
+        The caller only appends to the list between two calls.
+        """
         new = [
             self._compressor.compress(f"{json.dumps(entry)}\n".encode()) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
             for entry in entries[self._count :]

@@ -173,7 +173,7 @@ class Attachment:
         trainer.add_callback(_Callback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **more: Any) -> Any:
-        """Run `Trainer.train`, once.
+        """Run `Trainer.train`. A second call raises an error.
 
         Args:
             resume_from_checkpoint: None or False, because Everstep names the step to resume from.
@@ -207,7 +207,7 @@ class Attachment:
     def init_training_state(
         self, max_steps: int, updates_per_epoch: int, epochs: int, resume: object, trial: object
     ) -> tuple[int, int]:
-        """Prepare model and optimizer, create the session, and restore.
+        """Prepare model and optimizer, create the session, and restore the step that the agent names.
 
         Args:
             max_steps: number of optimizer steps at the end of training.
@@ -277,7 +277,7 @@ class Attachment:
         self._originals["_run_epoch"](**{**given, "resume_from_checkpoint": _RESUMED if is_inside else None})
 
     def finalize_training(self, *given: Any, **more: Any) -> Any:
-        """End the last step and the session before the trainer loads its best model or writes results."""
+        """Report the last step and close the session, before the trainer loads its best model or writes results."""
         assert self.session is not None
         self._end_step()
         self.session.close()

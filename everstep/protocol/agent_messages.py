@@ -96,7 +96,7 @@ class MemberPhase(StrEnum):
 
 
 class ExitClass(StrEnum):
-    """The meaning of a rank's exit.
+    """The cause of a rank's exit, as far as the agent can determine it.
 
     - SUCCESS: exit code 0.
     - ERROR: another exit code, for example after an exception in the script.
@@ -278,7 +278,7 @@ class RoundStatus(Message, frozen=True):
     committed_at_seconds: float
     """Unix time of the last commit; 0 before the first commit."""
     stopped: bool = False
-    """True if all ranks have stopped at an agreed step."""
+    """True if all ranks have stopped training at the step on which they agreed."""
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
 
@@ -305,14 +305,17 @@ class UploadedShard(Message, frozen=True):
     part_bytes: int = 0
     """Size of the parts that `sha256` covers, as in `ManifestShard.part_bytes`."""
     frozen: tuple[SharedObject, ...] = ()
-    """S3 objects with the shard's unchanging tensors, which other shards share. All of them are complete in S3."""
-    replicated: tuple[SharedObject, ...] = ()
-    """S3 objects with tensors that several ranks hold at this step. All of these objects are complete in S3."""
-    lists: bytes = b""
-    """Digest of `frozen` and `replicated` in a message to the control plane; otherwise empty.
+    """S3 objects with tensors of the shard that training does not change. Other shards may refer to them.
 
-    If the last report on the connection contained the same lists, this message contains only their digest
-    (`everstep.protocol.shared_lists`).
+    S3 has stored all of them completely.
+    """
+    replicated: tuple[SharedObject, ...] = ()
+    """S3 objects with tensors that are equal on several ranks at this step. S3 has stored all of them completely."""
+    lists: bytes = b""
+    """Digest of the lists `frozen` and `replicated`. The agent sets it only in messages to the control plane.
+
+    If the last report on the connection contained the same lists, the agent sends only their digest and leaves the
+    lists empty (`everstep.protocol.shared_lists`).
     """
 
 
@@ -485,7 +488,7 @@ class PageCommit(Message, frozen=True):
 
 
 class MemberReport(Message, frozen=True):
-    """The state of a node that belongs to a job."""
+    """The part of an agent's report that describes the job to which the node belongs."""
 
     job: JobName
     run: RunId
@@ -802,7 +805,7 @@ class LogLines(Message, frozen=True):
     run: RunId
     generation: Generation
     first: int
-    """Number of the first line, counted over all lines of this node and generation."""
+    """Number of the first line in this message, counted over all lines of this node and generation."""
     lines: tuple[LogLine, ...]
 
 
@@ -824,7 +827,7 @@ class RunCommand(Message, frozen=True):
 
 
 class CommandEnded(Message, frozen=True):
-    """The result of a `RunCommand`.
+    """The result of the program that a `RunCommand` started.
 
     If this message is lost, the waiting client gets an error and may repeat the request with the same id.
     """
@@ -876,14 +879,14 @@ class HeldShard(Message, frozen=True):
 
 
 class SnapshotHeld(Message, frozen=True):
-    """The answer to `HoldSnapshot`."""
+    """The answer to `HoldSnapshot`: the shards that the node now keeps, or the reason of a refusal."""
 
     request_id: str
     step: Step = Step(-1)
     shards: tuple[HeldShard, ...] = ()
     """The shards of this node's ranks at `step`; empty in a refusal."""
     refusal: str = ""
-    """Reason why the node does not hold the step; empty if it does."""
+    """Reason why the node does not keep the step; empty if it keeps the step."""
 
 
 class ReadSnapshot(Message, frozen=True):
@@ -900,12 +903,12 @@ class ReadSnapshot(Message, frozen=True):
 
 
 class SnapshotBytes(Message, frozen=True):
-    """The answer to `ReadSnapshot`."""
+    """The answer to `ReadSnapshot`: the requested bytes, or the reason of a refusal."""
 
     request_id: str
     data: bytes = b""
     refusal: str = ""
-    """Reason why the node returns no data; empty if it does."""
+    """Reason why the node returns no bytes; empty if it returns them."""
 
 
 class ReleaseSnapshot(Message, frozen=True):

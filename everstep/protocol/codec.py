@@ -33,7 +33,10 @@ from everstep.protocol.errors import MalformedMessage, OversizedMessage, Unknown
 PROTOCOL_VERSION = 1
 """The major version. Processes with different protocol versions refuse each other's messages."""
 PROTOCOL_MINOR = 0
-"""The number of additions to the protocol version. Agent and control plane exchange it in their first messages."""
+"""The minor version: the number of additions to the major version so far.
+
+Agent and control plane exchange it in their first messages.
+"""
 UPDATE_ADVICE = "see docs/operating.md#updates"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Maximum size of an encoded message in bytes. Senders divide larger data, such as shards, into chunks."""
@@ -89,7 +92,7 @@ def is_supported(message: Message, receiver_minor: int) -> bool:
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
-    """Return a decoder of a type, and make msgspec read the type's annotations.
+    """Return a decoder of a type. The call makes msgspec analyse the type's annotations now.
 
     Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec analyses a class at its
     first use and exposes the unfinished result to other threads. Two simultaneous first uses crash the process with a
@@ -141,7 +144,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
+        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
         raise MalformedMessage(str(error)) from error
 
 

@@ -95,7 +95,7 @@ KINDS: Final = {
     "structure": "an object",
     "blob": "bytes",
 }
-"""Description of each value type, by botocore's type name."""
+"""Words that error sentences use for each value type, by botocore's name of the type."""
 
 
 def unknown(field: str) -> str:

@@ -23,7 +23,7 @@ class UnknownVersion(ProtocolError):
 
 
 class OversizedMessage(ProtocolError):
-    """The message is longer than the limit for its kind."""
+    """The message is longer than the limit for its class of messages."""
 
 
 class MalformedMessage(ProtocolError):

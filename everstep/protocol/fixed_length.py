@@ -11,9 +11,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-"""A digest of `everstep.protocol.slot` (xxh3-128), or a layout hash: 16 bytes."""
+"""An xxh3-128 digest as in `everstep.protocol.slot`, or a layout hash: 16 bytes."""
 Sha256: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""A SHA-256 digest, or a proof that is computed with it: 32 bytes."""
+"""A SHA-256 digest, or an HMAC-SHA256 proof of a key: 32 bytes."""
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """Random bytes that make a session unique: 32 bytes."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]

@@ -54,7 +54,7 @@ class PartsHasher:
             view = view[len(taken) :]
 
     def hexdigest(self) -> str:
-        """Return the digest of all bytes; call it once."""
+        """Return the digest of all bytes. Call this once, after the last `update`."""
         self._end_part()
         return self._whole.hexdigest()
 
@@ -88,7 +88,10 @@ class SharedObject(msgspec.Struct, frozen=True):
     """An S3 object with tensors of several shards: a frozen object or a replicated object."""
 
     key: str
-    """Ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`. The bucket is the manifest's."""
+    """Key of the object, which ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`.
+
+    The object is in the manifest's bucket.
+    """
     object_bytes: int
     sha256: str
     """SHA-256 of the whole object, hexadecimal."""
@@ -109,7 +112,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     frozen: tuple[SharedObject, ...] = ()
     """Objects in other folders that the checkpoint's shards need: tensors that training does not change, by SHA-256."""
     replicated: tuple[SharedObject, ...] = ()
-    """Objects in the checkpoint's folder with tensors that several ranks hold, by SHA-256."""
+    """Objects in the checkpoint's folder with tensors that are equal on several ranks, sorted by SHA-256."""
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
@@ -187,7 +190,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
+        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version not in (1, 2, 3):
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")

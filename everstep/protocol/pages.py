@@ -15,7 +15,7 @@ import mmap
 PIECE_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-"""Advice number for madvise(2), available since Linux 5.14."""
+"""Number of an advice of madvise(2) that allocates pages for writing. It is available since Linux 5.14."""
 
 # Use ctypes, because its calls release the GIL and mmap.madvise does not.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -23,7 +23,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def populate(address: int, size: int, *, is_written: bool, piece_bytes: int = PIECE_BYTES) -> bool:
-    """Allocate the pages of a range now.
+    """Allocate all memory pages of an address range now, before their first use.
 
     Call this in a background thread. The call takes about as long as copying the range: 0.1 to 1 s per GiB of unused
     memory.

@@ -95,12 +95,12 @@ def holder_of(owner: Rank) -> Rank:
 
 
 def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank, ...]:
-    """Return the members of a share's stripe, in the order of their ranks."""
+    """Return the ranks of a share's stripe, ascending: the holder and the members whose shards the share contains."""
     return tuple(sorted([holder, *(each.rank for each in contributions)]))
 
 
 def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
-    """Return the index of a share's payload."""
+    """Encode the index of a share's payload, which names the shards in the share."""
     return msgspec.msgpack.encode(sorted(contributions, key=lambda each: each.rank))
 
 

@@ -96,7 +96,7 @@ def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, star
 
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""(offsets, sizes) of a box."""
+"""A box of a logical tensor as (offsets, sizes), one number per dimension."""
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:

@@ -79,7 +79,7 @@ class Open(Message, frozen=True):
 
 
 class Challenge(Message, frozen=True):
-    """The listener's proof that it holds the generation's key, and the listener's challenge to the dialler."""
+    """The listener's proof that it has the generation's key, and a nonce for the dialler's own proof."""
 
     node_id: NodeId
     nonce: Nonce
@@ -87,7 +87,7 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The dialler's proof that it holds the generation's key, computed from the listener's nonce.
+    """The dialler's proof that it has the generation's key, computed from both nonces.
 
     The listener replies with `Accepted` or `Refused`.
     """
@@ -172,7 +172,7 @@ class ShardDigests(Message, frozen=True):
 
     transfer: int
     first: int
-    """Index of the first of these chunks."""
+    """Index of the first announced chunk within the shard."""
     chunk_digests: bytes
     """Digests of the chunks, in the format of `everstep.protocol.slot`."""
 
@@ -231,9 +231,9 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
     transfer: int
     reason: str
     is_damaged: bool = False
-    """True if chunks still fail verification after every retransmission.
+    """True if chunks failed verification again after every retransmission.
 
-    In this case the owner's copy of the shard may be damaged.
+    The owner's copy of the shard may then be damaged.
     """
 
 
@@ -246,7 +246,7 @@ class HolderInventory(Message, frozen=True):
 
     owner_rank: Rank
     sealed: tuple[tuple[Generation, Step, Digest], ...]
-    """Entries of (origin generation, step, digest)."""
+    """One entry per sealed copy: (origin generation, step, digest)."""
 
 
 class FetchShard(Message, frozen=True):
@@ -356,7 +356,7 @@ class TensorsDivided(Message, frozen=True):
     Empty if the coordinator's agent divided the step's tensors without this offer.
     """
     writes: tuple[int, ...] = ()
-    """Numbers of the objects that the owner writes."""
+    """Numbers of the objects that this owner uploads to S3."""
 
 
 PeerMessage = (

@@ -41,7 +41,7 @@ SourceKind = Literal["local", "peer", "parity", "s3"]
 
 
 class SlotRecord(Message, frozen=True, omit_defaults=True):
-    """One complete and verified shard or share in a node's memory (a sealed slot), as the node reports it."""
+    """A node's report about one sealed slot: a complete and verified shard or share in its memory."""
 
     owner_rank: Rank
     """The rank that owns the shard; `share_owner` of the holder's rank for a share of parity."""
@@ -257,7 +257,7 @@ class CheckpointPlan(Message, frozen=True):
     """Duration of the last upload of an earlier generation, in seconds; 0 if none was measured."""
     snapshots: Snapshots = Snapshots.EVERY_STEP
     is_blocking: bool = False
-    """Whether ranks wait after the commit of a checkpoint's step until all shards are in S3."""
+    """True if ranks wait, after the commit of a checkpoint's step, until S3 has all shards of the step."""
 
 
 class Timeouts(Message, frozen=True):

@@ -137,7 +137,7 @@ class Standing(IntEnum):
 
 
 class StopState(IntEnum):
-    """Whether all ranks will stop at the same step.
+    """The state of an agreed stop, in which all ranks stop at the same step.
 
     - NONE: no stop is announced, or the stop was withdrawn.
     - ANNOUNCED: each rank answers whether it can still stop at the step, and waits if it reaches the step.
@@ -164,7 +164,7 @@ class Vote(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentHalf:
-    """The half of the shared-memory page that the agent writes. The rank reads it, and the agent after a restart."""
+    """The half of the shared-memory page that the agent writes. The rank reads it. A restarted agent reads it, too."""
 
     generation: int
     committed: int = NONE
@@ -223,7 +223,8 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         (sequence,) = _SEQUENCE.unpack_from(page, offset)
         start = _place(offset, sequence)
         body = bytes(page[start : start + size])
-        # If the sequence number changed, the writer may have started to overwrite this position.
+        # Use the content only if the sequence number is unchanged. Otherwise the writer may have started to overwrite
+        # it.
         if _SEQUENCE.unpack_from(page, offset) == (sequence,):
             return body
     return None
@@ -334,7 +335,7 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
             limit,
             first_passed,
         )
-    except ValueError:  # The script overwrote the page.
+    except ValueError:  # The half contains invalid values, because the script overwrote the page.
         return None
 
 
@@ -412,7 +413,7 @@ class FetchShard(Message, frozen=True):
 
 
 class FetchedShard(Message, frozen=True):
-    """The agent's answer to `FetchShard`.
+    """The agent's answer to `FetchShard`: the path of the shard's slot, or the reason of a failure.
 
     The slot with the shard does not change until the rank has finished its next step.
     """

@@ -51,7 +51,7 @@ class RankRound(Message, frozen=True):
     confirmed_stop: Step = Step(-1)
     """Step of the newest confirmed stop that the rank's agent has received; -1 if it has received none."""
     heard_stop: Step = Step(-1)
-    """Step of the newest announced stop that the rank's agent has received, confirmed or not."""
+    """Step of the newest stop that the rank's agent has received, whether the stop is confirmed or only announced."""
     pinned_steps: tuple[Step, ...] = ()
     """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
     held_step: Step = Step(-1)
@@ -71,7 +71,7 @@ class NodeReport(Message, frozen=True):
 
     node_id: NodeId
     term: int
-    """Highest term of a coordinator from which the node has received an announcement."""
+    """The highest term in any announcement that the node has received from a coordinator."""
     sequence: int
     ranks: tuple[RankRound, ...]
 

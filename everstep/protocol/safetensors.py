@@ -46,7 +46,7 @@ from everstep.protocol.slot import (
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
-"""Limit of a header in the safetensors library, in bytes."""
+"""Maximum size of a header in bytes that the safetensors library accepts."""
 MAX_EXTRA_GAPS = 4
 """Number of gaps that a payload may have in addition to one gap per tensor.
 
@@ -203,7 +203,7 @@ class Restore:
 
 
 def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
-    """Return the tensors in the order of their data in the slot and the object."""
+    """Return the tensors in the order in which the slot and the object contain their data."""
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
@@ -290,7 +290,7 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Return the source of each byte of the payload that an object contains.
+    """Parse an object's header, and return the source of each byte of the payload that a restore writes.
 
     Args:
         header: the JSON header without its length field.

@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """The connection to systemd. A process creates it once at its start, before it starts other processes."""
+    """The connection of this process to systemd.
+
+    A process creates it once at its start, before it starts other processes.
+    """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
         """Read systemd's variables, and remove them from the environment.

@@ -38,7 +38,7 @@ class SharedLists:
         """The lists of the last report, by digest."""
 
     def shorten(self, report: AgentReport) -> AgentReport:
-        """Return the report that the agent sends.
+        """Return the report with digests in place of lists that the receiver already has.
 
         The caller must send every returned report on the connection, in the order of the calls.
         """
@@ -61,7 +61,7 @@ class SharedLists:
         return result
 
     def complete(self, report: AgentReport) -> AgentReport:
-        """Return the report as it was before `shorten`.
+        """Return the report with all lists, as it was before the sender called `shorten`.
 
         Args:
             report: the next report of the connection.

@@ -390,7 +390,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         msgspec.DecodeError,
         UnicodeDecodeError,
     ) as error:
-        # msgspec raises UnicodeDecodeError for a key that is not UTF-8.
+        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
         raise CorruptSlot(f"the slot index cannot be decoded: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index has the unsupported version {index.version}")

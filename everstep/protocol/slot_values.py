@@ -33,7 +33,7 @@ _decoder = msgspec.msgpack.Decoder(SlotValues)
 
 
 def pretrained_of(values: bytes) -> dict[str, str]:
-    """Return `SlotValues.pretrained` of packed values. Empty if the values have another format."""
+    """Return the field `pretrained` of encoded `SlotValues`. Empty if the values have another format."""
     try:
         return _decoder.decode(values).pretrained
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -157,7 +157,7 @@ class AgentLink(Protocol):
         """
 
     def let_go(self) -> None:
-        """Send the messages that `hold` queued. Safe from any thread."""
+        """Send the messages that `hold` has queued. Safe from any thread."""
 
     def wait(self, seconds: float) -> None:
         """Wait until the agent sends a message, for at most `seconds`."""
@@ -230,7 +230,8 @@ class UnixAgentLink:
         self._welcome_seconds = welcome_seconds
         self._clock = clock
         self._open_socket = open_socket
-        self._lock = threading.RLock()  # The training thread, the copier and the metrics thread all send.
+        # Needed because the training thread, the copier and the metrics thread all send messages.
+        self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._is_new = True
         """True until the agent has sent its first message on the present connection."""
@@ -472,7 +473,8 @@ class UnixAgentLink:
                 for message in self._messages():
                     self._take(message)
             except (ProtocolError, OSError):
-                self._disconnect()  # The message has an invalid format, so start a new connection.
+                # Close the connection after a message with an invalid format. A later call opens a new connection.
+                self._disconnect()
                 return
 
     def _messages(self) -> list[AgentToRank]:

@@ -71,7 +71,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Return the plan for these tensors.
+        """Make a new plan for the present tensors of the state.
 
         Args:
             tensors: every tensor of the state, in canonical order.
@@ -194,7 +194,7 @@ class SlotMemory:
 
 
 def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return the tensor at `entry` of a payload, as a view.
+    """Return the tensor that an index entry describes, as a view of the payload.
 
     Args:
         payload: uint8[capacity_bytes].

@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 
 class CopyTicket:
-    """A started copy, with methods to wait for its stages."""
+    """A started copy. Its methods wait until the sources may change, or until the copy has ended."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -130,7 +130,7 @@ class Copier(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for the started copies and end the copier."""
+        """Wait until all started copies have ended, and end the copier's thread."""
 
 
 class CopierThread:

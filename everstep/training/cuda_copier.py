@@ -123,7 +123,7 @@ class Device(Protocol):
         ...
 
     def new_event(self) -> Event:
-        """Return an event without timing."""
+        """Return a new CUDA event that records no times."""
         ...
 
     def wait(self, stream: Any, event: Event) -> None:
@@ -135,18 +135,18 @@ class Device(Protocol):
     def gather(
         self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
     ) -> None:
-        """Enqueue the work of `gather_now` on the current stream."""
+        """Enqueue a call of `gather_now` on the current stream."""
 
     def buffer(self, size: int) -> torch.Tensor:
-        """Return memory of the device, uint8[size]."""
+        """Allocate device memory, uint8[size]."""
         ...
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return pinned host memory, uint8[size]."""
+        """Allocate pinned host memory, uint8[size]."""
         ...
 
     def register(self, address: int, size: int) -> bool:
-        """Register host pages with the driver. Return whether the driver accepted them."""
+        """Register host memory with the driver, which makes copies faster. Return whether the driver accepted it."""
         ...
 
     def unregister(self, address: int) -> None:
@@ -273,7 +273,7 @@ class _Registered:
 
 @dataclass(slots=True)
 class _Mark:
-    """An event, and the progress of the copy when the stream reaches the event."""
+    """An event in the copier's stream, and the progress that the copy has made when the stream reaches the event."""
 
     event: Event
     complete_count: int = 0
@@ -448,7 +448,7 @@ class CudaCopier:
         self._thread.put(device.enter_thread)
 
     def copy(self, copies: Copies) -> None:
-        """Copy on the training stream itself.
+        """Copy tensors on the training thread's own stream, instead of the copier's stream.
 
         Later work of this stream, and the copies of the next `start`, run after this copy.
         """

@@ -155,7 +155,8 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
         index = unpack_index(memory[begin : begin + header.index_bytes], header.index_offset)
         values = decode_values(index.values)
         facts = decode_facts(values.facts)
-    except (OSError, ValueError, ProtocolError) as error:  # ValueError includes msgspec's errors.
+    except (OSError, ValueError, ProtocolError) as error:
+        # Catch ValueError, because msgspec's errors are subclasses of it.
         raise RestoreMismatch(f"the slot {path} cannot be read: {error}") from error
     if digest(values.facts) != header.layout_hash:
         raise RestoreMismatch(f"the layout hash in the header of the slot {path} is not that of its facts")

@@ -54,7 +54,7 @@ It returns the intervals of network use and the marked ends of iterations, on on
 
 
 class Trace(Protocol):
-    """Records when the network is in use."""
+    """Interface of a recorder that records when this rank uses the network."""
 
     def begin(self) -> bool:
         """Start to record. Return False if a recording cannot start now."""
@@ -118,7 +118,7 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start a profile if none exists, or if the duration of iterations has changed."""
+        """Start a recording if there was none yet, or if the duration of iterations has changed since the last one."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS
@@ -153,7 +153,7 @@ class TorchTrace:
     """
 
     def begin(self) -> bool:
-        """Start to record, unless another profiler runs (see `Trace`)."""
+        """Start to record, unless the script runs its own profiler (see `Trace.begin`)."""
         if _is_somebody_profiling() or _profiler_enabled():
             return False
         try:
@@ -169,14 +169,14 @@ class TorchTrace:
         return True
 
     def mark(self) -> bool:
-        """Add a range of zero length to the recording (see `Trace`)."""
+        """Mark the end of an iteration by a range of zero length (see `Trace.mark`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return False
         with torch.profiler.record_function(BOUNDARY):
             return True
 
     def end(self) -> Read:
-        """End the recording (see `Trace`)."""
+        """End torch's profiler, and return a function that reads the recording (see `Trace.end`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return lambda: ([], [])
         return partial(_read, _disable_profiler())

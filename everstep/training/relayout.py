@@ -120,7 +120,7 @@ class Relaid:
     other_values: Tree
 
     def adapters(self) -> Tree:
-        """Return the values for each adapter's `load`."""
+        """Return the converted values for the adapters' `load`, one item per adapter."""
         return self.adapter_values
 
     def others(self) -> Tree:
@@ -205,9 +205,9 @@ class _Piece:
     """The elements that are both in a box of a mapped shard and in a box of this rank."""
 
     source: torch.Tensor
-    """View of the mapped shard."""
+    """The common elements, as a view of the mapped shard."""
     part: TensorPart
-    """The box of this rank."""
+    """The box of this rank's tensor that receives the elements."""
     offsets: tuple[int, ...]
     """Position of the common elements within `part`."""
 
@@ -244,7 +244,7 @@ class _Reads:
 
 
 class _Cover:
-    """Plans which elements of the mapped shards are copied into which tensors of this rank.
+    """Plans the copies from mapped shards of earlier ranks into the tensors of this rank.
 
     Args:
         earlier: the shards of earlier ranks that this rank has mapped so far; more may follow.

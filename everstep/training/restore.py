@@ -232,7 +232,7 @@ class _Tensors(SavedTensors):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected content of the slot to restore from: run, rank, step, and the facts about models and optimizers."""
+    """The run, rank, step and facts about models and optimizers that the slot to restore from must have."""
 
     run: RunId
     rank: Rank
@@ -293,7 +293,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         named: the agent's message about the snapshot to restore.
         memory: mapping of the whole slot, header included.
         arrival: waits for the parts of the payload that have not arrived yet.
-        expected: identity and layout that the slot must have.
+        expected: run, rank, step and facts that the slot must have.
 
     Returns:
         The snapshot. Its tensors are views of memory that only this process writes.
@@ -308,7 +308,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         index_begin = HEADER_BYTES + place.index_offset
         index = unpack_index(memory[index_begin : index_begin + place.index_bytes], place.index_offset)
         values = _SLOT_VALUES.decode(index.values)
-    except (ValueError, ProtocolError) as error:  # ValueError includes msgspec's errors.
+    except (ValueError, ProtocolError) as error:  # Catch ValueError, because msgspec's errors are subclasses of it.
         raise RestoreMismatch(f"the slot {named.base_slot_path} cannot be read: {error}") from error
     if values.facts != encode_facts(expected.facts)[0]:
         raise RestoreMismatch(
@@ -320,12 +320,12 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
 
 
 def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> None:
-    """Check that a slot is sealed and has the expected identity and layout.
+    """Check that a slot is sealed and has the expected run, rank, step and layout.
 
     Args:
         named: the agent's message about the snapshot to restore.
         memory: mapping of the whole slot, header included.
-        expected: identity and layout that the slot must have.
+        expected: run, rank, step and layout that the slot must have.
 
     Raises:
         RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the

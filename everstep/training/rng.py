@@ -30,8 +30,8 @@ Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomS
 States: TypeAlias = list[Tree]
 """States of several generators.
 
-The first item contains the states of all generators of the process. Each further item contains the state of one
-generator that an object holds.
+The first item contains the states of all generators of the process. Each further item contains the state of one other
+generator, such as an attribute of a sampler.
 """
 
 SEARCH_DEPTH = 4
@@ -102,7 +102,7 @@ def seed_on_host(number: int, generators: Iterable[Generator]) -> None:
 
     Args:
         number: the seed, 64 bits.
-        generators: further generators, which objects hold.
+        generators: further generators, such as attributes of a dataset.
     """
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -200,7 +200,7 @@ def set_states(generators: Sequence[Generator], states: States) -> None:
 
 
 def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> None:
-    """Set one generator to a state that `states` returned.
+    """Set the process's generators, or one other generator, to a state that `states` returned.
 
     Args:
         generators: the generators that `states` was called with.
@@ -270,7 +270,7 @@ def _draw_seed(generator: Generator) -> int:
 
 
 def generator_state(generator: Generator) -> Tree:
-    """Return a generator's state as a tree."""
+    """Return the state of one generator as a state tree."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):

@@ -23,7 +23,7 @@ The size is limited, because the script's signal handlers wait while the copies 
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):
-    """A snapshot's tensors by name. Reading a tensor may wait for its bytes.
+    """A snapshot's tensors by name. Reading a tensor may wait until the agent has received and verified its bytes.
 
     Args:
         gathered_bytes: the copies are collected until they have this total size, and then executed together.

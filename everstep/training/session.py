@@ -110,7 +110,7 @@ NOT_COMPILED = (
 In all other cases, torch.compile breaks the graph where the guard is called, so the guard runs in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Exceptions that mark the end of an iterator."""
+"""Exceptions by which Python marks the end of an iterator or generator."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -382,7 +382,7 @@ class TrainingSession:
         return Control(self._boundary, self._is_stopped)
 
     def fence(self) -> None:
-        """Wait for the running copy of the state.
+        """Wait until the background copy of the state has ended.
 
         Call this before the script changes registered state outside an optimizer step, for example for weight clipping
         or swapped averages.
@@ -669,7 +669,9 @@ class TrainingSession:
     def _read(
         self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
-        """Return this rank's mapped slot and snapshot, or the reason why the snapshot is unusable.
+        """Map and check the slot to restore from.
+
+        Return the mapping and the snapshot, or the reason why it is unusable.
 
         At step 0, nothing is restored, so there is neither a snapshot nor a reason.
         """

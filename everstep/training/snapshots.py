@@ -63,9 +63,9 @@ costs as much time as it saves. A rank with few cores reports no progress, becau
 the copier's core, delay the commit and block training.
 """
 ASK_AGAIN_BOUNDARIES = 100
-"""Number of steps between two checks of a state for which the agent refused slots.
+"""Number of steps after which the rank requests slots again if the agent refused them.
 
-The state may have become small enough for the node's memory.
+Meanwhile, the state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
 """Limit in bytes for the part of a snapshot that is copied right at the boundary.
@@ -158,7 +158,7 @@ class _Verdict:
         return self._changed or ()
 
     def fail(self, error: BaseException) -> None:
-        """Drop the snapshot because the check at the guard failed."""
+        """Abandon the snapshot, because the check at the guard raised an error."""
         with self._lock:
             self._error = self._error or error
         self._conclude()
@@ -398,7 +398,7 @@ class Snapshotter:
             self.abandon(step, abandoned)
 
     def _capture(self, capture: _Capture) -> str:
-        """Start the capture, or return the reason why it is impossible."""
+        """Start the capture and return an empty text, or return the reason why the capture is impossible."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = self._plan_for(observed)
@@ -643,7 +643,7 @@ class Snapshotter:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
-        except Exception as error:  # Methods of the script's objects may raise any error.
+        except Exception as error:  # Catch any error, because methods of the script's objects may raise any class.
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:

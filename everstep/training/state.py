@@ -131,7 +131,7 @@ class RankState:
         return self._modules
 
     def companions(self) -> Sequence[object]:
-        """Return all objects with their own `state_dict`.
+        """Return all objects whose `state_dict` a snapshot contains.
 
         These are the script's objects and the frameworks' schedulers.
         """
@@ -251,7 +251,7 @@ class RankState:
         self._kept = self._kept or self._passing()
 
     def end_step(self) -> None:
-        """Start a new step. The session calls this after every finished step."""
+        """Record that a step is finished. The session calls this after every step."""
         self._kept = None
         for adapter in self.adapters:
             adapter.end_step()

@@ -83,7 +83,7 @@ class EncodedTree:
 
 
 def encode(tree: Tree, path: str) -> EncodedTree:
-    """Return `tree` as bytes, and its large tensors. Called at every captured boundary.
+    """Encode a tree as bytes, and return the bytes and the tree's large tensors. Called for every snapshot.
 
     Args:
         tree: values of the types that the module's docstring lists.
@@ -101,7 +101,7 @@ def encode(tree: Tree, path: str) -> EncodedTree:
 
 
 def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
-    """Return the tree that `encode` turned into `data`.
+    """Decode the tree that `encode` encoded as `data`.
 
     Args:
         data: `EncodedTree.data`.
@@ -169,7 +169,7 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_dense(tensor: torch.Tensor, path: str) -> None:
-    """Reject a tensor that is not dense memory.
+    """Raise an error if a tensor is not dense memory.
 
     Args:
         tensor: a tensor that a snapshot would contain.

@@ -53,7 +53,7 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
     Returns:
         The wrapped function.
     """
-    # torch declares a wider return type for `disable`.
+    # Cast, because torch declares a wider return type for `disable`.
     return cast("Callable[P, R]", torch.compiler.disable(function, reason=reason))  # type: ignore[no-untyped-call]
 
 
@@ -228,7 +228,7 @@ _watches: tuple[StepWatch, ...] = ()
 """
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
-"""Wrapped classes, each with its original `step`."""
+"""Classes of schedulers and scalers whose `step` is wrapped, each with its original `step`."""
 
 
 def _open(watch: StepWatch) -> None:

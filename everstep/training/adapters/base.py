@@ -196,7 +196,7 @@ class Adapter(Protocol):
         ...
 
     def modules(self) -> Sequence[torch.nn.Module]:
-        """Return the root modules."""
+        """Return the root modules that the script registered."""
         ...
 
     def steps_made(self) -> int | None:
@@ -291,7 +291,7 @@ class NamedOptimizer:
 
     @property
     def prefix(self) -> str:
-        """Common prefix of the names of the optimizer's tensors."""
+        """Prefix of the names of all tensors of this optimizer."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
@@ -311,7 +311,8 @@ class NamedOptimizer:
         # Pass the owners too. The name of a state tensor contains its parameter, so a tensor that moved to another
         # parameter needs a new name.
         owners = list(self.optimizer.state)
-        # torch's optimizers key their state by parameter. A custom optimizer may keep shared state under a string key.
+        # Collect shared state: torch's optimizers key their state by parameter, but a custom optimizer may also use
+        # string keys.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
@@ -342,7 +343,7 @@ class NamedOptimizer:
         return found
 
     def expect_restore(self) -> Arena | None:
-        """Reserve memory for state that does not exist yet.
+        """Reserve memory for optimizer state that does not exist before the first step.
 
         Return None if no state is missing, or if the missing state cannot be predicted.
         """
@@ -366,7 +367,7 @@ class NamedOptimizer:
                 is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
                 shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
             if not local.numel():
-                # Empty tensors are part of the state, although no shard lists a box (piece) of them.
+                # Add empty tensors. They are part of the state, although no shard lists a box (piece) of them.
                 empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
                 if entries:
                     empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
@@ -653,7 +654,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
             f"Everstep does not know whether {path} restores bit-identically. If it keeps all state in `state`, pass "
             f"trusted_optimizers=({kind.__qualname__},)",
         )
-    # Apex keeps master weights in its own lists, outside `state`.
+    # Reject master weights of Apex, which keeps them in its own lists, outside `state`.
     if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
         raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights outside of the snapshot")
 
@@ -703,7 +704,7 @@ def qualified_name(kind: type) -> str:
 
 
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself.
+    """Return the tensor itself as its local memory.
 
     Without sharding, this rank holds the whole tensor in its own memory.
     """

@@ -91,7 +91,7 @@ class Buffers:
     def check(self) -> None:
         """Check that buffers registered after `init` can be copied as bytes.
 
-        The adapter calls this at every captured boundary, after `observe`.
+        The adapter calls this for every snapshot, after `observe`.
 
         Raises:
             CannotResume: a buffer cannot be copied. The error names the buffer.

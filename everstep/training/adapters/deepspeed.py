@@ -187,7 +187,7 @@ class DeepSpeedAdapter:
             ]
             if (
                 state.tensor.dim() == 0
-            ):  # A scalar, such as the count of steps, belongs to all parameters of the master weight.
+            ):  # A scalar, such as the count of steps, is one value for all parameters of the master weight.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
                 # Without one state element per element of the master weight, the parameters' places in the state are
@@ -433,7 +433,7 @@ def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def deepspeed_version() -> str:
     """Return the version of the installed DeepSpeed. Call this only if an engine exists."""
-    import deepspeed  # An engine exists, so DeepSpeed is installed.
+    import deepspeed  # Import here, because DeepSpeed is certainly installed only if an engine exists.
 
     return str(deepspeed.__version__)
 

@@ -26,7 +26,7 @@ REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    # Read the attribute, because to_local() returns a view with autograd history.
+    # Read the private attribute, because to_local() returns a view with autograd history.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

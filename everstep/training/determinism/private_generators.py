@@ -29,7 +29,7 @@ It skips longer containers, because they usually hold samples.
 
 
 def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
-    """Return the generators that the script can reach, by the path of a variable.
+    """Return the random generators that the script can reach and that no snapshot contains.
 
     Args:
         kept: the generators that snapshots contain, besides the global generators of the process.
