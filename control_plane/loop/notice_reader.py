@@ -2,9 +2,9 @@
 
 Each event also triggers a poll of AWS.
 
-A notice announces that an instance will end. The reader deletes a message from the queue after it has stored the
-notice, or after it has recorded that the message is invalid. If the server crashes before the deletion, the queue
-delivers the message again, without a further effect.
+A notice announces the end or the interruption of an instance. The reader deletes a message from the queue after it has
+stored the notice, or after it has recorded that it cannot process the message. If the server crashes before the
+deletion, the queue delivers the message again, without a further effect.
 
 A server that stops does not wait for the end of its long poll, because its leases and port must be free immediately.
 The queue delivers messages of the abandoned poll again.

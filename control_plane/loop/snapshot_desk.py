@@ -3,8 +3,9 @@
     hold, read         ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
                        ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)
 
-A *hold* is an agent's promise to keep the snapshots of one step while a client reads them. An agent may execute the
-same request twice without harm. A caller that received no answer therefore repeats the request with another request id.
+While an agent keeps the snapshots of one step in memory for a client that reads them, its node has a *hold*. An agent
+may execute the same request twice without harm. A caller that received no answer therefore repeats the request with
+another request id.
 
 Invariant: only the node that received a request may answer it. The desk keeps no answer whose caller has left. All
 methods run on the server's event loop.
