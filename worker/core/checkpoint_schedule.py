@@ -33,8 +33,8 @@ from worker.core.rounds import NONE
 KEPT_SHARE = 0.8
 """Factor by which each further upload reduces the weight of the earlier measurements of the pace.
 
-With this factor, about the last five uploads determine the pace. One upload may last less than a step, so one
-measurement shows little.
+With this factor, about the last five uploads determine the pace. An upload may be shorter than a step, so the pace
+during one upload is not precise enough.
 """
 
 

@@ -94,12 +94,12 @@ def partition(
 ) -> tuple[ScheduledChunk, ...]:
     """Fit the copies of a snapshot into the idle spans of one iteration, chunk by chunk.
 
-    The code differs from the printed algorithm in four points, each with a test:
+    The code differs from Algorithm 2 of the GEMINI paper in four points, each with a test:
 
     - The cost of a chunk depends on the chunk's own size (`Link.seconds`).
     - The number of copies is a parameter.
-    - A span that is too short for one byte is skipped. The printed algorithm loops for ever.
-    - The unbounded span for the remaining chunks follows the last profiled span. The printed algorithm replaces that
+    - A span that is too short for one byte is skipped. The paper's algorithm loops for ever.
+    - The unbounded span for the remaining chunks follows the last profiled span. The paper's algorithm replaces that
       span.
 
     Args:

@@ -1,6 +1,6 @@
 """Queue of the values that rank 0 logs. The agent sends them repeatedly until the control plane confirms them. No I/O.
 
-A logged step is one call of the script's log function: an optimizer step with its values.
+A logged step is one `MetricPoint`: the values of one optimizer step, logged by rank 0 or measured by its agent.
 
 Invariant: the queue has at most `MAX_WAITING` logged steps. Every logged step has a number that is used only once. A
 dropped step leaves a gap in the numbers, which the receiver counts.

@@ -51,7 +51,7 @@ class Stripe:
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
-        """Return the chunk of the shard of `rank` that a row of the share of `holder` contains.
+        """Return the index of a chunk of the shard of `rank`: the chunk in row `row` of the share of `holder`.
 
         `holder` is another member of the stripe.
         """
@@ -110,7 +110,7 @@ class Missing:
     lost: Contribution
 
     def wanted(self, rank: Rank, payload_bytes: int, *, is_share: bool) -> frozenset[int]:
-        """Select the chunks of a survivor's shard or share that the rebuild of the lost shard needs.
+        """Select the chunks from which the lost shard is rebuilt, in the shard or the share of a surviving rank.
 
         Args:
             rank: the survivor.

@@ -397,8 +397,8 @@ class Coordinator:
     ) -> Coordinator:
         """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds).
 
-        The coordinator first proposes the restored step (the base). After a change of the number of ranks (a relayout),
-        it first proposes a step of the new generation instead.
+        The coordinator first proposes the base. After a change of the number of ranks (a relayout), it first proposes a
+        step of the new generation instead.
         """
         core = cls(
             world_size=world_size,
@@ -746,7 +746,7 @@ class Coordinator:
 
     @property
     def ends_exports(self) -> bool:
-        """True if agents must end an export, because its slot is needed for a checkpoint after AWS's notice."""
+        """True if agents must end the export of a snapshot, to free its slot for a checkpoint after AWS's notice."""
         return self.persist < self.urgent and self._is_full and any(each.held_step != NONE for each in self.ranks)
 
     @property

@@ -36,7 +36,7 @@ class Outstanding:
 
     helper: NodeId
     since: float
-    """Monotonic time of the request."""
+    """Monotonic time at which the owner requested the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,10 @@ FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""Factor by which the unlimited rate must exceed the rate before the limit, so that the sender measures it twice.
+"""Factor that shows that the link has become faster: the rate without a limit, divided by the earlier rate.
 
-Right after the limit is lifted, the kernel's timers and buffers distort the rate.
+The sender then measures the rate once more, because right after the limit is lifted, the kernel's timers and buffers
+distort it.
 """
 HELD_RATIO = 0.8
 """Fraction of the limit. A limited transfer below this fraction shows that the link has become even slower."""

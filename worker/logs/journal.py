@@ -385,7 +385,8 @@ def _write(path: Path, size: int, data: bytes) -> int:
 
     Args:
         path: the file.
-        size: length of the valid part. Bytes after it come from a failed write; they are overwritten or cut off.
+        size: length of the file's valid content. Bytes after it come from a failed write; they are overwritten or cut
+            off.
         data: bytes to append, all or nothing.
 
     Returns:

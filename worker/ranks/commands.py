@@ -76,7 +76,7 @@ class RankCommands:
 
         Args:
             command: the request of the control plane.
-            rank: the rank beside which the command runs. None if this rank does not run on this node; the command is
+            rank: the rank next to which the command runs. None if this rank does not run on this node; the command is
                 then refused.
         """
         if command.command_id in self._running:
@@ -137,11 +137,11 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command on the node of a rank, in the rank's cgroup.
+    """Run a command next to a rank: on its node, in its cgroup.
 
     Args:
         command: the request, with its time limit and stdin.
-        rank: the rank beside which the command runs.
+        rank: the rank next to which the command runs.
         environment: the environment inherited from the node; RANK and EVERSTEP_RANK_PID are added to it.
         user: the user that the command runs as; None means the agent's own user.
 

@@ -49,7 +49,7 @@ PREPARING_SECONDS = 0.1
 The interval must be far below the owner's holder deadline.
 """
 MAX_STREAMS = 64
-"""Maximum streams per session; further streams are rejected."""
+"""Maximum number of streams per session; further streams are rejected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -354,7 +354,7 @@ class ReplicaReceiver:
         await self._serve(session, None, lambda owner: self._give(session, owner))
 
     async def supply(self, session: Session, work: Callable[[Streams], Coroutine[object, object, None]]) -> None:
-        """Run work that sends chunks over the streams of a session. On return, all streams are closed.
+        """Run `work`, which sends chunks to the peer over the streams of a session. On return, all streams are closed.
 
         Args:
             session: an authenticated session whose dialler opens streams.

@@ -130,8 +130,9 @@ class RoundMember:
             dial: opens a round session to a node.
             patience_seconds: time for which the node tries to reach only its parent. After that, it also tries the
                 nodes above the parent.
-            is_restarted: True if an earlier agent process of this node took part. It may have received newer
-                announcements than the parent. The first announcement must then come from the coordinator itself.
+            is_restarted: True if an earlier agent process of this node took part in these rounds. That process may have
+                received newer announcements than the parent. The first announcement must then come from the coordinator
+                itself.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 

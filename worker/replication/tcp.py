@@ -695,7 +695,7 @@ class PeerListener:
         if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
             await session.send(Refused(reason="the key does not match"))
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
-        # The agent has promised a higher generation since the handshake began.
+        # The agent has promised a higher generation after the handshake had begun.
         if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
         await session.send(Accepted(addresses=self.addresses))

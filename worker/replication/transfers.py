@@ -75,7 +75,7 @@ payload's verified prefix. The index and the digests are verified before the fir
 
 
 class ShardRejected(PeerError):
-    """Raised if a shard cannot be sealed on this node.
+    """Raised if a received shard cannot be sealed on this node.
 
     The transfer was cancelled, or the data does not match its digest.
     """
