@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from control_plane.api.deps import Services
+from control_plane.api.peers import Peers
 from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
 from control_plane.db import tokens
@@ -91,7 +92,9 @@ class Served:
         services: Services = app.state.services
         # The application created its own registry of connected agents. The registry of the simulated agents replaces
         # it.
-        app.state.services = replace(services, registry=self._past.registry)
+        registry = self._past.registry
+        peers = Peers(services.database, registry, services.peers.key)
+        app.state.services = replace(services, registry=registry, peers=peers)
 
     def fall_silent(self) -> None:
         """Stop the server, as in an outage. The server keeps its data, and `serve` starts it again."""
