@@ -177,6 +177,7 @@ OF_ANY_LENGTH = {
     "CommandEnded": {"stdout", "stderr"},
     "ObjectHeader": {"data"},
     "Open": {"session"},
+    "PeerCertificate": {"authority", "certificate"},
     "PrintedLines": {"lines"},
     "RunCommand": {"stdin"},
     "ShardDigests": {"chunk_digests"},
