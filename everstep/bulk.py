@@ -260,7 +260,7 @@ class Helpers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored object."""
+    """An object that an upload has stored in S3."""
 
     etag: str
     """ETag without quotes."""
@@ -399,7 +399,7 @@ def put(
     connections: int = CONNECTIONS,
     on_stored: Callable[[int], None] = lambda _: None,
 ) -> Stored:
-    """Store an object. Pieces are not copied.
+    """Store an object in S3. The function does not copy the pieces of the object's content.
 
     Args:
         client: boto3 client for S3, prepared by `sign_bodies`.
@@ -436,7 +436,7 @@ def put(
 
 @contextmanager
 def begun(client: Any, place: Mapping[str, str]) -> Generator[Multipart]:
-    """Begin an upload, and abort it if the block raises an error.
+    """Begin a multipart upload, and abort it if the `with` block raises an error.
 
     Args:
         client: boto3 client for S3, prepared by `sign_bodies`.
@@ -476,7 +476,8 @@ def put_parts(
         connections: maximum number of parts in flight. The calling thread assembles one more part meanwhile.
         on_part: called in the part's thread when S3 has stored it. Not called for the parts of helpers.
         helpers: other processes that send parts of the upload; None if the caller sends all parts.
-        read: returns the pieces between two positions of the object again. Needed only with helpers.
+        read: returns the pieces between two positions of the object again. Needed only with helpers: the caller sends
+            each part that no helper has stored.
 
     Returns:
         The stored parts in the order of their numbers.
@@ -502,7 +503,7 @@ def put_parts(
                     raise errors[0]
 
         in_flight: set[Future[None]] = set()
-        numbers = count(1)  # Count without `enumerate`, because `enumerate` would keep a reference to the last part.
+        numbers = count(1)  # `enumerate` would keep the memory of the last part alive.
         for part in parts_of(until_error(), part_bytes, size):
             number = next(numbers)
             if helpers is not None and not helpers.claim(number):
@@ -530,7 +531,7 @@ def put_parts(
 
 
 def parts_of(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[Part]:
-    """Split a stream into parts of equal size; the last part may be smaller.
+    """Split an object's content into upload parts of equal size; the last part may be smaller.
 
     Args:
         pieces: content of the object, in order; not copied.
@@ -675,7 +676,7 @@ def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
         OtherRange: the answer contains a different range. The function has closed its body.
     """
     length, described = int(answer["ContentLength"]), answer.get("ContentRange")
-    if described is None and not begin:  # The answer contains the whole object.
+    if described is None and not begin:  # Without a range, the answer contains the whole object.
         return length, length
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", described or "")
     first, last, size = map(int, found.groups()) if found else (0, 0, 0)

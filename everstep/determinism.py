@@ -42,7 +42,7 @@ class Kind(StrEnum):
     """The kind of value whose digest an entry holds. The kinds are in the order in which they arise within a step."""
 
     RESTORED = "restored"
-    """State at the kept step: right after the restore in passes 2 and 3, right after the step in pass 1."""
+    """State at the step that pass 1 stored and passes 2 and 3 restored: right after this step or its restore."""
     ORDER = "order"
     """Indices that a sampler drew for one batch."""
     SAMPLE = "sample"
@@ -66,7 +66,7 @@ class Kind(StrEnum):
 
 
 class Pattern(StrEnum):
-    """The passes in which an entry differs. The module's docstring defines the patterns."""
+    """The passes of a determinism check in which an entry differs. The module's docstring defines the patterns."""
 
     RESTART = "restart"
     HASH = "hash"
@@ -93,7 +93,7 @@ class Source(StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One digest of a record."""
+    """The digest of one value that a rank recorded, such as a batch, a gradient or a state."""
 
     kind: Kind
     name: str
@@ -106,10 +106,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct):
-    """The digests of one pass of one rank."""
+    """The digests that one rank recorded in one pass of a determinism check."""
 
     kept_step: int
-    """The step whose snapshot passes 2 and 3 restore."""
+    """The step whose snapshot the second and third pass of the check restore."""
     steps: dict[int, list[Entry]] = msgspec.field(default_factory=dict[int, list[Entry]])
     """Entries by step number, beginning with the kept step.
 
@@ -125,7 +125,7 @@ class Record(msgspec.Struct):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The first difference between the passes of one rank."""
+    """The first difference between the passes (runs of the same steps) of one rank."""
 
     rank: int
     step: int
@@ -133,7 +133,7 @@ class Finding(msgspec.Struct, frozen=True):
     pattern: Pattern
     source: Source
     names: tuple[str, ...]
-    """Every entry of this kind and step that differs."""
+    """Names of all entries of this kind and step that differ."""
     calls: tuple[str, ...] = ()
     """Calls of the script that may cause the difference."""
     generators: tuple[str, ...] = ()
@@ -141,17 +141,17 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """The result of one rank, which the rank writes into its output directory as `REPORT`."""
+    """The result of a determinism check on one rank. The rank writes it into its output directory as `REPORT`."""
 
     rank: int
     world_size: int
     kept_step: int
-    """The step whose snapshot passes 2 and 3 restored."""
+    """The step whose snapshot the second and third pass of the check restored."""
     last_step: int
-    """The last step that all passes compared."""
+    """The last step whose records of all three passes the rank compared."""
     finding: Finding | None = None
     problem: str = ""
-    """The reason why the check has no result. Empty if it has one."""
+    """The reason why the check has no result on this rank. Empty if it has one."""
 
 
 _REPORTS: Final = msgspec.json.Decoder(RankReport)
@@ -173,7 +173,7 @@ def read_report(data: bytes) -> RankReport:
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of a check over all ranks."""
+    """The result of a determinism check over all ranks."""
 
     is_deterministic: bool
     source: Source | None
@@ -208,7 +208,7 @@ def compare(rank: int, passes: Sequence[Record], *, varies_hash: bool) -> Findin
 
 
 def conclude(reports: Sequence[RankReport]) -> Verdict:
-    """Return the verdict over the reports of all ranks.
+    """Return the verdict of a determinism check from the reports of all ranks.
 
     A difference spreads from one rank to all others within a step. The verdict therefore names the earliest difference
     in causal order, over all ranks.
@@ -258,7 +258,10 @@ def _finding(
     *,
     varies_hash: bool,
 ) -> Finding:
-    """Return the finding for a step's rows, of which the first one differs. A row holds one entry of each pass."""
+    """Return the finding about a step.
+
+    A row holds the entries of all passes for one value. The entries of the first row differ between passes.
+    """
     lead = next(entry for entry in rows[0] if entry is not None)
     alike = [row for row in takewhile(lambda row: _kind_of(row) == lead.kind, rows) if _differs(row)]
     pattern = _pattern(rows[0], varies_hash=varies_hash)

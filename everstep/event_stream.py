@@ -56,7 +56,7 @@ class Frame:
 
 
 def frames(lines: Iterable[bytes]) -> Iterator[Frame]:
-    """Yield the frames of a stream.
+    """Yield the complete messages (frames) of a stream of server-sent events.
 
     Args:
         lines: lines of the response body, with or without line ends.

@@ -67,7 +67,7 @@ def _from_answer(error: ClientError) -> ServiceFailed:
     answer = cast(Any, error.response)  # botocore's type does not declare the fields of this service.
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # The response comes from a proxy or from another service.
+    if not str(said.get("Code", "")).endswith("Exception"):  # A proxy or another service answered.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(

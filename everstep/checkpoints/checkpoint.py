@@ -237,7 +237,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:
-    """Return the number of elements in each contiguous run of a box (a run is contiguous in the whole tensor too)."""
+    """Return the number of elements of a box (a rectangular piece) that are contiguous in the whole tensor."""
     elements = 1
     for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
         elements *= size
@@ -247,7 +247,7 @@ def _run_elements(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[int]:
-    """Yield the position in the whole tensor where each contiguous run of a box begins, counted in elements."""
+    """Yield the first element, in the whole tensor, of each contiguous part of a box (a rectangular piece)."""
     inner = len(shape)
     while inner and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1

@@ -82,11 +82,11 @@ class CheckpointReader(StorageReader):
         """Do nothing, because each rank opens the checkpoint in `read_data`."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
+        """Return DCP's load plan of this rank unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
+        """Return DCP's load plans of all ranks unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

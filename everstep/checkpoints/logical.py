@@ -41,7 +41,7 @@ class LogicalTensor:
     """Name of the dtype in torch, for example `float32`."""
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-    """Boxes in the order of their offsets."""
+    """The rectangular pieces that ranks hold, in the order of their offsets in the tensor."""
 
     @property
     def bytes(self) -> int:
@@ -54,7 +54,7 @@ class Joined:
     """The whole parameters and optimizer states of a checkpoint, joined from the shards of all ranks."""
 
     tensors: dict[str, LogicalTensor]
-    """Complete tensors by name, in the order of the lowest rank's shard."""
+    """Complete tensors by name, in the order in which the shard of the lowest rank lists them."""
     incomplete: dict[str, str]
     """The reason why a tensor cannot be read, by the name of the tensor.
 
@@ -66,11 +66,11 @@ class Joined:
 def join(indexes: Mapping[int, SlotIndex]) -> Joined:
     """Join the shards of all ranks into logical tensors.
 
-    If several ranks hold the same box, the result uses the copy of the lowest rank. Ranks of a data-parallel group hold
-    equal parameters, but their buffers may differ, for example batch normalization statistics.
+    If several ranks hold the same box (piece of a tensor), the result uses the copy of the lowest rank. Ranks of a
+    data-parallel group hold equal parameters, but their buffers may differ, for example batch normalization statistics.
 
     Args:
-        indexes: the index of each rank's shard.
+        indexes: the index of each rank's shard, which lists the tensors in the shard.
 
     Returns:
         The complete tensors, and the reason why each other tensor is incomplete.
@@ -103,7 +103,7 @@ def join(indexes: Mapping[int, SlotIndex]) -> Joined:
 
 
 def _overlap(boxes: Sequence[Box]) -> bool:
-    """Return whether two boxes share an element.
+    """Return whether two boxes (rectangular pieces of one tensor) share an element.
 
     The search compares only boxes that overlap in the dimension with the most distinct offsets.
     """

@@ -70,7 +70,7 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
 
 @contextmanager
 def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Generator[None]:
-    """Renew a hold every `seconds` in a background thread until the `with` block ends."""
+    """Renew the hold on a step's slots every `seconds` in a background thread until the `with` block ends."""
     has_ended = threading.Event()
 
     def renew() -> None:

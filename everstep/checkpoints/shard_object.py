@@ -33,8 +33,8 @@ from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_r
 CACHED_CHUNKS: Final = 7
 """Number of chunks in the cache of a checkpoint.
 
-The cached chunks use 28 MiB if no shard exceeds 128 GiB. In each rank's shard, many small tensors share one chunk. The
-cache avoids a new read of this chunk for each tensor.
+The cached chunks use 28 MiB, or more if a shard exceeds 128 GiB, because its chunks are then larger. In each rank's
+shard, many small tensors share one chunk. The cache avoids a new read of this chunk for each tensor.
 """
 
 
@@ -215,7 +215,7 @@ def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, 
 
 
 def _shared_object(group: SharedGroup, shared: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
-    """Return the opened object with the tensors of a group.
+    """Return the opened S3 object that contains the tensors of a shared group.
 
     Raise CorruptCheckpoint if the manifest lacks the object or names another size.
     """

@@ -52,7 +52,7 @@ def saved(content: Any, tensor: torch.Tensor | None = None) -> Pieces:
 
 
 def size_of(pieces: Pieces) -> int:
-    """Return the number of bytes of a file."""
+    """Return the size in bytes of a file whose content `saved` returned as pieces."""
     return sum(len(piece) for piece in pieces)
 
 

@@ -24,7 +24,7 @@ def job_time(shown: Json) -> str | None:
 
 
 def ettr_words(shown: Json) -> str | None:
-    """Return both ratios of effective training time (ETTR), each with the time it refers to.
+    """Return the effective training time (ETTR) as two ratios: to the time with nodes, and to all time.
 
     Return None if the service reports no ratio.
     """

@@ -58,12 +58,12 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
     """Return the board after a successful poll of the jobs.
 
     Args:
-        board: the board after the previous poll; source of the paces.
+        board: the board after the previous poll, with the step rates of its jobs.
         jobs: summaries in the service's order.
         now: time of the poll, with a time zone.
 
     Returns:
-        A board with exactly these jobs. It drops the paces of other jobs.
+        A board with exactly these jobs. It drops the step rates of jobs that are not listed any more.
     """
     paces = {job["RunId"]: _pace(board.paces.get(job["RunId"]), job["Boundary"], now) for job in jobs}
     return replace(board, jobs=tuple(jobs), paces=paces, looked_at=now, trouble="")

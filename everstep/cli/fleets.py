@@ -328,7 +328,7 @@ def _spares(fleet: Json) -> str:
 
 
 def _roll(fleet: Json) -> str | None:
-    """Return the status and the progress of the fleet's newest roll as text."""
+    """Return as text the status and the progress of the newest replacement or reboot of all nodes of a fleet."""
     roll = fleet.get("Roll")
     if roll is None:
         return None

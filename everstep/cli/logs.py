@@ -122,7 +122,7 @@ def follow(
 
 
 def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
-    """Print log events: the ranks' stdout to stdout, their stderr and gaps to stderr.
+    """Print log events: the ranks' stdout to stdout, their stderr and notes about lost lines to stderr.
 
     Args:
         events: log events of GetLogEvents or FollowLogs.

@@ -178,7 +178,7 @@ def step(value: int | None) -> str:
 
 
 def to_do(action: Mapping[str, Any]) -> str:
-    """Return an action of an incident, or the advice for a held node, with its commands."""
+    """Return as text what a user can do about an incident or a held node, with the commands to run."""
     commands = [action["Command"], *action.get("FurtherCommands", [])]
     return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
 

@@ -9,7 +9,7 @@ from everstep.cli.output import Json, counted, protection_words, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
-    """Return a plan as names and values.
+    """Return the plan of a job that is not started yet as names and values.
 
     A value is None if the service cannot determine it for this fleet yet.
 

@@ -60,7 +60,7 @@ _TIMES: Final = (
 
 
 def rows(report: Mapping[str, Any], kind: RowKind) -> Sequence[Row]:
-    """Return one row per bucket, project, fleet, job or cause.
+    """Return one row per bucket (time interval), project, fleet, job or cause.
 
     The rows of jobs end with a row for the jobs that the report does not list, if there are any.
     """

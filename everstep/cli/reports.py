@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Period(StrEnum):
-    """Length of a bucket, as the command line names it."""
+    """Length of a bucket (a time interval of a report), as the command line names it."""
 
     HOUR = "hour"
     DAY = "day"

@@ -210,7 +210,7 @@ def _is_so(job: Mapping[str, Any], there: Mapping[str, Any], key: str, asked: An
 
 
 def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
-    """Return differences as table rows: the path of a field, and its value before and after.
+    """Return the differences of a job and a request as table rows: a field's path, and its value before and after.
 
     Args:
         job: the service's description of the job.

@@ -146,7 +146,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
     """Check the options of a trainer.
 
     Args:
-        trainer: the trainer, whose callbacks and strategy are complete.
+        trainer: the trainer, after Lightning has set up its callbacks and its strategy.
         module: the module that the trainer trains.
 
     Raises:
@@ -301,7 +301,7 @@ class Attachment:
         _replace(trainer._logger_connector, "log_metrics", self._log_metrics)
 
     def _begin(self, _: Callable[[], None]) -> None:
-        """Create the session, restore the step, and replace the loader.
+        """Create the session, restore the step that the agent names, and replace the training loader.
 
         Lightning calls this after it has prepared the loader.
         """
@@ -356,7 +356,7 @@ class Attachment:
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
         if self._is_over:
-            raise StopIteration  # Lightning then leaves the loop without the hooks that it runs at the end of an epoch.
+            raise StopIteration  # Makes Lightning leave the loop without its epoch-end hooks.
         assert self._batches is not None
         self._batches.end_epoch()
 

@@ -28,7 +28,7 @@ class LoopState:
     """The state of one trainer's loop, which the session registers.
 
     Args:
-        trainer: the trainer, whose callbacks may be `ExportableState`.
+        trainer: the trainer. The state includes its callbacks that inherit from transformers' `ExportableState`.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -89,7 +89,7 @@ class LoopState:
                     setattr(found, attribute, value)
 
     def apply_sums(self) -> None:
-        """Restore the running sums that the trainer's loop resets at its start.
+        """Restore the running sums, such as that of the losses, which the trainer's loop resets at its start.
 
         Does nothing if no step was restored.
         """
@@ -127,7 +127,7 @@ class LoopState:
 
 
 def is_of_trl(trainer: Any) -> bool:
-    """Return whether a trainer's class is a class of TRL, or inherits from one."""
+    """Return whether a trainer's class is a class of Hugging Face's library TRL, or inherits from one."""
     return any(each.__module__.partition(".")[0] == "trl" for each in type(trainer).__mro__)
 
 
@@ -157,5 +157,5 @@ class History:
 
     @staticmethod
     def decode(data: bytes) -> list[dict[str, Any]]:
-        """Return the entries of an encoded history."""
+        """Return the trainer's log entries from the bytes that `encode` returned."""
         return [json.loads(line) for line in zlib.decompressobj().decompress(data).splitlines()]

@@ -292,9 +292,9 @@ class Attachment:
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def begin(self, control: TrainerControl) -> None:
-        """Restore the running sums and whether training has ended.
+        """Restore the running sums, and the flag that is set if training has ended.
 
-        The callback calls this right after the loop reset both.
+        The callback calls this right after the trainer's loop has reset the sums and the flag.
         """
         self._loop.apply_sums()
         control.should_training_stop = self._loop.is_over
@@ -343,7 +343,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._attachment = attachment
 
     def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """Restore the sums that the loop has just reset."""
+        """Restore the running sums, such as that of the losses, which the loop has just reset."""
         self._attachment.begin(control)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:

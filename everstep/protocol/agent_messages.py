@@ -748,7 +748,7 @@ class TakeStacks(Message, frozen=True):
 
 
 class KillForDrill(Message, frozen=True):
-    """Command to kill a rank of this generation, or the agent itself, for a user's drill.
+    """Command to kill a rank of this generation, or the agent itself, for a drill (a failure that a user injects).
 
     Sent once. The agent ignores the command if it runs another generation.
     """

@@ -19,7 +19,7 @@ RENEWAL_SECONDS: Final = CERTIFICATE_SECONDS / 4
 An agent that loses the control plane right before the renewal can still open sessions for 18 hours.
 """
 SKEW_SECONDS: Final = 3600.0
-"""A certificate is valid from this many seconds before its issue, because the clock of a node may be slow."""
+"""A certificate is valid from this many seconds before its issue, because the clock of a node may be behind."""
 
 
 def peer_uri(fleet: str, node_id: NodeId) -> str:

@@ -45,7 +45,7 @@ SUFFIX: Final = ".jsonl"
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The first row of a chunk."""
+    """The first row of a log chunk. It gives the number and the stream positions of the chunk's first line."""
 
     first: int
     positions: dict[str, int]
@@ -131,17 +131,17 @@ def parse_tail(path: str) -> TailName | None:
 
 
 def encode_head(head: ChunkHead) -> bytes:
-    """Return the head as the first row of a chunk."""
+    """Encode the head of a log chunk as the chunk's first row."""
     return _encoder.encode(head) + b"\n"
 
 
 def encode_lines(lines: Iterable[LogLine]) -> bytes:
-    """Return lines as rows of a chunk."""
+    """Encode log lines as rows of a log chunk."""
     return b"".join(_encoder.encode(line) + b"\n" for line in lines)
 
 
 def decode_lines(data: bytes) -> list[LogLine]:
-    """Return the lines of rows without a head.
+    """Decode the log lines in rows of a log chunk that do not include the chunk's head.
 
     Args:
         data: rows as `encode_lines` returns them.
@@ -156,7 +156,7 @@ def decode_lines(data: bytes) -> list[LogLine]:
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
-    """Decode the beginning of a chunk, up to the first incomplete row.
+    """Decode the beginning of a log chunk, up to the first incomplete row.
 
     Args:
         data: a chunk. Its end may be incomplete if the writing process died.

@@ -110,18 +110,18 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     step: Step
     shards: tuple[ManifestShard, ...]
     frozen: tuple[SharedObject, ...] = ()
-    """Objects in other folders that the checkpoint's shards need: tensors that training does not change, by SHA-256."""
+    """S3 objects in the run's folder `frozen`, with tensors of the shards that training does not change, by SHA-256."""
     replicated: tuple[SharedObject, ...] = ()
     """Objects in the checkpoint's folder with tensors that are equal on several ranks, sorted by SHA-256."""
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
-        """All frozen and replicated objects of the checkpoint."""
+        """All S3 objects with tensors that several shards share: the frozen and the replicated objects."""
         return (*self.frozen, *self.replicated)
 
 
 def frozen_key(shard_key: str, sha256: str) -> str:
-    """Return the key of a frozen object.
+    """Return the S3 key of a frozen object, which contains tensors that training does not change.
 
     Args:
         shard_key: key of a shard of the same run.
@@ -137,9 +137,9 @@ def frozen_key(shard_key: str, sha256: str) -> str:
 
 
 def replicated_key(shard_key: str, sha256: str) -> str:
-    """Return the key of a replicated object. The arguments and errors are those of `frozen_key`.
+    """Return the S3 key of a replicated object, which contains tensors that are equal on several ranks.
 
-    The shard belongs to the same generation and step as the object.
+    The shard belongs to the same generation and step as the object. Arguments and errors are those of `frozen_key`.
     """
     found = _shard_key(shard_key)
     return f"{found['run']}{found['step']}replicated/{sha256}.safetensors"
@@ -164,7 +164,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def manifest_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
-    """Return the version of a manifest that names these objects."""
+    """Return the lowest format version (1, 2 or 3) of a manifest that can name these shared objects."""
     if replicated:
         return 3
     return 2 if frozen else 1

@@ -45,7 +45,7 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.sizes)
 
     def fits(self, elements: int) -> bool:
-        """Return whether the box lies within its logical tensor and within a stored tensor of `elements` elements."""
+        """Return whether the box (piece) lies within its logical tensor and a stored tensor of `elements` elements."""
         return (
             len(self.shape) <= MAX_DIMENSIONS
             and all(length < 2**63 for length in self.shape)
@@ -59,7 +59,7 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
-    """Return whether the boxes fit into a stored tensor of `elements` elements and no two boxes share an element.
+    """Return whether boxes (rectangular pieces) fit into a stored tensor of `elements` elements without overlap.
 
     Exception: boxes of different logical tensors may occupy the same elements if the tensors are equal. Examples are
     tied parameters, and a scalar that all parameters of a group share.
@@ -71,12 +71,12 @@ def are_disjoint(parts: Sequence[TensorPart], elements: int) -> bool:
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorPart:
-    """Return the box of a stored tensor that contains a whole logical tensor."""
+    """Return the box (piece of a logical tensor) of a stored tensor that contains a whole logical tensor."""
     return TensorPart(name, shape, (0,) * len(shape), shape, 0)
 
 
 def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, start: int) -> tuple[TensorPart, ...]:
-    """Return the boxes that together cover a flat range of a logical tensor.
+    """Return the boxes (rectangular pieces) that together cover a flat range of a logical tensor.
 
     Args:
         name: name of the logical tensor.

@@ -344,7 +344,8 @@ class OfferTensors(Message, frozen=True):
     sizes: tuple[int, ...]
     """Size of each offered item in bytes."""
     frozen_count: int = 0
-    """Number of offered items that are frozen objects. They precede all other items."""
+    """Number of offered items that are frozen objects: S3 objects with tensors that training does not change. They
+    precede all other items."""
 
 
 class TensorsDivided(Message, frozen=True):

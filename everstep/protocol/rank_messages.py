@@ -247,7 +247,7 @@ def unordered_machine(machine: str) -> str:
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
-    """Write the agent's half, so that the rank reads it. Only the agent may call this."""
+    """Write the agent's half of the page, so that the rank reads it. Only the agent may call this."""
     body = _AGENT.pack(
         half.generation,
         half.committed,
@@ -265,7 +265,7 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half, or None if no consistent content can be read now.
+    """Return the agent's half of the page, or None if no consistent content can be read now.
 
     None means that the agent wrote during every attempt, or that the content has an unsupported layout. The caller
     should read again later.
@@ -293,9 +293,10 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Write the rank's half, so that the agent reads it.
+    """Write the rank's half of the page, so that the agent reads it.
 
-    Only the rank's training thread and its copier may call this, and only while they hold the session's lock.
+    Only the rank's training thread and the thread that copies snapshots may call this, while they hold the session's
+    lock.
     """
     body = _RANK.pack(
         half.generation,
@@ -313,7 +314,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half, or None if it cannot be read consistently.
+    """Return the rank's half of the page, or None if it cannot be read consistently.
 
     The result is None if the rank wrote during every attempt to read, or if the script overwrote the page.
     """
@@ -462,7 +463,7 @@ class SlotsRefused(Message, frozen=True):
 
 
 class Capturing(Message, frozen=True):
-    """The rank's report of how much of a snapshot the copier has finished.
+    """The rank's report of how much of a snapshot its background thread has already copied into the slot.
 
     The agent may compute digests of the finished part and send it to holders before the copy is complete. A later
     `Captured` or `Abandoned` reports whether the copy is a valid snapshot. The rank sends this message only for a large

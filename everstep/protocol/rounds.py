@@ -28,7 +28,8 @@ class Pacing(IntEnum):
 
     AT_ONCE = 0
     TRIED = 1
-    """Trial of both other modes: the step number selects the mode of each step (`worker.core.pacing_trial`)."""
+    """Trial of AT_ONCE and IN_IDLE_SPANS: the step number selects the mode of each step
+    (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 

@@ -86,7 +86,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class SharedGroup(msgspec.Struct, frozen=True):
-    """Tensors of a shard whose data is in a shared object."""
+    """Tensors of a shard whose data is in one separate S3 object, which other shards also use."""
 
     sha256: str
     """SHA-256 of the whole shared object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
@@ -98,12 +98,15 @@ class SharedGroup(msgspec.Struct, frozen=True):
 
 
 class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The shared groups of one shard. No tensor belongs to two groups."""
+    """The tensors of one shard whose data is in shared S3 objects, grouped by object.
+
+    No tensor belongs to two groups.
+    """
 
     frozen: tuple[SharedGroup, ...] = ()
-    """Groups in frozen objects, which all checkpoints of a run share."""
+    """Groups in frozen objects: tensors that training does not change, stored once for all checkpoints of a run."""
     replicated: tuple[SharedGroup, ...] = ()
-    """Groups in replicated objects, which several ranks of one checkpoint share."""
+    """Groups in replicated objects: tensors that are equal on several ranks, stored once per checkpoint."""
 
     @property
     def tensors(self) -> frozenset[int]:
@@ -116,7 +119,7 @@ NOTHING_SHARED = SharedGroups()
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The `__metadata__` object. The format requires that all values are strings."""
+    """The `__metadata__` object in the header of a shard's safetensors file. All values must be strings."""
 
     everstep: str
     job: str
@@ -133,9 +136,9 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     index: str
     """The index as packed in the slot, encoded in base64."""
     frozen: str = ""
-    """The frozen groups as JSON; absent if there are none."""
+    """The groups of `SharedGroups.frozen` as JSON; absent if there are none."""
     replicated: str = ""
-    """The replicated groups as JSON; absent if there are none."""
+    """The groups of `SharedGroups.replicated` as JSON; absent if there are none."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -147,11 +150,12 @@ _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SharedSpans:
-    """A shared object, and the ranges of a shard's payload whose bytes it contains."""
+    """An S3 object that several shards share, and the ranges of one shard's payload whose bytes it contains."""
 
     group: SharedGroup
     is_frozen: bool
-    """True for a frozen object, False for a replicated object."""
+    """True if training does not change the tensors (frozen object); False if several ranks have equal tensors at this
+    step (replicated object)."""
     spans: tuple[tuple[int, int], ...]
     """Begin and end of each tensor within the payload, in the order of the shared object's data."""
 
@@ -203,14 +207,14 @@ class Restore:
 
 
 def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
-    """Return the tensors in the order in which the slot and the object contain their data."""
+    """Return the tensors in the order in which a slot and its checkpoint object in S3 contain their data."""
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
 def encode_header(
     header: SlotHeader, packed_index: bytes, chunk_digests: bytes, shared: SharedGroups = NOTHING_SHARED
 ) -> bytes:
-    """Return the beginning of the object, up to the first byte of data.
+    """Return the beginning of a shard's checkpoint object, up to the first byte of tensor data.
 
     Args:
         header: the header of a sealed slot.
@@ -247,7 +251,7 @@ def encode_header(
 
 
 def encode_shared_header(entries: Sequence[TensorEntry]) -> bytes:
-    """Return the beginning of a shared object, up to the first byte of data.
+    """Return the beginning of an S3 object that several shards share, up to the first byte of tensor data.
 
     Equal tensors give equal headers, even if they belong to different shards or steps.
 
@@ -371,14 +375,14 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
 
 
 def _format_of(shared: SharedGroups) -> str:
-    """Return the oldest version of the object's format that can represent these groups."""
+    """Return the oldest format version of a shard's object that can represent these shared groups."""
     if shared.replicated:
         return _FORMAT_WITH_REPLICATED
     return _FORMAT_WITH_FROZEN if shared.frozen else _FORMAT
 
 
 def _shared_spans(group: SharedGroup, entries: Sequence[TensorEntry], *, is_frozen: bool) -> SharedSpans:
-    """Return the ranges of the payload that a shared group fills.
+    """Return the ranges of a shard's payload that the tensors of one shared object fill.
 
     Args:
         group: the group as decoded from a header; not yet checked.

@@ -27,7 +27,7 @@ _Lists = tuple[tuple[SharedObject, ...], tuple[SharedObject, ...]]
 
 
 class SharedLists:
-    """The lists of shared objects in the last report on a connection, as one end of the connection stores them.
+    """The lists of shared S3 objects in the last report on a connection, as one end of the connection stores them.
 
     Each end of the connection has its own object. The sender calls `shorten`, which replaces lists of the last report
     by their digest. The receiver calls `complete`, which puts these lists back.
@@ -38,7 +38,7 @@ class SharedLists:
         """The lists of the last report, by digest."""
 
     def shorten(self, report: AgentReport) -> AgentReport:
-        """Return the report with digests in place of lists that the receiver already has.
+        """Return the report with digests in place of the lists of S3 objects that the receiver already has.
 
         The caller must send every returned report on the connection, in the order of the calls.
         """

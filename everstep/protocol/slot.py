@@ -313,7 +313,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
-        """The boxes of logical tensors in this tensor. If `parts` is None, the only box is the whole tensor."""
+        """The boxes (pieces of logical tensors) in this tensor. If `parts` is None, the box is the whole tensor."""
         return (whole(self.name, self.shape),) if self.parts is None else self.parts
 
 

@@ -18,9 +18,10 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     If the layout hash of a slot differs from that of a launch, an error message lists the facts that differ.
     """
     adapters: bytes
-    """Values of the adapters, encoded by `state_tree.encode`. A restore decodes them before all other values."""
+    """Plain values of models and optimizers, encoded by `state_tree.encode`. A restore decodes them before all other
+    values."""
     others: bytes
-    """All values that are not adapter values, encoded by `state_tree.encode`."""
+    """All other plain values, such as data positions and random generators, encoded by `state_tree.encode`."""
     pretrained: dict[str, str] = {}
     """Content of `config.json` of each registered model from Hugging Face's transformers.
 

@@ -41,7 +41,7 @@ class Arena:
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return zeroed memory for a tensor.
+        """Return a new tensor of zeros in the memory of this arena.
 
         Return None if the tensor is empty or the arena is full.
         """

@@ -74,9 +74,9 @@ class CapturePlan:
         """Make a new plan for the present tensors of the state.
 
         Args:
-            tensors: every tensor of the state, in canonical order.
-            parts: the boxes of logical tensors that a tensor holds, by the tensor's name. A tensor without an entry
-                is a whole logical tensor.
+            tensors: every tensor of the state, in the order in which slots store them.
+            parts: the boxes (pieces of whole parameters or optimizer states) that a tensor holds, by the tensor's name.
+                A tensor without an entry is a whole parameter or optimizer state.
 
         Returns:
             The plan.
@@ -87,8 +87,8 @@ class CapturePlan:
             size = tensor.numel() * tensor.element_size()
             held = named.get(state.name)
             if held is not None and not are_disjoint(held, tensor.numel()):
-                # Leave out invalid boxes, because an invalid box would make the slot unreadable. Without its boxes, a
-                # tensor only cannot be restored into another layout.
+                # Leave out invalid boxes (pieces of whole tensors), because they would make the slot unreadable. A
+                # tensor without boxes can still be restored, but not with another number of ranks.
                 held = ()
             shape = tuple(tensor.shape)
             entries.append(

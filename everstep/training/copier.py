@@ -77,7 +77,7 @@ class CopyTicket:
     def hides_sources(self) -> bool:
         """True while the calling thread captures a CUDA graph.
 
-        The thread must not read the sources then, because the read would become part of the graph.
+        The thread must then not read the tensors that are copied, because the read would become part of the graph.
         """
         return False
 
@@ -94,7 +94,8 @@ class Copier(Protocol):
     def copy(self, copies: Copies) -> None:
         """Copy tensors, and return as soon as the calling thread may change the sources.
 
-        The slot contains all bytes of the copy at the latest when `join` of the next ticket has returned.
+        The slot contains all bytes of the copy at the latest when `join` of the ticket of the next `start` has
+        returned.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:

@@ -62,12 +62,13 @@ class CopySizes:
     The size is large enough for the full transfer rate. Between two copies, other transfers can use the bus.
     """
     small_bytes: int = 256 * 1024
-    """Maximum size of a tensor that the copier gathers with others.
+    """Maximum size in bytes of a tensor that shares one transfer with other tensors.
 
     A separate copy takes about 5 us to start, as long as the transfer of such a tensor.
     """
     gather_bytes: int = 8 * 1024 * 1024
-    """Size in bytes of each stream's gather buffer in device memory."""
+    """Size in bytes of each stream's gather buffer, the device memory in which small tensors are joined for one
+    transfer."""
     ring_bytes: int = NODE_RING_BYTES
     """Size in bytes of the pinned memory (the ring) through which copies to unregistered pages pass."""
     mark_count: int = 64
@@ -135,7 +136,7 @@ class Device(Protocol):
     def gather(
         self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
     ) -> None:
-        """Enqueue a call of `gather_now` on the current stream."""
+        """Enqueue copies of tensors into one device buffer (`gather_now`) on the current stream."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""
@@ -256,7 +257,7 @@ class _Registered:
     memory: SlotMemory
     end: int
     piece_bytes: int
-    """Size of a registered piece."""
+    """Size in bytes of each piece that the copier registers in one call of the driver."""
     pieces: list[int] = field(default_factory=list)
     """Addresses of the registered pieces."""
 
@@ -287,17 +288,17 @@ class _Run:
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
     number: int
-    """Index of the run's last tensor in the list of copies."""
+    """Index, in the list of copies, of the last tensor in this range of the slot."""
     end: int
-    """Address after the run's last byte."""
+    """Address after the last byte of the range."""
     complete_count: int
-    """Number of tensors, counted from the start of the list of copies, that are complete after this run."""
+    """Number of tensors, from the start of the list of copies, that are complete after the transfer of this range."""
     before_bytes: int = 0
-    """Bytes of the tensor that precede this run; 0 unless the tensor is copied in several runs."""
+    """Bytes of the tensor that precede this range; 0 unless the tensor is divided into several ranges."""
 
     @property
     def begin(self) -> int:
-        """Address of the run's first byte in the slot."""
+        """Address of the first byte of this range of the slot."""
         return self.targets[0].data_ptr()
 
     @property
@@ -307,16 +308,16 @@ class _Run:
 
     @property
     def is_gathered(self) -> bool:
-        """True if the run passes through the gather buffer."""
+        """True if the range passes through the gather buffer, device memory in which small tensors are joined."""
         return len(self.sources) > 1 or not self.sources[0].is_contiguous()
 
     @property
     def place(self) -> torch.Tensor:
-        """The bytes of the slot that the run fills, uint8[size], including the zeros between tensors."""
+        """The bytes of the slot in this range, uint8[size], including the zeros between tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
-        """Append `other` if it directly follows this run and both runs are small.
+        """Append `other` if it directly follows this range of the slot and both consist of small tensors.
 
         Return whether `other` was appended.
         """
@@ -337,9 +338,9 @@ class _Run:
         return True
 
     def is_small(self, small_bytes: int) -> bool:
-        """Return whether every tensor of the run is small enough to share a transfer with other tensors.
+        """Return whether every tensor of this range is small enough to share a transfer with other tensors.
 
-        Return False if the run is only a part of a tensor.
+        Return False if the range contains only a part of a tensor.
         """
         return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= small_bytes
 
@@ -352,7 +353,7 @@ class _Gather:
 
     Args:
         device: CUDA device that holds the sources and the buffer.
-        sizes: sizes of the buffer, a multiple of `ALIGNMENT`, and of small tensors.
+        sizes: size of the buffer, a multiple of `ALIGNMENT`, and maximum size of a small tensor.
     """
 
     def __init__(self, device: Device, sizes: CopySizes) -> None:
@@ -365,7 +366,8 @@ class _Gather:
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
         """Enqueue the copies of the device's small tensors into the gather buffer.
 
-        The method yields each run together with its contiguous bytes on the device, in the order of the copies.
+        The method yields each run (a range of the slot that one transfer fills) together with its contiguous bytes on
+        the device, in the order of the copies.
         """
         batch: list[tuple[_Run, int]] = []
         used = 0
@@ -400,7 +402,7 @@ class CudaTicket(CopyTicket):
 
     Args:
         device: CUDA device on which the event was recorded.
-        event: event after the last piece.
+        event: CUDA event that follows the last piece of the copy in the copier's stream.
     """
 
     def __init__(self, device: Device, event: Event) -> None:
@@ -499,7 +501,7 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # Copy the ring's buffers into the slot before reporting the progress of a mark.
+            self._drain()  # Progress counts the bytes in the ring as copied.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
@@ -629,7 +631,7 @@ class CudaCopier:
             done = end
 
     def _slot_at(self, address: int) -> _Registered | None:
-        # Iterate over a copy, because the training thread may add slots meanwhile.
+        # Iterate over a copy of the list, because the training thread may add slots meanwhile.
         return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 
     def _of_host(self, copies: Copies) -> Copies:
@@ -638,7 +640,10 @@ class CudaCopier:
 
 
 def _runs(copies: Copies, device: Device, limit: int, small_bytes: int) -> Iterator[_Run]:
-    """Yield the device's tensors in runs, in order. A gathered run has at most `limit` bytes of small tensors."""
+    """Yield the device's tensors in runs (ranges of the slot that one transfer fills), in order.
+
+    A run of several small tensors has at most `limit` bytes.
+    """
     last: _Run | None = None
     for part in _parts(copies, device, limit):
         if last is None:

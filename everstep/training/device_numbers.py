@@ -159,7 +159,7 @@ class DeviceNumbers:
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
         if places is None or places.count < len(tensors):
-            # Values whose copies have not ended keep their places in the old memory.
+            # Replace the memory. Values whose copies have not ended keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(self._place_count, len(tensors)))

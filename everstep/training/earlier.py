@@ -107,7 +107,7 @@ class AgentShards:
 
 @dataclass(frozen=True, slots=True)
 class EarlierShard:
-    """One mapped shard of an earlier rank."""
+    """The shard of an earlier rank (of the launch that captured the step), mapped into this rank's memory."""
 
     rank: Rank
     payload: torch.Tensor
@@ -121,7 +121,7 @@ class EarlierShard:
     """Layout facts of the earlier rank (`Adapter.facts`)."""
 
     def box(self, entry: TensorEntry, part: TensorPart) -> torch.Tensor:
-        """Return one box of a logical tensor as a view of the slot."""
+        """Return one box (rectangular piece) of a logical tensor as a view of the slot."""
         begin = entry.offset + part.start * ITEM_BYTES[entry.dtype]
         data = self.payload[begin : begin + part.elements * ITEM_BYTES[entry.dtype]]
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -233,7 +233,7 @@ class EarlierTensors:
         held.boxes.setdefault((part.offsets, part.sizes), shard.box(entry, part))
 
     def get(self, name: str) -> HeldTensor | None:
-        """Return a logical tensor, or None if no mapped shard holds a box of it."""
+        """Return a logical tensor, or None if no mapped shard holds a piece of it."""
         return self._held.get(name)
 
     @property
@@ -245,7 +245,7 @@ class EarlierTensors:
         return len(self._held), sum(map(len, self._empty.values()))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all logical tensors of which the mapped shards hold boxes."""
+        """Return the names of all logical tensors of which the mapped shards hold pieces."""
         return list(self._held)
 
     def entries(self, owner: str) -> Mapping[str, HeldTensor]:

@@ -95,7 +95,7 @@ def _number(name: str, value: float | torch.Tensor) -> float:
 
 
 def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], list[LogRecord], int]:
-    """Divide records into messages.
+    """Divide records of logged values into messages to the agent.
 
     Args:
         records: records in the order of logging.
@@ -181,7 +181,7 @@ class MetricRing:
         self._begin()
 
     def drop(self) -> None:
-        """Count a record as dropped."""
+        """Count a record of logged values as dropped."""
         self._dropped_count += 1
         self._begin()
 

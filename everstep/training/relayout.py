@@ -113,7 +113,10 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """An earlier step in this rank's layout, checked but not loaded yet. Implements `restore.Restorable`."""
+    """A step of another number of ranks, converted to this rank's layout and checked, but not loaded yet.
+
+    Implements `restore.Restorable`.
+    """
 
     tensors: SavedTensors
     adapter_values: Tree
@@ -258,7 +261,7 @@ class _Cover:
         self._earlier_size = earlier_size
 
     def add_all(self, targets: Sequence[Target]) -> list[Target]:
-        """Plan the copies that fill the targets. Return those targets that need a shard that is not mapped yet."""
+        """Plan the copies that fill targets (tensors of this rank). Return the targets that need a further shard."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
@@ -280,7 +283,7 @@ class _Cover:
         return True
 
     def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
-        """Return the copies that fill one box, or None if the mapped shards do not contain all of it."""
+        """Return the copies that fill one box (piece) of a target, or None if the mapped shards lack a part of it."""
         held = self._earlier.get(part.name)
         if held is None:
             return None
@@ -324,7 +327,7 @@ class _Cover:
 
 
 def _places(target: Target) -> list[list[TensorPart]]:
-    """Return the boxes that fill a target, grouped by the range of elements that they fill."""
+    """Return the boxes (pieces of whole tensors) that fill a target, grouped by the elements that they fill."""
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:
@@ -404,7 +407,7 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 
 
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
-    """Return the part of a live tensor that a box covers, as a view."""
+    """Return the part of a live tensor that a box (rectangular piece) covers, as a view."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
         return tensor  # Return the tensor itself, without a view, because a live tensor may have any memory order.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)

@@ -95,7 +95,7 @@ class Snapshot:
     values: SlotValues
 
     def adapters(self) -> Tree:
-        """Return the adapters' values.
+        """Return the plain values of models and optimizers, as their adapters stored them in the snapshot.
 
         Returns:
             A list with the values that each adapter's `observe` returned.

@@ -42,7 +42,7 @@ class Marks:
 
 
 class Sources:
-    """Some of the live tensors in a capture plan, in the plan's order, with aliases of their memory.
+    """Some live tensors of a capture plan, in its order, each with an alias: a second tensor with the same memory.
 
     Args:
         tensors: each tensor with its position in the plan.
@@ -62,7 +62,7 @@ class Sources:
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Update the aliases of tensors that have other memory than at the previous boundary.
+        """Update the aliases (second tensor objects) of tensors that moved to other memory since the last boundary.
 
         Return False if a tensor's shape or dtype differs from the plan.
         """

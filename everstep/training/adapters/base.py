@@ -54,7 +54,8 @@ class AdapterState:
     """The part of a snapshot that one adapter provides: live tensors of models and optimizers, and plain values."""
 
     lists: Sequence[list[StateTensor]]
-    """Lists of live tensors. As long as the tensor objects are the same, the adapter returns the same list objects."""
+    """Lists of live tensors. While the tensor objects stay the same, the adapter returns the same list objects, so that
+    the session need not compare single tensors."""
     fresh: list[StateTensor]
     """Live tensors that training may replace by new objects at any step, such as gradients."""
     values: Tree
@@ -308,8 +309,8 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        # Pass the owners too. The name of a state tensor contains its parameter, so a tensor that moved to another
-        # parameter needs a new name.
+        # Pass the owners (the parameters to which the state belongs) too. The name of a state tensor contains its
+        # parameter, so a tensor that moved to another parameter needs a new name.
         owners = list(self.optimizer.state)
         # Collect shared state: torch's optimizers key their state by parameter, but a custom optimizer may also use
         # string keys.
@@ -354,7 +355,7 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load from the shards of an earlier launch.
+        """Return the optimizer state that this rank will load from shards made by another number of ranks.
 
         The result contains the state of which the shards mapped so far contain at least one piece. Its tensors are on
         the meta device and have the sizes that they will have on this rank.
@@ -611,7 +612,7 @@ class Layout:
     entries: dict[str, str] = field(default_factory=dict)
 
     def add_tensor(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> None:
-        """Record a tensor's dtype, shape and whether it is frozen."""
+        """Record a tensor's dtype and shape, and whether training may change it (`requires_grad`)."""
         self.entries[f"tensor {name}"] = (
             f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
         )
@@ -727,7 +728,8 @@ def state_tensor(
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors, followed by the local memory of each tensor if it is another object.
 
-    Without sharding, the two are the same list. This saves a copy of thousands of entries at every boundary.
+    Without sharding, each tensor is its own local memory, so the function returns the given list. This saves a copy of
+    thousands of entries at every boundary.
     """
     return tensors if local is plain_local else [*tensors, *map(local, tensors)]
 

@@ -129,7 +129,7 @@ class Buffers:
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def transient_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return an empty list of boxes for each buffer that is not persistent, by the buffer's name.
+        """Return an empty list of boxes (pieces of whole tensors) for each buffer that is not persistent, by its name.
 
         Without boxes, a buffer is not part of any logical tensor. `state_dict` leaves out these buffers, too.
         """

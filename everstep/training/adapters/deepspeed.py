@@ -169,8 +169,8 @@ class DeepSpeedAdapter:
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
         if self._has_tensor_parallelism():
-            # Give these tensors no boxes. Each rank holds a slice of a parameter, and DeepSpeed does not expose the
-            # slice's position.
+            # Give these tensors no boxes (pieces of whole tensors). Each rank holds a slice of a parameter, and
+            # DeepSpeed does not expose the slice's position.
             return {state.name: () for state in states if state.name.startswith(("model/", self._optimizer.prefix))}
         of_model = self._find_parts()
         sizes = {name: master.numel() for name, master in self._masters}
@@ -305,8 +305,8 @@ class DeepSpeedAdapter:
             optimizer = self._optimizer.adopt(saved["optimizer"])
             counters = dict(saved["engine"])
             before = int(values.facts.get(f"accumulation {self._name}", accumulation))
-            # Convert the count to this launch's accumulation. DeepSpeed ends a step when this count is a multiple of
-            # the accumulation.
+            # Convert the count of micro-batches to this launch's number of micro-batches per step. DeepSpeed ends a
+            # step when the count is a multiple of this number.
             counters["micro_steps"] = counters["micro_steps"] // before * accumulation
         else:
             optimizer = self._optimizer.adopt(_only_optimizer(self._optimizer.name, saved["optimizers"]))
@@ -392,7 +392,7 @@ class DeepSpeedAdapter:
         return self._engine.mpu is not None or self._engine.autotp_size() > 1
 
     def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the boxes of the master weights and of the other partitioned parameters, by their names in a slot."""
+        """Return the boxes (pieces of whole tensors) of master weights and partitioned parameters, by slot name."""
         found: dict[str, list[TensorPart]] = {f"model/{self._prefix}{name}": [] for name, _ in self._masters}
         others = {name for name, _ in self._others}
         for name, parameter in self._parameters:
@@ -415,7 +415,7 @@ class DeepSpeedAdapter:
         return {name: tuple(parts) for name, parts in found.items()}
 
     def _partition_parts(self, name: str, parameter: Any, start: int) -> tuple[TensorPart, ...]:
-        """Return the boxes of this rank's ZeRO-3 partition of a parameter. The padding of the last rank has no box."""
+        """Return the boxes (rectangular pieces of a parameter) of this rank's ZeRO-3 partition. Padding has no box."""
         size, count = parameter.partition_numel(), parameter.ds_numel
         begin = min(count, self._zero._get_param_partition_rank(parameter) * size)
         return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)

@@ -174,7 +174,9 @@ class PlainAdapter:
         return {**found, **self._buffers.transient_parts()}
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
-        """Return the boxes of sharded tensors by name. The result is empty, because plain torch does not shard."""
+        """Return the boxes (pieces) of sharded tensors by name. The result is empty, because plain torch does not
+        shard.
+        """
         return {}
 
     def expect_restore(self) -> Sequence[Arena]:

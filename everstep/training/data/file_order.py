@@ -41,7 +41,7 @@ class FileOrder:
     samples: int
     """Samples of all files together."""
     lanes: int
-    """Number of lanes, and thus of files that all ranks together read at the same time."""
+    """Number of lanes (equal parts of the epoch's samples), and thus of files that all ranks together read at once."""
     batch: int
     """Samples per batch of one rank."""
     shuffle: bool
@@ -61,11 +61,11 @@ class FileOrder:
 
     @property
     def batches_per_lane(self) -> int:
-        """Batches of one lane in one epoch."""
+        """Batches of one lane (an equal part of the epoch's samples) in one epoch."""
         return self.samples // (self.lanes * self.batch)
 
     def tree(self) -> dict[str, Tree]:
-        """Return the order as a state tree."""
+        """Return the order's fields as a state tree, for a snapshot."""
         return cast("dict[str, Tree]", asdict(self))
 
     def differences(self, tree: dict[str, Tree]) -> str:
@@ -83,7 +83,7 @@ class FileOrder:
         return "; ".join(found)
 
     def earlier(self, tree: dict[str, Tree]) -> FileOrder:
-        """Return the order that `tree` describes."""
+        """Return the order of an earlier launch, whose fields `tree` contains."""
         return FileOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:
@@ -107,7 +107,10 @@ class FileOrder:
         return range(begin + rank, begin + count * self.replicas, self.replicas)
 
     def lane(self, number: int) -> int:
-        """Return the index of the lane that contains a batch. The rest of the sequence has the index `lanes`."""
+        """Return the index of the lane (part of the epoch's sequence) that contains a batch.
+
+        The rest of the sequence, which is shorter than one batch per lane, has the index `lanes`.
+        """
         return number % self.lanes if number < self.lanes * self.batches_per_lane else self.lanes
 
     def places(self, number: int) -> range:
@@ -117,7 +120,7 @@ class FileOrder:
         return range(first, min(first + self.batch, self.lane_length(self.lane(number))))
 
     def lane_begin(self, lane: int) -> int:
-        """Return the sequence number of the first sample of a lane."""
+        """Return the position of a lane's first sample in the sequence of all samples of the epoch."""
         return lane * self.batches_per_lane * self.batch
 
     def lane_length(self, lane: int) -> int:
@@ -163,7 +166,7 @@ class FileSequence:
         self._begins = list(itertools.accumulate((lengths[file] for file in self.files), initial=0))
 
     def find(self, number: int) -> tuple[int, int]:
-        """Find a sample.
+        """Find the file that contains a sample.
 
         Args:
             number: position of the sample in the sequence, from 0.

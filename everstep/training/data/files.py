@@ -142,13 +142,13 @@ def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """The open file of one lane."""
+    """The file that is open for one lane (an equal part of the epoch's samples)."""
 
     file: int
-    """Index into the user's list."""
+    """Index of the file in the user's list of files."""
     samples: Iterator[object]
     read_count: int = 0
-    """Number of samples that were read from it."""
+    """Number of samples that were read from the file."""
 
 
 class _EpochReader:

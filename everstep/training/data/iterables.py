@@ -15,7 +15,7 @@ logger = logging.getLogger("everstep.training")
 
 
 class OwnState:
-    """Source for loaders that store their own position and have `state_dict` and `load_state_dict`."""
+    """Resumes a loader that stores its own position and has `state_dict` and `load_state_dict`."""
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
@@ -56,7 +56,7 @@ class OwnState:
 
 
 class Replayed:
-    """Source for iterables that can only be read from the beginning of an epoch.
+    """Resumes an iterable that can only be read from the beginning of an epoch.
 
     A resumed run reads the epoch again, and drops the batches that the script already received.
     """

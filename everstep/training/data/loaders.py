@@ -21,7 +21,7 @@ logger = logging.getLogger("everstep.training")
 
 
 def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the source that resumes a loader.
+    """Return the source of a loader: a wrapper that yields its batches and restores its position.
 
     Args:
         name: name under which the script registered the loader.
@@ -54,7 +54,7 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
 
 
 def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
-    """Return the source of a DataLoader or a `StatefulDataLoader`. The source tracks the position of both itself."""
+    """Return the wrapper that resumes a DataLoader or `StatefulDataLoader`. The wrapper itself tracks the position."""
     dataset = loader.dataset
     if not isinstance(dataset, IterableDataset):
         # If both a map-style dataset and its loader have state, use the loader's state, which contains the dataset's.

@@ -18,7 +18,7 @@ from everstep.training.state_tree import Tree
 
 
 class MapLoader:
-    """Source for a DataLoader over a map-style dataset. A new DataLoader with a `PlacedSampler` reads the batches."""
+    """Resumes a DataLoader over a map-style dataset. A new DataLoader with a `PlacedSampler` reads the batches."""
 
     def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
         has_workers = loader.num_workers > 0
@@ -130,7 +130,7 @@ class PlacedSampler:
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Make the next walk continue the interrupted walk whose progress is `place`.
+        """Make the next walk (pass through the sampler) continue the interrupted walk whose progress is `place`.
 
         `skip_count` is the number of items of the interrupted walk whose batches the script received. If `place` is
         None, the next walk starts a new epoch.
@@ -138,7 +138,7 @@ class PlacedSampler:
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Store the generators' present states, so that the next walk starts from them.
+        """Store the generators' present states, so that the next walk (pass through the sampler) starts from them.
 
         Random numbers that the loader draws before the walk starts then do not change the walk.
         """

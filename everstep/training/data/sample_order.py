@@ -54,7 +54,7 @@ class SampleOrder:
         )
 
     def tree(self) -> dict[str, Tree]:
-        """Return the order as a state tree."""
+        """Return the order's fields as a state tree, for a snapshot."""
         return {
             "samples": self.samples,
             "shuffle": self.shuffle,
@@ -80,7 +80,7 @@ class SampleOrder:
         return "; ".join(found)
 
     def earlier(self, tree: dict[str, Tree]) -> SampleOrder:
-        """Return the order that `tree` describes."""
+        """Return the order of an earlier launch, whose fields `tree` contains."""
         return SampleOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:

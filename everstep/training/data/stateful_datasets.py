@@ -37,12 +37,12 @@ class WorkerState:
     """States of the worker process's global generators, and of the generators inside the dataset and `collate_fn`."""
 
     def tree(self) -> Tree:
-        """Return the state as a state tree."""
+        """Return the worker's state as a state tree, for a snapshot."""
         return {"dataset": self.dataset, "has_ended": self.has_ended, "generators": list(self.generators)}
 
 
 class StatefulDatasetLoader:
-    """Source for a DataLoader whose iterable dataset has `state_dict` and `load_state_dict`.
+    """Resumes a DataLoader whose iterable dataset has `state_dict` and `load_state_dict`.
 
     The dataset's state must be its position in the epoch. Each epoch starts at the beginning of the dataset.
 

@@ -112,7 +112,7 @@ class DataStream:
 
     @property
     def source(self) -> Resumable:
-        """The `Resumable` that yields the loader's batches."""
+        """The wrapper that yields the loader's batches and restores its position."""
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:

@@ -65,7 +65,7 @@ class Walk:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Repeat the interrupted walk up to the item that the loader requested last before the interruption.
+        """Repeat the interrupted pass through the sampler up to the item that the loader requested last.
 
         Afterwards, the generators have the same states as before the call.
 

@@ -61,7 +61,7 @@ _NOT_COMPILED = "the determinism check records here: compile optimizer.step() wi
 
 
 class CheckLink(NullLink):
-    """Replaces a rank's connection to its agent during a check. It names the kept step as the step to restore.
+    """Replaces a rank's connection to its agent during a determinism check. It names the step to restore.
 
     Args:
         current: the pass of this process.
@@ -83,7 +83,7 @@ class CheckLink(NullLink):
 
 
 class DeterminismCheck:
-    """The check of one rank, during one pass.
+    """The determinism check of one rank, during one of the check's three passes.
 
     Args:
         current: the pass of this process.

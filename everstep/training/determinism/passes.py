@@ -51,7 +51,7 @@ class Pass:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Pass | None:
-        """Return the pass of this process, or None if the job is no determinism check.
+        """Return the pass of the check that this process runs, or None if the job is no determinism check.
 
         Args:
             variables: the environment variables of the rank.
@@ -84,7 +84,7 @@ class Pass:
         return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
 
     def following(self) -> Pass:
-        """Return the next pass."""
+        """Return the pass that follows this pass of the check."""
         return replace(self, number=self.number + 1)
 
 
