@@ -34,6 +34,8 @@ FLEET = {
     **{
         "MaxReplacementsPerHour": 1,
         "HoldFailedInstances": False,
+        "ReplicaEncryption": "Auto",
+        "EncryptsReplicas": False,
         "Drift": [],
         "CreationTime": None,
         "AccountingSeconds": {},
@@ -45,6 +47,11 @@ ASKING = {
     ("jobs", "delete", "gpt"): ("delete_training_job", GONE, "Delete the training job gpt permanently?"),
     ("jobs", "delete", "gpt", "--delete-objects"): ("delete_training_job", GONE, "with all that it has in S3"),
     ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Delete the fleet main and terminate all its instances?"),
+    ("automation", "pause", "--reason", "x"): (
+        "pause_automation",
+        {"IsPaused": True, "Reason": "x", "PausedBy": "ada", "PauseTime": None},
+        "Pause all automatic actions?",
+    ),
     ("fleets", "roll", "main"): (
         "start_fleet_roll",
         FLEET,
