@@ -41,9 +41,9 @@ from everstep.protocol.codec import is_supported
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
-"""Limit of queued messages per agent.
+"""Limit of queued messages per agent. Above the limit, the registry drops the agent's oldest queued message.
 
-Above the limit, the registry drops the oldest message. The loops send a dropped message again if they still need it.
+The loops send a dropped message again if they still need it.
 """
 MAX_DEPARTED = 1000
 """Limit of ended nodes for which the registry still keeps the last report and the number of rejected messages."""
@@ -306,7 +306,7 @@ class AgentRegistry:
         self._refused[node_id] += 1
 
     def hint(self) -> None:
-        """Wake the loops after a change that no agent reported.
+        """Wake the job loop and the fleet loop after a change that no agent reported.
 
         Such a change is, for example, a user's request or a notice of AWS.
 
@@ -315,7 +315,9 @@ class AgentRegistry:
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Wait for the first change since the caller's previous call, or for the timeout.
+        """Wait for the first change (a report or a call of `hint`) or for the timeout.
+
+        `seen` identifies the changes before the caller's previous call.
 
         Several loops may wait at the same time.
 
@@ -377,7 +379,7 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """Return those parts of a report whose changes wake the loops.
+    """Return those parts of a report whose changes wake the job loop and the fleet loop.
 
     Changes of the training progress alone do not wake the loops.
     """

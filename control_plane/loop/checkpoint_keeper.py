@@ -88,7 +88,8 @@ class CheckpointKeeper:
     def _begin(self, run_id: str) -> None:
         """Mark the checkpoints of a job that exceed its limits as deleting.
 
-        The same transaction reads which checkpoints are still needed, so that this cannot change in between.
+        The same transaction reads which checkpoints are pinned or needed for a restore, so that this cannot change in
+        between.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
@@ -143,7 +144,7 @@ def _all_restorable(session: Session, job: JobRecord) -> tuple[RestorableCheckpo
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a database row and a core record describe the same checkpoint."""
+    """Return whether a row of the database and a record of the core describe the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
@@ -156,8 +157,9 @@ def delete(
 
     Idempotent. The function deletes the manifest first, so that a partly deleted checkpoint never looks complete. Then
     it deletes all other objects in the same folder, which belong to the same generation and step. If the run has ended,
-    it also deletes the frozen objects that no other checkpoint needs, after it has recorded the deletion. An upload of
-    a run that has not ended can still rely on them. The orphan keeper deletes them if S3 fails.
+    it also deletes the frozen objects (parameters that never change) that no other checkpoint of the run needs, after
+    it has recorded the deletion. Before the run's end, a running upload can still rely on frozen objects. If S3 fails
+    to delete them, `loop.orphan_keeper` deletes them later.
 
     Args:
         database: receives the checkpoint's new row and the event.

@@ -32,10 +32,10 @@ def group_observed(
     """Convert AWS's answer about an Auto Scaling group to the input of the core.
 
     Args:
-        group: the newest answer, with the settings that `complete_group` adds.
+        group: the newest answer, with lifecycle hooks, scaling policies and instance type, which `complete_group` adds.
         failures: failed launches since the last success, newest first.
-        before: the previous result for this group. It contains the time of failures that AWS no longer lists. None
-            without one.
+        before: the previous result for this group, with the time of the first failed launch, which AWS may no longer
+            list. None without a previous result.
 
     Returns:
         The observation.
@@ -71,9 +71,9 @@ def first_line(error: CloudError) -> str:
 
 
 def hook_seconds(group: GroupState) -> float:
-    """Return the shortest timeout of the terminating hooks, in seconds.
+    """Return the shortest timeout of the group's terminating lifecycle hooks, in seconds.
 
-    Every hook holds an instance for at least this time.
+    Each of these hooks holds a terminating instance for at least this time.
     """
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()

@@ -97,7 +97,7 @@ class _Known:
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty if the group lacks no instance."""
     has_held: bool = True
-    """Whether a terminating hook held an instance at the last poll. True before the first poll."""
+    """Whether a terminating lifecycle hook held an instance at the last poll. True before the first poll."""
 
 
 class CloudWatch:
@@ -219,7 +219,8 @@ class CloudWatch:
     ) -> None:
         about = self._known.setdefault(name, _Known())
         try:
-            # All fleets share this request. Without the shield, a cancelled poll of one fleet would cancel it for all.
+            # All fleets share this request. Without the shield, a cancelled poll of one fleet would cancel the request
+            # for all fleets.
             groups = await asyncio.shield(listing)
             async with self._turns:
                 view = await asyncio.to_thread(self._ask, fleet, groups, asked_at)
@@ -379,7 +380,7 @@ class CloudWatch:
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
         """Return the newest launch failures. After an AWS error, return the previous failures.
 
-        An error here does not discard the answer about the group and its instances.
+        If AWS fails only here, the poller still uses its answer about the group and the instances.
         """
         key = f"{fleet.name}/launches"
         try:
@@ -391,7 +392,7 @@ class CloudWatch:
         return found
 
     def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
-        """Store a notice for each instance that a terminating hook holds.
+        """Store a notice (announced end) for each instance that a terminating lifecycle hook holds.
 
         The notice contains the time at which the hook expires.
         """
@@ -457,7 +458,7 @@ class CloudWatch:
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Request scheduled events and status checks of instances from EC2.
+        """Request scheduled events and status checks of instances from EC2, and remember the answers.
 
         Return whether an answer changed.
         """

@@ -63,12 +63,12 @@ class _Asked:
     """Monotonic seconds at which callers stop waiting for the answer."""
 
     def is_waited_for(self, now: float) -> bool:
-        """Return whether the answer may still arrive."""
+        """Return whether a caller still waits for the agent's answer."""
         return not self.answer.done() and now < self.ends_at
 
 
 class CommandDesk:
-    """All commands of one server. The registry of agents (`AgentRegistry`) owns the desk.
+    """Users' commands that one server has sent to agents. The registry of agents (`AgentRegistry`) owns the desk.
 
     `send` queues a message for an agent and returns whether the agent is connected.
     """
@@ -117,7 +117,7 @@ class CommandDesk:
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
         """Accept an agent's answer.
 
-        The desk drops an answer from an agent that did not receive the command.
+        The desk drops an answer from any agent but the one to which it sent the command.
         """
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():

@@ -22,7 +22,7 @@ from everstep.protocol.plan import Timeouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """Dependencies of the loops. The composition root (`app`) creates it."""
+    """Dependencies of the loops. The module that assembles the server (`app`) creates this object."""
 
     database: Database
     operator: CloudOperator

@@ -91,7 +91,8 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
-            # Check the fleet's lease too: a server that takes the fleet over claims the leases of its jobs only later.
+            # Check the fleet's lease besides the job's. A server that takes the fleet over claims the leases of its
+            # jobs only later.
             self._fleet_leases.check(session, before.fleet_name)
             if automation.words(session) != stored.around.pause:
                 return False
@@ -259,7 +260,7 @@ def _keeps_its_turn(
 ) -> bool:
     """Return whether the fleet's queue still permits the change of a job's state that the core has decided.
 
-    Decisions about other jobs of the fleet may have been stored since the core's input was read. For example, the
+    Since the core's input was read, decisions about other jobs of the fleet may have been stored. For example, the
     decisions about two jobs may both use the same last free nodes, but only one job may get them. No other transaction
     writes until this transaction ends, so the result stays valid.
     """

@@ -70,7 +70,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """The identity of a follower, and the filter for the events that this follower requests and may see."""
+    """A follower's identity (its token), and the filter for the events that it requests and may see."""
 
     token_id: str
     ends_at: datetime | None
@@ -98,7 +98,7 @@ class Batch:
 
     events: tuple[EventRecord, ...]
     position: int
-    """Event id after which the follower can resume.
+    """Id of the event after which the follower can resume.
 
     The follower has received all events of its filter up to this id.
     """

@@ -155,7 +155,7 @@ class Executor:
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Store the evidence about a held node in S3, unless this work is already in progress.
 
-        `node.json` has the node, its history, its incidents and its agent's last report. `LastLogs` names the logs.
+        `node.json` has the node, its history, its incidents and its agent's last report. `last_logs` lists the logs.
         The output of ranks remains in the log of their job. The evidence is complete when the agent has uploaded its
         part, or is not connected, and `node.json` is written.
         """
@@ -184,7 +184,7 @@ class Executor:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Start to inject a drill's fault.
+        """Start to inject the fault of a drill (a fault that a person ordered).
 
         The caller has already stored the state STRUCK, so the fault is injected at most once. The executor does not
         retry a failed message or call.
@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # The key permits three heartbeats per timeout, so one lost heartbeat does not end the instance.
+                # The key permits three heartbeats per timeout of the hook, so one lost heartbeat does not end the node.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -389,7 +389,7 @@ class Executor:
         self._registry.hint()
 
     def _evidence(self, node_id: NodeId, report: object) -> bytes:
-        """Return a JSON document with all database rows about a node, and its agent's last report."""
+        """Return `node.json`: a node's row, fault history and incidents, and its agent's last report."""
         with self._database.read() as session:
             node = nodes.get(session, node_id)
             history = implications.of_node(session, node_id)

@@ -44,7 +44,8 @@ MOST_RETRY_SECONDS: Final = 300.0
 class Exporter(ABC):
     """Base class of the loops that export events or log lines.
 
-    The base class claims the lease, calls `export_some` again and again, and records failures and waits after them.
+    The base class claims the lease and calls `export_some` again and again. It stores failures in the export's row, and
+    pauses after each failure.
 
     `name` is the key of the export's row and lease. `leaser` claims and renews this lease, and no other loop may use
     the same `leaser`.
@@ -207,9 +208,9 @@ class _Taken:
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the first events of a page, up to the second event of any job.
+    """Return the first events of a page, and stop before the second event of the same job.
 
-    One call can send these events without a change in the order of any job's events.
+    A call that sends at most one event per job cannot change the order of a job's events.
     """
     taken, jobs = _Taken(), set[tuple[str, str]]()
     for event in page:

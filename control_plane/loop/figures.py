@@ -3,7 +3,7 @@
 The metrics are not stored, and start at zero with the process.
 
 Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: the number of series is constant.
-It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or time.
+It depends on the number of loops, kinds of leases (job, fleet) and phases of a recovery, not on jobs, fleets or time.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LoopFigures:
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
-        """Record the duration of the `with` block as that of a pass.
+        """Record the duration of the `with` block as the duration of a pass over a job or fleet.
 
         If the block raises StaleLease, count the pass as stale too.
         """

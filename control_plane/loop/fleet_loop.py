@@ -72,7 +72,7 @@ class FleetLoop:
         """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
 
         An agent of such a fleet must not stay connected to this server, because the other server would consider the
-        agent silent. A disconnected agent connects to the next server's address. Without the database, this server
+        agent silent. A disconnected agent connects to the address of another server. Without the database, this server
         cannot read which server manages a fleet. After a failed pass over a fleet, it therefore also disconnects the
         fleet's agents if its own lease has expired.
         """

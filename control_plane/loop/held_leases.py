@@ -50,7 +50,7 @@ class HeldLeases:
         """Return the lease of a job or fleet. Claim or renew the lease first if necessary.
 
         Return None while another server holds the lease. With `at_once`, the method takes the lease over before it
-        expires. The caller must be sure that the previous owner can no longer write under it.
+        expires. The caller must be sure that the previous owner can no longer write under this lease.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):

@@ -52,7 +52,7 @@ The runner pauses after a sweep for as long as the sweep took, so that the loop 
 Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
-"""Limit of consecutive passes over one job, if each pass requests another pass immediately."""
+"""Limit of consecutive passes over one job, if the decision of each pass requests another pass immediately."""
 
 
 class JobLoop:
@@ -134,7 +134,7 @@ class JobLoop:
         """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
         job = self._live.get(run)
         if job is None:
-            return  # The job has ended, or another server has taken its fleet over, since the pass was requested.
+            return  # Since the pass was requested, the job has ended, or another server has taken its fleet over.
         with about(job=job.name, run=run, generation=job.generation or None):
             try:
                 await self.make_pass(run)
@@ -248,7 +248,7 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill (an ordered fault). The loop stores the state STRUCK before it injects the fault.
+        """Advance a drill (an ordered fault). The loop stores the drill's state STRUCK before it injects the fault.
 
         If the server crashes in between, no server injects the fault.
         """

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS: Final = 5.0
 """Seconds for which the control plane delays the end of an instance, at most, until its logs are in S3."""
 REMEMBERED_COUNT: Final = 1_000
-"""Number of ended nodes that the control plane remembers, so that it stores their logs once."""
+"""Number of nodes with stored logs that the control plane remembers, so that it stores the logs of a node only once."""
 
 
 def evidence_key(node_id: NodeId) -> str:

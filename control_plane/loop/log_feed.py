@@ -29,7 +29,7 @@ class LogFollower:
     """One API client that follows a run's log, with the lines that it has not taken yet.
 
     Args:
-        token_id: id of the token with which the reader authenticated.
+        token_id: id of the token with which the API client authenticated.
     """
 
     def __init__(self, token_id: str) -> None:
@@ -79,7 +79,7 @@ class LogFeed:
 
         Args:
             run: the run whose lines the follower receives.
-            token_id: id of the reader's token.
+            token_id: id of the API client's token.
 
         Yields:
             The follower.

@@ -173,7 +173,7 @@ class _Extent:
 
 
 class _Stopped(Exception):
-    """Raised to abort a read in progress, because the server stops."""
+    """Raised to abort a read in progress, because `is_stopped` returned True."""
 
 
 class LogReader:
@@ -275,7 +275,7 @@ class LogReader:
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
-                # Without a generation there are no lines. No line can follow once the job has ended.
+                # A job without a generation has no lines. Its log is complete once the job has ended.
                 is_over = last.over_since is not None if last is not None else self._has_ended
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
@@ -390,9 +390,9 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return the lines after a node's own last chunk, of which only holders uploaded copies, with their numbers.
+        """Return the lines after the last chunk that a node uploaded itself, with their numbers.
 
-        A gap stands for lines in between of which no copy exists.
+        Holders uploaded these lines. If lines are missing in between, the result has a gap in their place.
         """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
@@ -450,7 +450,7 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether no line of a generation can still arrive (its log is final), and the gaps of its log.
+        """Return whether the log of a generation is final (no further line can arrive), and the gaps of this log.
 
         The log is final if the generation is over and the reader waits for no node. Each node that did not mark the end
         of its lines has a gap.

@@ -31,7 +31,7 @@ class MetricInbox:
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
         """Add a node's batch to the inbox.
 
-        If an agent sends a batch again, the new copy replaces the earlier copy.
+        If an agent sends a batch again, the new copy replaces the earlier copy, so that the batch is stored once.
         """
         self._received[node_id] = Received(agent_id, batch)
         self.filled.set()

@@ -38,7 +38,7 @@ FLUSH_SECONDS: Final = 1.0
 REST_RATIO: Final = 3.0
 """Pause after a call of `flush`, as a multiple of the duration of this call.
 
-The writer is therefore busy for at most a quarter of the time.
+The writer therefore uses the database for at most a quarter of the time.
 """
 
 

@@ -110,7 +110,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts about a fleet that the inputs of all its jobs share, derived from one `Surroundings`.
+    """Facts about a fleet that the inputs of all its jobs share, derived from the fleet's rows (`Surroundings`).
 
     The observer computes the facts once per `Surroundings`, not for each job.
     """
@@ -172,7 +172,7 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the silence of another agent exceeds its lease, or infinity if no agent is silent.
+        """Return the seconds until one more agent has been silent for longer than its lease, or infinity.
 
         The loops make their next passes at that time.
         """
@@ -217,8 +217,8 @@ class Observer:
 
         Args:
             run: run id of the job.
-            known: the rows that all jobs of the fleet share, if the caller has read them. If None or of another fleet,
-                the method reads these rows itself.
+            known: the rows that all jobs of the fleet share, if the caller has read them. If None, or if the rows are
+                those of another fleet, the method reads the rows itself.
 
         Returns:
             The rows. One transaction reads all of them, except `known`.
@@ -489,7 +489,7 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the fleet's reason if it delays replacements, or if instances did not connect.
+    """Return the fleet's reason text if it is about delayed replacements, or about instances without an agent.
 
     Return an empty string in any other case.
     """

@@ -40,7 +40,7 @@ class Readiness:
         """Require sweeps of these loops from now on. The runner calls this method once, before its first sweep.
 
         Args:
-            loops: names that `swept` and `failed` then accept, at least one.
+            loops: names of the loops, at least one. `swept` and `failed` accept only these names.
             patience_seconds: age of the last finished sweep above which a loop counts as stuck.
             monotonic: returns the present time in monotonic seconds.
         """

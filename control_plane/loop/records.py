@@ -51,7 +51,7 @@ _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return the values of a stored record's fields that the core record also has.
+    """Return those fields of a database row that the core's record type `kind` also has, with their values.
 
     Times become Unix seconds. The result omits the fields named in `others`.
     """
@@ -60,7 +60,7 @@ def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: 
 
 
 def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
-    """Return the values of a core record's fields that the stored record also has.
+    """Return those fields of a core record that the database's row type `kind` also has, with their values.
 
     Reverses `_as_core`. Fields whose names end with `at` or `until` become datetimes. The result omits the fields named
     in `others`.
@@ -161,7 +161,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
 
 
 def job_ledger(record: JobRecord) -> Ledger:
-    """Return a job's ledger, as `core.ledger_hours.full_hours` accepts it."""
+    """Return a job's time ledger (time by category), in the form that `core.ledger_hours.full_hours` accepts."""
     return Ledger(
         at=accounting.microseconds(accounting.accounted_until(record)),
         spent=record.microseconds,
@@ -170,7 +170,7 @@ def job_ledger(record: JobRecord) -> Ledger:
 
 
 def idle_nodes(fleet: fleets.FleetRecord) -> IdleNodes:
-    """Return the ledger of a fleet's idle nodes."""
+    """Return the stored idle time of a fleet's nodes (time without a job, by node state) from the fleet's row."""
     return IdleNodes(
         until=None if fleet.idle_until is None else fleet.idle_until.timestamp(),
         counts=fleet.idle_counts,
@@ -179,7 +179,7 @@ def idle_nodes(fleet: fleets.FleetRecord) -> IdleNodes:
 
 
 def idle_update(idle: IdleNodes) -> fleets.FleetUpdate:
-    """Return the columns of a fleet's row that contain the ledger of its idle nodes."""
+    """Return the columns of a fleet's row that contain the idle time of its nodes."""
     return fleets.FleetUpdate(
         idle_microseconds=dict(idle.microseconds),
         idle_counts=dict(idle.counts),

@@ -81,7 +81,7 @@ class Scheduler(Generic[K]):
             patience_seconds: longest wait for the ends of the runs, counted from the start of the last run.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
-        while self._due:  # A key waits to begin only while `limit` other keys run.
+        while self._due:  # Keys are due only while `limit` runs are in progress, so wait for the end of a run.
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         if ends:
             await asyncio.wait(ends, timeout=patience_seconds)
@@ -141,7 +141,7 @@ class Scheduler(Generic[K]):
             ended.set_result(None)
         if key in self._again:
             self._again.discard(key)
-            self.wake(key)  # At the end of the queue, so that no key can keep other keys from running.
+            self.wake(key)  # Add the key at the end of the queue, so that it cannot keep other keys from running.
         self._fill()
 
     def _failed(self, key: K) -> None:

@@ -22,7 +22,7 @@ from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, Release
 from everstep.protocol.ids import NodeId
 
 KEPT_HOLDS: Final = 256
-"""Number of holds that the desk remembers, so that a repeated request for a hold records no second event."""
+"""Number of holds that the desk remembers, so that a client's repeated request adds no second event."""
 MAX_READS: Final = 8
 """Limit of reads that wait for an agent at the same time. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
 ANSWER_SECONDS: Final = 20.0
@@ -38,7 +38,7 @@ class NoAnswer(Exception):
 
 
 class SnapshotDesk:
-    """The requests of all exports on one server. The registry of agents (`AgentRegistry`) owns the desk.
+    """The requests to agents for all exports of snapshots on one server. `AgentRegistry` owns the desk.
 
     `send` queues a message for an agent and returns whether the agent is connected.
     """
@@ -54,9 +54,9 @@ class SnapshotDesk:
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
         """Run `begin`, which starts a hold. If a call with the same key already runs, wait for the result of that call.
 
-        A client can repeat its request for a hold while the first request still runs. If the first request fails, it
-        ends the hold, so both requests must have the same result. The call of `begin` continues if one of its callers
-        is cancelled.
+        A client can repeat its request for a hold while the first request still runs. A request that fails ends the
+        hold, which would also end the hold of the other request. Both requests therefore share one call and its result.
+        The call of `begin` continues if one of its callers is cancelled.
 
         Args:
             key: id that copies of one request have in common.

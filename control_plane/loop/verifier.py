@@ -140,7 +140,7 @@ class _Stopped(Exception):
 
 
 class KnownContents:
-    """Results of a checkpoint's verification that its remaining shards can reuse for common shared objects."""
+    """Results for the shared objects of one checkpoint, which the verification of its remaining shards can reuse."""
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes
@@ -163,7 +163,10 @@ class KnownContents:
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
-        """Record the digest of a chunk, unless it has bytes of a shard's own object, which no other shard shares."""
+        """Record the digest of a chunk, unless it has bytes of a shard's own object.
+
+        Other shards cannot reuse such a digest.
+        """
         if all(piece.source is None or piece.source.key for piece in pieces):
             self._digests[_recipe(pieces)] = digest
 
@@ -336,7 +339,10 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
 
 def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
-    """Return the digest of one chunk, and close the readers that were idle for too long."""
+    """Return the digest of one chunk, and close the readers that were idle for too long.
+
+    `idle_bytes` counts, for each reader, the bytes that other readers have read since its last read.
+    """
     chunk = xxhash.xxh3_128()
     for piece in pieces:
         size = piece.end - piece.begin

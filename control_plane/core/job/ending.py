@@ -194,9 +194,9 @@ def _stop_patience(view: JobView) -> float:
 def pause(view: JobView, *, is_durable: bool) -> Decision:
     """Request the agreed stop of a job that pauses, again and again until its ranks have stopped.
 
-    If a pause fails, the control plane treats the failure as a fault: training restarts, and the control plane
-    postpones the pause. Ranks agree at the end of a step. The pause therefore waits longer if the script declared a
-    long step.
+    If the ranks do not stop in time, the control plane treats this as a fault: training restarts, and the control plane
+    requests the pause again later. Ranks agree at the end of a step. The pause therefore waits longer if the script
+    declared a long step.
     """
     record = view.record
     if has_agreed_stop(view):
@@ -209,7 +209,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[Send, ...]:
-    """Return the request for an agreed stop, addressed to the coordinator. Empty unless the coordinator's ranks run."""
+    """Return the request for an agreed stop, addressed to the coordinator. Empty unless ranks run on its node."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()
@@ -220,7 +220,8 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     """Pause a job whose ranks reached the agreed stop.
 
     The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. After
-    `_upload_patience`, the job no longer waits for the exits. If the last step is not in S3 by then, training resumes.
+    `_upload_patience`, a job whose last step is in S3 no longer waits for the exits. If the last step is not in S3 by
+    then, training resumes.
     """
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)

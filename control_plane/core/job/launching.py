@@ -21,7 +21,8 @@ def load_and_start(view: JobView) -> Decision:
     """Wait until every node has loaded its shards, then until every node has started its ranks."""
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
-    # A stop before training resumes would lose steps that only memory holds. The job first trains, then stops.
+    # If the job stopped now, it would lose the steps that only nodes' memory holds. The job first trains, then stops at
+    # an agreed step and stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:
@@ -52,7 +53,8 @@ def load_and_start(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    # Drop the impairments tracked during the launch, so that the time limit for the first step starts now.
+    # Drop the impairments (members' problems) that were tracked during the launch. Otherwise the time without a new
+    # step would count from the launch.
     running = with_record(view, impairments=())
     return change_state(running, JobEvent.STARTED, training_words(view))
 

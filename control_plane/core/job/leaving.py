@@ -114,10 +114,12 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Record in the fault history of each remaining node that this node could not reach a departing node.
+    """Record in the fault history of each remaining node that it and a departing node could not reach each other.
+
+    If the remaining node later cannot reach another node either, its history shows that this node is the faulty one.
 
     With parity, all members of a group report each other if one member is unreachable. The function then adds entries
-    only for nodes that send no messages of the commit rounds.
+    only for nodes whose neighbours in the tree of agents receive no messages from them.
     """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:

@@ -110,9 +110,9 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that members report about their own nodes, for an incident that other faults open.
+    """Return the faults that members report about their own nodes, to add them to an incident that `found` opens.
 
-    Such a fault may have caused the other faults. The result does not mark the faulty node as lost, because the job may
+    Such a fault may have caused those in `found`. The result does not mark the faulty node as lost, because the job may
     still need its shards.
     """
     known = {fault.node_id for fault in found}

@@ -126,9 +126,9 @@ def give_back(view: JobView) -> Decision | None:
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
     is None if the job keeps its nodes. If the last stop did not release a node, because the node held the only copy of
-    a shard, the job waits before the next stop. If a returned node has a planned departure for a fault, the node keeps
-    the remedy of this departure. The result is also None while the stop for another departure or for growth is already
-    requested.
+    a shard, the job waits before the next stop. If a returned node already has a planned departure for a fault, the
+    fleet still applies the remedy for this fault (such as a reboot). The result is also None while the stop for another
+    departure or for growth is already requested.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
@@ -151,7 +151,8 @@ def give_back(view: JobView) -> Decision | None:
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
     """Return the record by which the job returns a node to its fleet at the agreed stop.
 
-    `departure` is the departure (planned loss of a member) that was already recorded for the node, or None.
+    `departure` is the departure (planned loss of a member) that was already recorded for the node, or None. The result
+    keeps its fault.
     """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:

@@ -30,7 +30,8 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
-    # After a database restore, the issued number can be higher than that of the generation that still runs.
+    # In these states, no rank of an earlier generation may run. In any other state, compare with the generation that
+    # runs, because after a database restore the issued number can be higher.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
     ended = [

@@ -52,7 +52,7 @@ class JobView:
     verdicts: Mapping[NodeId, Verdict]
     """One verdict per node of the newest plan and per assigned node: whether the job may use the node."""
     implications: tuple[Implication, ...] = ()
-    """Entries that the decision adds to the fault histories of nodes that the incident involves."""
+    """Entries that the decision adds to nodes' fault histories: which node was involved in which incident."""
     events: tuple[EventDraft, ...] = ()
     """Events that the decision stores. If the job's state changes, `change_state` adds an event about it."""
 
@@ -153,7 +153,7 @@ def gap_seconds(policy: Policy) -> float:
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
-    """Return the node without its history entries from the open incident.
+    """Return the node, with its fault history reduced to entries from incidents other than the open one.
 
     The more incidents a node's history has, the more severe is its remedy. An open incident must not count for its own
     remedy.
@@ -297,7 +297,7 @@ def last_movement_at(view: JobView) -> float:
 def last_progress_at(view: JobView) -> float:
     """Return when the job's progress last changed, in Unix seconds.
 
-    The result is the current time if the view's record shows more progress than the stored record.
+    The result is the current time if this pass has observed more progress than the database contains.
     """
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (

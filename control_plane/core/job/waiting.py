@@ -33,8 +33,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # These nodes are still assigned from an earlier generation. The fleet first removes them, and then assigns all
-        # new nodes together.
+        # These nodes are still assigned to the job from before it returned to the queue. The fleet first removes them,
+        # and then assigns all new nodes together.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
@@ -98,7 +98,9 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
-    """Return the next fleet of the user's list that accepts the job. The first fleet follows the last one.
+    """Return the next fleet of the user's list that accepts the job.
+
+    After the last fleet, the search continues at the first.
 
     Return None if the job already had a generation or holds a node, because such a job stays in its fleet.
     """

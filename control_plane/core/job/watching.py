@@ -26,8 +26,8 @@ def watch(view: JobView) -> Decision:
     """Check a running job for everything that needs a response, and respond to the first finding.
 
     The order of the checks is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in
-    progress, departures, growth, a new pause, returned nodes. The most certain evidence is checked first. In every
-    case, the decision also writes due manifests of checkpoints.
+    progress, departures, growth, a new pause, returned nodes. Departures are planned losses of nodes. The most certain
+    evidence is checked first. In every case, the decision also writes due manifests of checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -167,7 +167,7 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 
 
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
-    """Return a clause that names the silent nodes, or the evidence if no node is silent.
+    """Return a clause that names the silent nodes, or `unclear` (the evidence on UNCLEAR nodes) if no node is silent.
 
     The clause contains no elapsed time, so that the stored reason does not change every second.
     """

@@ -259,10 +259,7 @@ class FleetObserved:
     replaced: tuple[float, ...] = ()
     """Unix times of the replacements that Everstep decided by its own verdict, for at least the last hour."""
     failed_join_count: int = 0
-    """Number of instances that ended because their agents did not connect in time.
-
-    The count starts again after each instance whose agent connects.
-    """
+    """Number of consecutive instances that ended because their agents did not connect in time."""
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """Time at which EC2 accepted the reboot, in Unix seconds, for nodes in state REBOOTING.
 

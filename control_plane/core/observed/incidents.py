@@ -12,7 +12,10 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failure that the job itself may have caused. `core.breakers` decides by such records if the job fails."""
+    """A failure that the job itself may have caused.
+
+    From such records, `core.breakers` decides whether the job retries.
+    """
 
     generation: Generation
     step: Step
@@ -87,7 +90,7 @@ class IncidentRecord:
     Empty until the control plane has chosen the sources.
     """
     node_microseconds_before: int = 0
-    """The job's `node_microseconds` at the time of the failure."""
+    """Working time of the job's nodes from the job's creation to the failure, summed over nodes."""
     idle_node_microseconds: int = 0
     """Idle time of the job's nodes during the incident, summed over nodes, in microseconds.
 

@@ -274,12 +274,12 @@ class Suspicion:
     began_at: float
     """Time at which a rank exceeded the first limit, in Unix seconds."""
     number: int
-    """The number of the newest request for stacks."""
+    """The number of the newest request to agents for the stacks of their ranks."""
     asked_at: float
     """Time at which the control plane first sent request `number`."""
     is_answered: bool = False
     limit_seconds: float = 0.0
-    """Time without progress after which stacks can prove a hang.
+    """Time without progress after which the ranks' stacks can prove a hang.
 
     0 in records that an older server wrote.
     """
@@ -337,9 +337,9 @@ class Memo:
     None before the first checkpoint.
     """
     paused_microseconds_before_start: int = 0
-    """Time for which the job was paused before `started_at`."""
+    """Time for which the job was paused before its ranks were first started (`started_at`)."""
     node_count: int = 0
-    """Number of nodes that have worked for the job since `accounted_until`."""
+    """Number of nodes that have worked for the job since the ledger's last charge (`accounted_until`)."""
     member_count: int = 0
     """Number of nodes of the newest plan. 0 before the first plan and after a pause."""
     missing_count: int = 0
@@ -403,7 +403,7 @@ class JobRecord(Memo):
     committed_at: float | None = None
     failures: tuple[FailureRecord, ...] = ()
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The ledger: microseconds by `accounting.Bucket`, up to `accounted_until`."""
+    """The ledger of the job's time: microseconds by category (`accounting.Bucket`), up to `accounted_until`."""
     node_microseconds: int = 0
     """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
     accounted_until: float | None = None
@@ -415,7 +415,7 @@ class JobObserved:
 
     record: JobRecord
     plan: GenerationPlan | None
-    """The plan of `record.generation`."""
+    """The plan of the newest generation (`record.generation`). None before the first plan."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     """The complete checkpoints of the job."""

@@ -77,8 +77,8 @@ class DamagedCheckpoint:
 class RefusedSource:
     """A source from which a node failed to load a shard.
 
-    Later plans do not use this source. The shard from this source failed verification, or the source was unreachable
-    twice.
+    Later plans do not use this source, because its shard failed verification or because the source was unreachable in
+    two loads.
     """
 
     rank: Rank
