@@ -100,7 +100,10 @@ Once the failure is detected, `follow` moves this time to the incident's phases,
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 """Buckets of time in which the job has no nodes. `ettr_ratio` counts this time as queue time."""
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
-"""Buckets of time in which the ranks ran without a known failure. They are the base of the MTTF."""
+"""Buckets of time in which the ranks ran without a known failure.
+
+The mean time to failure (MTTF) is computed from these buckets.
+"""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
@@ -108,7 +111,10 @@ _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 Members = tuple[int, int]
 """The size of a generation: its number of nodes, and the number of nodes that it lacks compared with NodeCount."""
 WHOLE: Members = (1, 0)
-"""The size of any generation that lacks no node. Only the ratio of the two numbers counts."""
+"""The size of any generation that lacks no node.
+
+Calculations use only the ratio of the two numbers, so 1 stands for any number of nodes.
+"""
 
 
 def members_of(record: JobRecord) -> Members:
@@ -174,7 +180,7 @@ def charge(
         gap_seconds: the longest time between two calls by a working control plane. A longer time means that no control
             plane worked on the job meanwhile.
         node_count: the number of nodes that work for the job from now on, for later charges.
-        is_stalled: see `bucket`.
+        is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 
     Returns:
         The record, charged until `now`. If more than `gap_seconds` have passed, its field `unwatched` contains the
@@ -240,7 +246,7 @@ def follow(
         record: the job's record. Its ledger is already charged until now.
         before: the incident that was open before the decision, or None.
         after: this incident as it is after the decision, and all incidents that the decision opened.
-        seemed: the bucket for time that no incident covers, because the job seemed to be in this state.
+        seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
         members: the size of the generation that trained before the incidents.
 
@@ -277,7 +283,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # Runs only if `_SEEMED` had too little time.
+    for into in _PHASES if missing else ():  # Only if the buckets in `_SEEMED` had too little time.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back

@@ -93,10 +93,10 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key under which the control plane records that it reboots a node, before it calls EC2.
+    """Return the key of the database row in which the control plane records a node's reboot before it calls EC2.
 
-    `since` is the Unix time at which the node entered the state REBOOTING. The record later shows whether EC2 accepted
-    the reboot.
+    `since` is the Unix time at which the node entered the state REBOOTING. The row later shows whether EC2 accepted the
+    reboot.
     """
     return f"reboot/{node_id}/{since:.3f}"
 
@@ -113,7 +113,7 @@ class SendKeepEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
-    """Permit AWS to terminate an instance immediately although a terminating hook holds it."""
+    """Permit AWS to terminate an instance immediately although a terminating lifecycle hook holds it."""
 
     group: str
     hook: str
@@ -230,7 +230,7 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the group desires but does not have, for the next decision about the fleet."""
+    """Instances that the group desires but does not have. The next decision about the fleet receives them as input."""
     is_frozen: bool = False
     is_blind: bool = False
     """Whether most of the fleet's agents are silent.

@@ -33,7 +33,10 @@ _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The part of a signed STS request that the agent sends. The control plane derives the rest of the request."""
+    """The parts of a signed STS request that the agent sends to the control plane.
+
+    The control plane derives all other parts itself.
+    """
 
     authorization: str
     amz_date: str
@@ -113,7 +116,7 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
     Args:
         signature: a signature that `refusal_of_signature` has accepted.
         server_id: this server's id, so that STS rejects a signature made for another server.
-        nonce: the nonce of this attempt.
+        nonce: the nonce that this server issued to the agent for this attempt to join.
 
     Returns:
         Header values by name.

@@ -35,7 +35,7 @@ Progress means that training reached a new highest step. The failures may differ
 
 
 class Course(StrEnum):
-    """The four ways in which a job can continue or end after a failure.
+    """The ways in which a job can continue or end after a failure that it may have caused itself.
 
     - AGAIN: the job restarts on the same nodes, from the newest state.
     - OTHER_NODE: the job restarts with a spare in place of the failing node.
@@ -168,7 +168,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
     """Return OTHER_NODE if it applies, else None.
 
-    One node must have caused all these failures, a spare must exist, and no other node may have been tried before.
+    It applies if one node caused all failures in `alike`, a spare exists, and `tried` contains no change of node.
     """
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
@@ -177,7 +177,8 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
     """Return OLDER_STATE if it applies, else None.
 
-    The last two attempts must have restored the same step, and no older step may have been tried.
+    It applies if the last two attempts restored the same step, an older step exists, and `tried` contains no change of
+    state.
     """
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None

@@ -64,7 +64,7 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
 
 
 def waiting_words(group: GroupObserved) -> str:
-    """Return AWS's reason for failed launches, and Everstep's next action.
+    """Return text for users with AWS's reason for failed launches, and what Everstep does next about them.
 
     The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """

@@ -109,8 +109,8 @@ def policy_words(
 ) -> str:
     """Return a clause for users that lists when a job makes a checkpoint.
 
-    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The other arguments
-    are those of `contradictions`, and the job's strategy.
+    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. `strategy` is the
+    job's strategy. `contradictions` explains the other arguments.
     """
     if strategy is Strategy.NONE:
         return "never, because the strategy is None"
@@ -230,7 +230,7 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
     """Return the first checkpoint at or after each multiple of `every_steps`; these checkpoints are exempt from limits.
 
-    A checkpoint in the result therefore stays in it when training adds later checkpoints.
+    Later checkpoints do not change which earlier ones the result contains.
     """
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]
@@ -292,7 +292,7 @@ def newest_restorable(
 def restorable(
     known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
 ) -> tuple[CheckpointRecord, ...]:
-    """Return all checkpoints from which a job could resume. The arguments are those of `newest_restorable`."""
+    """Return all checkpoints from which a job could resume. `newest_restorable` explains the arguments."""
     path = recovery.path_of(lineage, generation)
     return tuple(
         each
@@ -341,7 +341,7 @@ def found_damaged(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return how many seconds the slowest shard of the newest uploaded checkpoint took.
+    """Return for how many seconds the slowest shard of the newest uploaded checkpoint was uploaded.
 
     Return None if the agents' reports contain no finished upload.
     """

@@ -27,7 +27,7 @@ from everstep.protocol.manifest import CheckpointManifest
 NUMBERS_END = 2**32
 """Generation numbers are lower than this. Source: `origin_generation` of a slot's header has 4 bytes."""
 MAX_CLOCK_BEHIND_SECONDS = 60.0
-"""How far the clock of the restore may be behind the newest time in the backup."""
+"""Seconds by which the clock of the machine that restores may be behind the newest time in the backup."""
 
 
 def first_number(now: float, newest_time: float) -> Generation:

@@ -108,7 +108,7 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        # The list grows during the loop. Breadth-first order keeps the domains of an edge near each other.
+        # The list grows during the loop. In breadth-first order, edges with common domains follow each other closely.
         for edge in reached:
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)
@@ -153,7 +153,10 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
 
 
 def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
-    """Return the product of two polynomials, given and returned as coefficients, without powers above `most`."""
+    """Return the product of two polynomials as coefficients, without powers above `most`.
+
+    The function combines the counts of two components.
+    """
     product = [0] * min(len(one) + len(other) - 1, most + 1)
     for i, a in enumerate(one):
         for j, b in enumerate(other[: len(product) - i]):

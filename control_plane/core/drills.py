@@ -55,14 +55,13 @@ EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
 }
 """Causes of faults that each kind of drill can produce on the struck node.
 
-The struck node is the node into which the drill injects its fault.
-
-No drill makes an agent report a fault of its own node.
+The struck node is the node into which the drill injects its fault. No drill makes an agent report a fault of its own
+node.
 """
 
 
 class Course(StrEnum):
-    """The action that the job loop takes for a drill now.
+    """The action that the job loop takes for a drill (an ordered fault) now.
 
     - WAIT: no action.
     - STRIKE: inject the fault now.
@@ -239,7 +238,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
 
 
 def in_words(drill: DrillObserved) -> str:
-    """Return the evidence that names a drill as the cause of an incident."""
+    """Return the sentence of evidence that names a drill as the cause of an incident."""
     what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
     return f"a drill ({drill.id}): {drill.requested_by} requested {drill.kind} on {what}"
 
@@ -267,7 +266,7 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return a clause that says why the job did not recover from a drill."""
+    """Return a clause that says why the job did not recover from a drill: it ended, paused or failed again."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

@@ -71,7 +71,7 @@ def needed_count(spec: JobSettings, record: JobRecord) -> int:
 
 
 def count_before(spec: JobSettings, record: JobRecord) -> int:
-    """Return the number of nodes that the control plane last decided for the job.
+    """Return the number of nodes on which the control plane last decided to run the job.
 
     The function ignores limits that a user has changed since that decision.
     """
@@ -275,9 +275,9 @@ def start_words(spec: JobSettings) -> str:
 
 
 def forecast_words(spec: JobSettings) -> str:
-    """Return a sentence about the sizes of an elastic job, for the plan before its start.
+    """Return a sentence about the possible numbers of nodes of an elastic job, for the API's preview of a new job.
 
-    Empty if the job has only one size.
+    Empty if the job can have only one number of nodes.
     """
     words: list[str] = []
     if spec.least_node_count < spec.node_count:

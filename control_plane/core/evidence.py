@@ -89,7 +89,7 @@ class Verdict:
     Only AWS's report or a fault code from the node's own live agent permits this.
     """
     remedy: Remedy | None = None
-    """The action for the node. None means the default of `Exclusion.remedy`."""
+    """The fleet's action for the node. None: REPLACE if `may_terminate`, else HOLD."""
     what: str = ""
     """The fault code, or an empty string without a fault."""
     since: float | None = None
@@ -474,14 +474,14 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 
 
 def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes from which a neighbour in the tree of agents receives no messages of the commit rounds."""
+    """Return the nodes from which a neighbour in the tree of agents receives no messages about commits."""
     return frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
 
 
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports that describe this generation of this run."""
+    """Return the members' reports that are about this generation of this run, without reports about earlier ones."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()

@@ -41,7 +41,7 @@ Other causes of a failed load are memory, the source archive or the node itself.
 LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
 """Fault codes that an agent reports when its ranks fail to load a state that another number of ranks wrote."""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
-"""Fault codes of an agent that cannot reach the coordinator of the commits."""
+"""Fault codes of an agent that cannot reach the coordinator of its generation."""
 
 
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
@@ -198,7 +198,7 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
-    """Return whether no node holds a rank's shard in memory, or can rebuild it by parity, once these nodes are lost."""
+    """Return whether these nodes take a rank's shard from memory: no other node holds it or can rebuild it by parity."""
     owner, *peers = rank.holders
     return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 
@@ -535,7 +535,7 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 
 
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether the agents of all nodes that serve a source from memory are connected."""
+    """Return whether the agents of all nodes whose memory a source of a shard uses are connected."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
     return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 

@@ -19,8 +19,8 @@ silent, the fleet terminates nothing except instances that AWS is ending. While 
 action and changes no row of the node table. A node that has joined is terminated only if
 its verdict has `may_terminate` or a person requests it.
 
-The module has more than 500 lines. Capacity and assignment share one table of nodes. One decision must not both assign
-and terminate the same node.
+The module has more than 500 lines. It is one module because capacity and assignment share one table of nodes: one
+decision must not both assign and terminate the same node.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            # False would end a person's confirmation that the silent nodes are lost.
+            # False would end a person's confirmation that the silent nodes are lost, and a pause must not do so.
             is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )
@@ -280,12 +280,15 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                # The fleet requested the replacement while it held the node. Do not request a second one.
+                # The fleet already requested a replacement while it held the node, so do not request a second one.
                 if _has_successor(row):
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
     def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
-        """Store the node requests of the fleet's roll, or withdraw them if a person has stopped the roll."""
+        """Store the requests that the fleet's roll (replacement or reboot of all nodes) makes for single nodes.
+
+        Withdraw these requests if a person has stopped the roll.
+        """
         roll = self.seen.roll
         if roll is None:
             return
@@ -339,7 +342,7 @@ class _Table:
         )
 
     def follow_requests(self) -> None:
-        """Execute people's requests for nodes that work for no job.
+        """Execute people's requests (drain, replace, reboot, hold) for nodes that work for no job.
 
         A spare that still holds state of a run deletes that state first.
         """
@@ -434,7 +437,7 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def _unheard(self, row: NodeRecord, since: float) -> float:
-        """Return for how many seconds the fleet has waited for a report of the node.
+        """Return for how many seconds the fleet has waited for a report of the node's agent since the time `since`.
 
         Periods in which this control plane could not have received a report do not count.
         """
@@ -562,7 +565,7 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return those of the idle nodes that the job may use, because it has not excluded them."""
+        """Return those of the nodes in `idle` that the job may use: all that it has not excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
@@ -747,7 +750,7 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
 
 
 def _counted(group: GroupObserved) -> int:
-    """Return how many members Auto Scaling compares with the desired capacity.
+    """Return how many members of a group Auto Scaling counts towards the group's desired capacity.
 
     Members that are terminating or in standby do not count.
     """
@@ -962,7 +965,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # Without an order, two passes could lower the desired capacity for different nodes.
+    # Sort the nodes, because without a fixed order two passes could lower the desired capacity for different nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

@@ -47,9 +47,7 @@ A healthy step rarely takes this many times the longest earlier step, snapshots 
 """
 _SECOND = 1.5
 _LAST = 3.0
-"""The last limit as a multiple of the first limit.
-
-`_SECOND` is the corresponding multiple for the second limit.
+"""The last limit as a multiple of the first limit. `_SECOND` is the second limit as a multiple of the first.
 """
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
@@ -70,7 +68,7 @@ MAX_GROUPS = 8
 TRAINS = "trains; "
 """First words of the stored reason of a job that trains. A clause about a suspected hang may follow."""
 PROVEN = "RanksHang"
-"""Type of the event that stores the full stacks of a proven hang.
+"""Type of the event in the event history that stores the full stacks of a proven hang.
 
 The incident's evidence only summarizes the stacks.
 """
@@ -226,7 +224,7 @@ def watch(
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
-    # Without a single stuck node (`odd`), the fault names no node.
+    # If the stacks identify no single stuck node (`odd`), the fault names no node.
     seen_on = () if odd is None else (odd,)
     # The hang begins when the limit that the script declared is exceeded.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
@@ -408,7 +406,7 @@ def _odd_ones(
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
-    """Return the ranks, grouped by equal stacks of their main threads."""
+    """Return the ranks by the stack of their main thread, so that ranks with equal stacks share one entry."""
     groups: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault(_main(look) or look.error, []).append(rank)
@@ -422,7 +420,7 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line of text per distinct stack of a main thread, the stack with the most ranks first."""
+    """Return one line per distinct stack of the ranks' main threads, the stack that most ranks share first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 

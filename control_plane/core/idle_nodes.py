@@ -1,4 +1,4 @@
-"""The ledger of a fleet's idle nodes: instances that cost money and work for no job.
+"""The ledger of a fleet's idle nodes: the time in which instances worked for no job but cost money.
 
 The ledger counts idle time by the state of the nodes (`NodeState`). To charge the ledger means to add the time since
 the last charge. The fleet loop does this. Reports derive the cost of spares from this ledger.
@@ -24,7 +24,7 @@ _NOT_IDLE: Final = frozenset({NodeState.ASSIGNED, NodeState.GONE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleNodes:
-    """The ledger of a fleet's idle nodes, as stored with the fleet."""
+    """The idle time of a fleet's nodes (the ledger), as the fleet's row stores it."""
 
     until: float | None = None
     """Unix seconds up to which the ledger is charged. None before the first pass."""
@@ -35,7 +35,7 @@ class IdleNodes:
 
 
 def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:
-    """Return the ledger, charged until now if a charge is due.
+    """Return the ledger, with the idle time since the last charge added if a charge is due.
 
     Args:
         idle: the ledger that the database contains, charged until `idle.until`.
@@ -60,5 +60,5 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
 
 def ledger(idle: IdleNodes) -> Ledger | None:
-    """Return the ledger, as `ledger_hours.full_hours` accepts it, or None before the first pass."""
+    """Convert the stored idle time to the form that `ledger_hours.full_hours` accepts. None before the first pass."""
     return None if idle.until is None else Ledger(at=accounting.microseconds(idle.until), spent=idle.microseconds)

@@ -21,9 +21,9 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
-"""If two stored times differ by at most this, the job loop stored both with the same decision."""
+"""If two stored times differ by at most so many seconds, the job loop stored both with the same decision."""
 _NAMED_NODES = 3
-"""Maximum number of instance ids in a verdict."""
+"""Maximum number of instance ids in the text that `verdict` returns."""
 _SCRIPT_ERROR = re.compile(
     r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
 )
@@ -290,7 +290,7 @@ def _failure(account: Account) -> str:
 
 
 def _script_error(account: Account) -> str | None:
-    """Return the exception with which the script ended the job, or None."""
+    """Return the exception (class and message) with which the script ended the job, or None."""
     if account.outcome is not Outcome.JOB_FAILED or account.cause is not Cause.RANK_EXIT:
         return None
     _, *traceback = account.job_reason.strip().split("\n")
@@ -393,5 +393,5 @@ def duration(seconds: float) -> str:
 
 
 def _rounded(value: float) -> int:
-    """Return the nearest whole number. A half is rounded up, as in JavaScript."""
+    """Return the nearest whole number. A half is rounded up, as in the dashboard's JavaScript."""
     return math.floor(value + 0.5)

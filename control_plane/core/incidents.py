@@ -51,7 +51,7 @@ class Fault:
 def incident_id(run: RunId, generation: Generation) -> str:
     """Return the id of the incident that ends a generation.
 
-    Every control-plane server derives the same id.
+    The id follows from the arguments alone, so all control-plane servers use the same id.
     """
     return f"inc-{run[:12]}-{generation}"
 
@@ -185,13 +185,14 @@ def lost_steps(incident: IncidentRecord) -> int | None:
 def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return the source of each rank's shard, in the order of ranks, run-length encoded.
 
-    Neighbouring ranks mostly use the same kind of source, so the result is short even for ten thousand ranks.
+    Ranks with neighbouring numbers mostly use the same kind of source, so the result is short even for ten thousand
+    ranks.
     """
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
 class Interruption(Protocol):
-    """The five times that delimit an incident's phases, in Unix seconds. None for a phase that has not ended."""
+    """The five times that delimit an incident's phases, in Unix seconds. The end of an unfinished phase is None."""
 
     @property
     def failed_at(self) -> float:

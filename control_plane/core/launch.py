@@ -104,7 +104,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
 
 
 def parent_of(seen: JobObserved) -> Generation:
-    """Return the newest generation whose ranks may have run, or 0. The next generation descends from it."""
+    """Return the newest generation whose ranks may have run, or 0. It is the parent of the next generation."""
     return recovery.newest_started(seen.lineage)
 
 
@@ -316,9 +316,9 @@ def _parity_groups_before(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups, as GROUP_RANKs, for which the members already hold shares.
 
-    These are the groups of the newest stored plan. If that plan has another number of nodes, the shares of the restored
-    step name the groups. The result is empty if no member holds a share (parity data of its group), because new groups
-    then lose no parity. `found` contains the members' inventories.
+    These are the groups of the newest stored plan. If that plan has another number of nodes than the new generation,
+    the shares of the restored step name the groups. The result is empty if no member holds a share (parity data of its
+    group), because new groups then lose no parity. `found` contains the members' inventories.
     """
     shares = [slot for inventory in found.inventories.values() for slot in inventory if is_share(slot.owner_rank)]
     if seen.plan is None or not shares:
@@ -337,7 +337,7 @@ def _parity_groups_before(
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups of the newest stored plan, as GROUP_RANKs.
+    """Return the placement groups (nodes that hold each other's shards) of the newest stored plan, as GROUP_RANKs.
 
     Empty before the first plan. A replacement takes the GROUP_RANK of the lost node, so groups survive a replacement.
     """

@@ -24,8 +24,8 @@ _DIGEST_BYTES: Final = 8
 _ROUNDED_BYTES: Final = 2
 """Bytes of a mean's mantissa that digests ignore.
 
-The mean of means differs from the mean of all values by a rounding error. Without the rounding, a downsampling that
-changes nothing else would change the digests.
+The mean of means differs from the mean of all values by a rounding error. Without the rounding, these errors would
+change the digests whenever old points are downsampled.
 """
 _NUMBERS: Final = struct.Struct("<3q4d")
 _MEAN: Final = struct.Struct("<d")

@@ -167,7 +167,7 @@ def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]
 
 
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
-    """Return the points that contain no step after `step`.
+    """Return those of a metric's points that contain no step after `step`.
 
     A point that contains both `step` and later steps is dropped, because its values cannot be separated.
     """
@@ -203,7 +203,7 @@ def resampled(
 
 
 def span_of(first_step: int, last_step: int, limit: int) -> int:
-    """Return how many steps one point should cover to divide a range of steps into about `limit` points.
+    """Return how many steps one point should cover, so that about `limit` points cover a range of steps.
 
     The result is a power of two.
     """

@@ -150,7 +150,7 @@ def successors(
     now: float,
     timeouts: Timeouts,
 ) -> list[NodeId]:
-    """Return the nodes that are assigned to the job, not used by its running plan, and ready to replace a member."""
+    """Return the ready nodes that can replace members: assigned to the job, but not used by its running plan."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
 
 
@@ -236,7 +236,7 @@ def is_stuck(
         now: Unix seconds.
         timeouts: `blind_wait_seconds` limits the time without progress.
         promised_seconds: longest time without progress that the script declares, in seconds. Ignored if AWS ends one of
-            the nodes at a fixed time.
+            the nodes at a fixed time, because the job cannot wait beyond that time.
 
     Returns:
         Whether the control plane should end the generation.
@@ -414,7 +414,7 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
         now: Unix seconds.
 
     Returns:
-        An entry for the history of the remaining member.
+        An entry for the fault history of the remaining member.
     """
     names = ", ".join(move.node_id for move in left)
     words = f"{node_id} and {names} had lost each other's replicas; the job moved off {names}"

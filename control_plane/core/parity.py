@@ -44,7 +44,7 @@ def contradictions(
         group_size: g, the number of nodes per parity group.
         copies: number of nodes that hold each shard, the owner included.
         node_count: number of nodes of the job.
-        strategy: the strategy of the job's checkpoints, which never changes.
+        strategy: the job's checkpoint strategy. Parity needs Everstep's own strategy.
         min_node_count: MinNodeCount of ElasticConfig, or None.
 
     Yields:

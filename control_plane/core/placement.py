@@ -188,7 +188,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
     last = min(groups, lost // size)
     for j in range(last):
         total += -chosen * rest if j % 2 else chosen * rest
-        # Derive the next term from this term, because a new large binomial is expensive.
+        # Compute the next term's binomial from this one, because computing a large binomial anew is expensive.
         chosen = chosen * (groups - j) // (j + 1)
         rest = rest * perm(lost, size) // perm(nodes, size)
         nodes, lost = nodes - size, lost - size

@@ -15,7 +15,7 @@ POLL_SECONDS: Final = 1.0
 EVENT_POLL_SECONDS: Final = 5.0
 """Seconds between two polls while AWS's events arrive."""
 EVENTS_TRUSTED_SECONDS: Final = 600.0
-"""For this time after an event of AWS, the control plane trusts that further events arrive, and polls less often."""
+"""Seconds after an event of AWS in which the control plane trusts that further events arrive, and polls less often."""
 LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 

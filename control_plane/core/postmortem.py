@@ -174,7 +174,8 @@ def _timeline(post_mortem: PostMortem) -> str:
     )
     entries = [(at, words) for at, words in milestones if at is not None]
     entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
-    # The sort is stable. The incident's own times therefore precede events of the same time.
+    # The sort is stable, and the incident's own times come first in the list. They therefore precede events of equal
+    # time.
     entries.sort(key=lambda each: each[0])
     return "\n".join(f"- {_second(at)} {words}" for at, words in entries)
 

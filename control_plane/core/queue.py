@@ -274,7 +274,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        while more:  # Doubling the shifts needs only log2(len(sizes)) turns.
+        while more:  # Each turn doubles the shift, so log2(len(sizes)) turns suffice.
             step = (more + 1) // 2
             with_job |= with_job << step
             more -= step
@@ -287,7 +287,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
 
 
 def in_order(jobs: Iterable[FleetJob]) -> list[FleetJob]:
-    """Return jobs in the order of service: recovering jobs first, then by priority, then by age."""
+    """Return jobs in the order in which they receive nodes: recovering jobs first, then by priority, then by age."""
     return sorted(jobs, key=lambda job: (job.state not in LAUNCHED_JOBS, -job.priority, job.created_at, job.run))
 
 

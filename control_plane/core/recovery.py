@@ -142,7 +142,7 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
     C before its agent has written C to that page. Therefore each node with a later snapshot also reports C.
 
     Args:
-        path: the newest started generation and the generations from which it descends.
+        path: the path of the newest started generation (the history that leads to it).
         recorded: the control plane's own record.
         reported: generation and committed step of each report. A step that is not on the path belongs to an abandoned
             generation and does not count.
@@ -280,7 +280,7 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 
 
 def _usable(survey: Survey) -> Callable[..., bool]:
-    """Return a function that decides whether a restore may use a shard.
+    """Return a function that returns whether a restore may use a given copy of a shard.
 
     A usable shard belongs to the history that the job continues (`Survey.path`), and is not refused because of an
     earlier failed load (`Survey.refused`).

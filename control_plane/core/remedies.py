@@ -132,7 +132,7 @@ def xid_of(fault: NodeFault) -> int | None:
 
 
 def name_of(fault: NodeFault) -> str:
-    """Return the fault code, with its number for an Xid: `gpu_xid 79`."""
+    """Return the fault code. For an Xid (NVIDIA's error number), the number follows: `gpu_xid 79`."""
     number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
     return fault.code if number is None else f"{fault.code} {number}"
 

@@ -40,7 +40,7 @@ class Period(StrEnum):
 
 
 class IncidentKind(StrEnum):
-    """The kind of an incident. Reports count each kind apart.
+    """The kind of an incident. Reports count the incidents of each kind separately.
 
     - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
     - PLANNED: AWS's notice, a person's request, a change of the number of nodes, or a pause that failed.
@@ -247,8 +247,8 @@ def report(
         jobs: all jobs whose life overlaps the range.
         fleets: fleets whose idle nodes count. A fleet without jobs in the range belongs to them too.
         incidents: incidents of these jobs whose duration overlaps the range.
-        now: Unix microseconds. It is the present end of open incidents.
-        max_jobs: limit of jobs with own figures.
+        now: Unix microseconds. An open incident counts until this time.
+        max_jobs: limit of jobs that the report lists. Further jobs count together in `other_jobs`.
 
     Returns:
         The report. Buckets without jobs have zeros.
@@ -310,7 +310,7 @@ def kind_of(cause: Cause) -> IncidentKind:
 
 
 def _add(group: Sums, sums: Sums) -> None:
-    for key, amount in sums.items():  # Counter.update takes twice as long.
+    for key, amount in sums.items():  # A loop, because Counter.update takes twice as long.
         group[key] += amount
 
 

@@ -123,7 +123,7 @@ def _next(
 
 
 def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
-    """Return whether the roll is done with a node: the node is rolled, or will not be rolled."""
+    """Return whether the roll needs no more work on a node: the node was replaced or rebooted, or the roll skips it."""
     if row is None or row.state is NodeState.GONE:
         return True
     if is_requested:

@@ -112,7 +112,7 @@ class _Search:
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return how many of a group's members are in another failure domain than `domain`."""
+        """Return how many of the members of the group with this index are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # -- exchanges with the ring, the last group
@@ -160,7 +160,7 @@ class _Search:
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
         """Yield exchanges in which neighbours in the ring become a separate group, and another group joins the ring.
 
-        Such an exchange changes the holders of one shard less than an exchange of two nodes.
+        Compared with an exchange of two nodes, it changes the holders of one shard less.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
@@ -177,9 +177,9 @@ class _Search:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the option with the fewest exposed shards.
+        """Apply the option (possible exchange) after which the fewest shards have all holders in one failure domain.
 
-        Among equals, apply the option with the fewest changed shards.
+        Such shards are exposed. Among equal options, apply the one that changes the holders of the fewest shards.
 
         Return False, without a change, if no option lowers the number of exposed shards.
         """
@@ -197,7 +197,7 @@ class _Search:
         return True
 
     def apply(self, option: Option) -> None:
-        """Replace the current groups by the groups of an option."""
+        """Replace the current groups by the groups of an option (a possible exchange of nodes)."""
         for index, group in option.items():
             self.groups[index] = group
             self.touched.add(index)

@@ -298,7 +298,7 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
         entity: name of the object (job, node or incident) for the error message, for example `job gpt`.
         state: state of the object before the event.
         event: event that has happened to the object.
-        story: the reasons of the object's earlier transitions, for the error message.
+        story: the reasons of the object's earlier transitions. Only the error message uses them.
 
     Returns:
         The next state. It may equal `state`.

@@ -123,11 +123,11 @@ _FIELDS = {
     "max_overhead": "MaxOverhead",
     "max_bytes_per_second": "MaxUploadBytesPerSecond",
 }
-"""Names of a schedule's fields in the API."""
+"""Names in the API of the fields of `Schedule`."""
 
 
 def completed(strategy: Strategy, asked: Schedule) -> Schedule:
-    """Return the requested schedule, with the strategy's default for each field that the request omits."""
+    """Return the schedule that a job requested, with the strategy's default for each field that the request omits."""
     default = STRATEGIES[strategy].schedule
     return Schedule(
         every_steps=asked.every_steps or default.every_steps,

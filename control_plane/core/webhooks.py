@@ -41,7 +41,7 @@ class Allowed:
     hosts: frozenset[str]
     """Lower-case host names. `*.example.com` allows all names below example.com."""
     networks: tuple[Network, ...]
-    """Networks that webhooks may reach although their addresses are not global."""
+    """Networks that webhooks may reach although their addresses are not global (for example private addresses)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,10 @@ def check_addresses(host: str, addresses: Sequence[str], receivers: Allowed) -> 
 
 
 def key_of(secret: str) -> bytes:
-    """Return the key of a secret, `whsec_` and base64 of 24 to 64 bytes. Raises WebhookRefused for other text."""
+    """Return the signing key in a secret: the 24 to 64 bytes whose base64 follows `whsec_`.
+
+    Raises WebhookRefused for any other text.
+    """
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except binascii.Error:
