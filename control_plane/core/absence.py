@@ -25,7 +25,7 @@ def settled(
         is_connected: whether the node's agent is connected.
         silent_seconds: how long the agent has been silent. Time in which this control plane could not receive messages
             does not count.
-        timeouts: an absent instance counts as ended if its agent is silent for longer than `lease_seconds`.
+        timeouts: an instance in condition ABSENT has ended if its agent is silent for longer than `lease_seconds`.
 
     Returns:
         PRESENT, ENDED or UNKNOWN. Never ABSENT.

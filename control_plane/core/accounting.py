@@ -123,7 +123,7 @@ def members_of(record: JobRecord) -> Members:
 
 
 def microseconds(seconds: float) -> int:
-    """Return seconds as whole microseconds.
+    """Convert seconds to whole microseconds, the unit of the ledger.
 
     For a Unix time, the result agrees with the microsecond of a `datetime` for the same time.
     """
@@ -248,7 +248,8 @@ def follow(
         after: this incident as it is after the decision, and all incidents that the decision opened.
         seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
         stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
-        members: the size of the generation that trained before the incidents.
+        members: the size of the generation that trained before the incidents (`members_of`). It divides TRAIN and
+            SHORTAGE.
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
@@ -292,7 +293,7 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the length of each phase of an incident until now, in microseconds.
+    """Return the length of each phase of an incident until now, in microseconds, by the phase's bucket.
 
     Their sum is the time from the incident's failure until now.
     """

@@ -115,7 +115,7 @@ def remembered(
 ) -> tuple[FailureRecord, ...]:
     """Return the failures that the job's record keeps, with `failure` as the newest one.
 
-    The result omits failures that are so old that `rule` no longer considers them.
+    The result omits the oldest failures, which `rule` no longer considers.
     """
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
@@ -151,7 +151,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
     """Return the trials (changes of node or state after repeated failures) that succeeded.
 
     Args:
-        trials: the changes tried so far.
+        trials: the changes of node or state that were tried so far.
         generation: number of the running generation.
         boundary: the newest step that all ranks of the running generation have finished.
 

@@ -59,7 +59,7 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        return first  # A launch has succeeded since the older failure, so the older failure does not count.
+        return first  # A launch has succeeded since the failures before `first`, so they do not count.
     return min(before.failing_since, first)
 
 

@@ -209,7 +209,7 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
 
 
 def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
-    """Return the checkpoints that exceed the limits, oldest step first.
+    """Return the checkpoints that exceed the limits of number or age, oldest step first.
 
     Unlike `surplus`, the function does not require that a later checkpoint is verified.
     """
@@ -249,7 +249,7 @@ def due(
         plan: the plan of the newest generation.
         reports: the members' reports about that generation.
         lineage: the records of all generations of the job that have a plan.
-        known: checkpoints whose manifests the control plane has already written.
+        known: checkpoints whose manifests the control plane has already written. The result omits them.
         dropped: generation and step of each checkpoint that a person has deleted. Agents still report the shards of
             such a checkpoint.
 

@@ -44,7 +44,7 @@ def contradictions(node_count: int, least: int | None, most: int | None, limits:
         node_count: NodeCount of the job.
         least: MinNodeCount, or None if the job has none.
         most: MaxNodeCount, or None if the job has none.
-        limits: limits of the job's fleet and project.
+        limits: the numbers of nodes that the job's fleet and project permit.
     """
     if least is not None and least > node_count:
         yield (
@@ -79,7 +79,7 @@ def count_before(spec: JobSettings, record: JobRecord) -> int:
 
 
 def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
-    """Return the time from which a job that waits for its first nodes may start with fewer than NodeCount nodes.
+    """Return the time from which a job that waits for its first nodes may start on fewer than NodeCount nodes.
 
     The job waits for `patience_seconds` for all of its nodes. This time starts again after a period without a control
     plane, because no instance could be launched in that period.

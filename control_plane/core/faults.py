@@ -65,7 +65,7 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
 
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
-    """Return the fault of the first failed rank, or of rank `only` if it is set.
+    """Return the exit of the first failed rank, or of rank `only` if it is set, as a fault.
 
     Later exits are usually consequences of the first exit.
     """
@@ -198,7 +198,7 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
-    """Return whether these nodes take a rank's shard from memory: no other node holds it or can rebuild it by parity."""
+    """Return whether only these nodes hold a rank's shard, and no other nodes can rebuild it by parity."""
     owner, *peers = rank.holders
     return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 
@@ -210,7 +210,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     restored.
 
     Args:
-        forgotten: ranks whose shard no remaining node holds.
+        forgotten: ranks whose shard no remaining node holds or can rebuild.
         at: Unix seconds when the first holder was lost.
 
     Returns:

@@ -190,7 +190,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 
 
 class _Table:
-    """The fleet's node table while `decide` changes it."""
+    """The fleet's rows in the node table, while one call of `decide` changes them."""
 
     def __init__(self, now: float, spec: FleetSpec, observed: FleetObserved) -> None:
         self.now = now
@@ -317,7 +317,7 @@ class _Table:
         self.roll_progress = step.progress
 
     def _unavailable_count(self, policy: Policy) -> int:
-        """Return how many nodes the fleet lacks for its jobs and spares, because they are out of service."""
+        """Return how many of the nodes that the fleet needs for its jobs and spares are not in service."""
         available = [
             row
             for row in self.in_state(NodeState.SPARE, NodeState.ASSIGNED)
@@ -608,7 +608,7 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Make surplus nodes of running jobs spares again.
+        """Take nodes that running jobs do not need back from these jobs, and make the nodes spares again.
 
         A job has a surplus node if it decided to give up a node, received a replacement, and then kept its node. The
         fleet takes back only nodes whose agents hold no state of the job yet.
@@ -633,7 +633,7 @@ class _Table:
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
-        """Return the time limit, in seconds, for an instance's agent to connect."""
+        """Return the time limit, in seconds, within which the agent of a new instance must connect."""
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
@@ -769,7 +769,7 @@ def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
-    """Return the actions that remove ended members from the Auto Scaling group.
+    """Return the actions that remove members whose instances have ended from the Auto Scaling group.
 
     A removal launches a replacement, unless it also lowers the desired capacity.
     """
@@ -920,7 +920,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return the terminations of nodes in state DRAINING, except surplus nodes.
+    """Return the terminations of nodes in state DRAINING (to be terminated), except surplus nodes.
 
     The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll replaces.
     The first `extra` terminations also lower the desired capacity. After each further termination, the group launches a

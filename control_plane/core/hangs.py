@@ -56,7 +56,7 @@ DOWNLOADING = frozenset({"start", "restore"})
 The durations of earlier starts are therefore poor estimates.
 """
 CLOSING = "close"
-"""Phase of a rank that closes its session.
+"""Phase of a rank that calls `close()` at the end of training.
 
 The rank waits until all other ranks have finished training.
 """
@@ -320,7 +320,9 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that wait on purpose, within a limit that their script or a strategy declared.
+    """Return a sentence about ranks that wait on purpose.
+
+    The script or the job's checkpoint strategy has declared a limit for this wait, and the limit has not passed.
 
     Empty while no such wait exceeds `stall_seconds`.
     """
@@ -347,7 +349,7 @@ def _proof(
     still: float,
     limit: Limits,
 ) -> str:
-    """Return the proof from the stacks that the ranks cannot continue by themselves, as a clause.
+    """Return a clause that says how the stacks prove a hang, that is, that the ranks cannot continue by themselves.
 
     Return an empty string if the stacks prove nothing.
     """

@@ -45,7 +45,7 @@ class Fault:
     rank: Rank | None = None
     """The rank whose exit is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None
-    """A node that other members could not reach. The node may be alive."""
+    """A node that other members could not reach, but that may be alive. None without such a node."""
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
@@ -97,7 +97,7 @@ def opened(
 
 
 def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> IncidentRecord:
-    """Return the incident with the evidence of further faults.
+    """Return the incident with the evidence and the nodes of further faults added.
 
     The most severe cause becomes the incident's cause. Equal evidence occurs once. Nodes are listed in the order of the
     faults.

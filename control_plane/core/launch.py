@@ -26,7 +26,7 @@ from everstep.protocol.parity import holder_of, is_share, stripe_of
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
-"""Ports for torch's rendezvous, below the ephemeral ports of the kernel."""
+"""Ports for torch's rendezvous (MASTER_PORT), below the kernel's ephemeral ports, which other programs may occupy."""
 
 STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
 """Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
@@ -167,7 +167,7 @@ def make_plan(
         seen: what the job loop has observed for this decision.
         record: the job's record, including nodes that the present decision excludes.
         roll: the result of `call_roll`, in which every GROUP_RANK has a member that has promised.
-        policy: timeouts that the plan passes on to the agents.
+        policy: the settings with the timeouts, which the plan contains for the agents.
 
     Returns:
         The plan, and the restored step with its sources, which the caller records in the incident. The caller must

@@ -22,12 +22,12 @@ MOST_HOURS: Final = 24 * 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The counters of a ledger at one point in time."""
+    """The counters of a ledger (time of a job, or idle time of a fleet's nodes) at one point in time."""
 
     at: int
     """Unix time in microseconds up to which the ledger is charged."""
     spent: Mapping[str, int]
-    """Microseconds by name. A missing name means 0."""
+    """Microseconds by category of time (a job's bucket, or a node's state). A missing category means 0."""
     node_microseconds: int = 0
     """Working time of a job's nodes, summed over nodes. 0 in the ledger of a fleet."""
 

@@ -6,8 +6,8 @@
             b    ├────────┤
             c             ├─────────┤         ├────▶
 
-Invariant: two periods of one node never touch. A node that takes part in consecutive launches has one period for all of
-them.
+Invariant: between two periods of one node is a time in which the node did not work for the job. A node that takes part
+in consecutive launches has one period for all of them.
 """
 
 from __future__ import annotations

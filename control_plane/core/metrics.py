@@ -125,7 +125,7 @@ def joined(points: Sequence[Point]) -> Point:
 
 
 def chunk_of(step: int, width: int) -> int:
-    """Return the number of the chunk that a step belongs to."""
+    """Return the number of the chunk that contains the points of a width at this step."""
     return step // (width * POINTS_PER_CHUNK)
 
 
@@ -158,7 +158,7 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return stored and new points, sorted by step.
+    """Return the stored points of a metric, replaced and extended by new points, sorted by step.
 
     A new point replaces a stored point with the same first step.
     """

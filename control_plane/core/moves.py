@@ -258,7 +258,7 @@ def in_words(known: Sequence[Departure]) -> str:
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
-    """Return whether the remaining nodes hold, or can rebuild, the last committed step of every shard.
+    """Return whether the nodes that stay hold, or can rebuild, every shard of the last committed step.
 
     The agents of the shards' owners report the holders. With parity, a shard whose owner leaves can be rebuilt only
     with the shares of all other members of its stripe.

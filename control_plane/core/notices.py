@@ -79,7 +79,7 @@ def _is_far(notice: Notice, now: float) -> bool:
 
 
 def _is_over(notice: Notice, now: float) -> bool:
-    """Return whether the notice has expired, because the announced interruption did not happen."""
+    """Return whether the notice has expired: the announced time passed `OVER_SECONDS` ago without an interruption."""
     return (
         notice.kind in (NoticeKind.SPOT_INTERRUPTION, NoticeKind.CAPACITY_BLOCK_END)
         and now - (notice.ends_at or now) > OVER_SECONDS

@@ -29,7 +29,7 @@ A lemon is a node that jobs do not use again. Incidents of every cause count. So
 2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
 HISTORY_LIMIT = 20
-"""Number of a node's newest history entries that the rules consider."""
+"""Number of newest entries of a node's fault history that the rules consider."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (
@@ -150,7 +150,7 @@ def hardware_fault(words: str) -> str | None:
 
 
 def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...]:
-    """Return the history entries within the lemon window, oldest first."""
+    """Return the entries of a fault history that are younger than `LEMON_WINDOW_SECONDS`, oldest first."""
     return tuple(line for line in history if now - line.at <= LEMON_WINDOW_SECONDS)
 
 

@@ -98,12 +98,12 @@ class IncidentTime:
     """End of the incident. None while the incident is open."""
     lost_steps: int
     cost_micro_usd: int | None
-    """Cost of the job's nodes from the failure to the end of the rework. None if the fleet has no price."""
+    """Cost of the job's nodes from the failure until training has caught up. None if the fleet has no price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFigures:
-    """Sums over the incidents of one kind or of one cause.
+    """Sums over the incidents of one kind (`IncidentKind`) or of one cause.
 
     Counts and lost steps count in the time bucket that contains the failure. The cost is spread over all buckets that
     the incident overlaps.
@@ -113,7 +113,7 @@ class IncidentFigures:
     recovered_count: int
     """Number of incidents from which training has recovered."""
     recovery_microseconds: int
-    """Total time from the failure to the end of the rework, of recovered incidents."""
+    """Total time from the failure until training has caught up, of recovered incidents."""
     recomputed_steps: int
     cost_micro_usd: int | None
     """Sum of the incidents' costs. None if no incident has a cost."""
@@ -197,7 +197,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Groups:
-    """The sums of each group of a report, to which `report` adds jobs, fleets and incidents one by one."""
+    """The sums per time bucket, project, fleet, job and cause, while `report` adds them up."""
 
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))

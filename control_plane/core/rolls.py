@@ -39,7 +39,7 @@ class RollStep:
     begun: tuple[NodeId, ...] = ()
     """Nodes for which the fleet loop stores the roll's request now."""
     cancelled: tuple[NodeId, ...] = ()
-    """Nodes whose request the roll withdraws, because a person has stopped it."""
+    """Nodes whose pending request the roll withdraws, because a person has stopped the roll."""
     has_ended: bool = False
     """Whether the roll ends now: all nodes are finished, or a person has stopped it."""
 

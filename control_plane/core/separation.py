@@ -105,7 +105,7 @@ class _Search:
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return the number of a group's shards whose holders differ from the original placement."""
+        """Return how many of a group's shards have other holders than before the first exchange."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
@@ -241,7 +241,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # Every exchange between these two groups has the same effect, so the first exchange is sufficient.
+            # All exchanges between these two groups have the same effect, so try only the first one.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

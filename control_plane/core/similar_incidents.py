@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Likeness(StrEnum):
-    """A property that two incidents of the same cause share. The closest likeness comes first."""
+    """A property that two incidents of the same cause share. The property that counts most comes first."""
 
     INSTANCE = "Instance"
     INSTANCE_TYPE = "InstanceType"

@@ -34,7 +34,7 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""From this number of observed failures on, the fleet also estimates the failure rate without the prior.
+"""Number of observed failures from which on the fleet also estimates the failure rate without the prior.
 
 It plans for the higher of the two rates.
 """

@@ -72,7 +72,7 @@ class Rules:
     uses_memory: bool = False
     """Whether a restore may use shards in the memory of nodes."""
     schedule: Schedule = Schedule()
-    """The schedule of a job whose request sets none of its fields."""
+    """The schedule of checkpoints for a job whose request sets no field of it."""
     adjustable: tuple[str, ...] = ()
     """Fields of `schedule` that the request of a job may change."""
 
@@ -101,7 +101,7 @@ STRATEGIES: Mapping[Strategy, Rules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a job, besides its schedule, that a strategy can contradict."""
+    """The settings of a job, apart from its checkpoint schedule, that may be impossible with a strategy."""
 
     copies: int
     """Number of nodes that hold each shard."""

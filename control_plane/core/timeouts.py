@@ -24,7 +24,7 @@ class _Rung(NamedTuple):
     """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout has its position in the ladder."""
+    """Why the timeout is longer than the one before it and shorter than the next."""
 
 
 class _Fixed(NamedTuple):
@@ -34,7 +34,7 @@ class _Fixed(NamedTuple):
     reason: str
     """Why the limit does not depend on `detection_seconds`."""
     outlasts: str = ""
-    """Name of a timeout in the ladder that must not be longer than this limit. Empty without such a timeout."""
+    """Name of a rung (timeout of the ladder) that must not be longer than this limit. Empty without such a rung."""
 
 
 HELLO_SECONDS = 10.0

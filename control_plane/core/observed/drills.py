@@ -35,7 +35,7 @@ class DrillState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill, as the job loop reads it from the database."""
+    """A drill (a fault that a person ordered), as the job loop reads it from the database."""
 
     id: str
     kind: DrillKind

@@ -24,7 +24,7 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """The wanted probability that a spare is free when a node fails.
+    """The probability that the user wants for a free spare when a node fails.
 
     If this field is set, the fleet ignores `spare_count`.
     """
@@ -108,7 +108,7 @@ class GroupObserved:
     """Whether AWS suspended the launches by itself, after a long period of failures."""
 
     unprotected: tuple[NodeId, ...] = ()
-    """Members in service without protection from scale-in, sorted."""
+    """Members in service that Auto Scaling could terminate because they lack protection from scale-in, sorted."""
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
@@ -171,12 +171,12 @@ class NodeRecord:
     release: Literal["", "return", "terminate"] = ""
     """A person's decision about a held node: `return` it to service, or `terminate` it. Empty without a decision."""
     request: NodeRequest | None = None
-    """A person's or a roll's request that the fleet has not fulfilled yet."""
+    """Pending request for this node, by a person or by a roll (of all nodes). None without one."""
     request_words: str = ""
     connected_at: float | None = None
     """Time at which the node's agent last connected, in Unix seconds."""
     evidence_at: float | None = None
-    """Time at which the upload of the node's logs to S3 was complete. None before the end of the upload."""
+    """Unix time at which the upload of the node's logs to S3 was complete. None before the end of the upload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class FleetJob:
     most_node_count: int = 0
     """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the next generation if it is decided, else of the newest generation.
+    """Number of nodes of the next generation if the control plane has decided it, else of the newest generation.
 
     0 before the first generation.
     """
@@ -246,7 +246,7 @@ class FleetJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObserved:
-    """The complete input of one decision about a fleet, besides the specification and the policy."""
+    """The input of one decision about a fleet, except its specification (`FleetSpec`) and the `Policy`."""
 
     group: GroupObserved
     records: tuple[NodeRecord, ...]
@@ -257,7 +257,7 @@ class FleetObserved:
     vacancies: Vacancies = ()
     """The vacancies of the group (missing instances), as the previous decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times of the replacements that Everstep decided by its own verdict, for at least the last hour."""
+    """Unix times of the replacements that Everstep itself decided, not AWS or a person, for at least the last hour."""
     failed_join_count: int = 0
     """Number of consecutive instances that ended because their agents did not connect in time."""
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])

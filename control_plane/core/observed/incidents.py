@@ -66,13 +66,13 @@ class IncidentRecord:
     restore_source: str | None = None
     """The farthest kind of source from which any rank restored its shard, from `local` to `s3`."""
     instance_ids: tuple[NodeId, ...] = ()
-    """The nodes that the job lost or gave up in this incident, for any cause."""
+    """The nodes that failed, that AWS took, or that the job gave up in this incident."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
     """The nodes on which the failure occurred, whether or not the job gave these nodes up."""
     lost_node_count: int = 0
     """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     node_count_before: int = 0
-    """Number of nodes of the generation that ended. 0 until the next generation has a plan."""
+    """Number of nodes of the generation that the incident ended. 0 until the next generation has a plan."""
     node_count_after: int = 0
     """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
     kept_instance_ids: tuple[NodeId, ...] = ()

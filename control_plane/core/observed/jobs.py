@@ -24,7 +24,7 @@ from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, No
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Default of a fleet's hourly limit for nodes that Everstep replaces by its own verdict.
+"""Default of a fleet's hourly limit for nodes that Everstep replaces because it found them faulty or lost.
 
 The limit does not count instances that AWS ends.
 """
@@ -177,7 +177,7 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """Unix time at which the control plane last updated `boundary`.
+    """Unix time at which the control plane last updated `boundary` (the step that training had reached).
 
     The control plane updates `boundary` each time training has advanced by two more steps. Before the first update,
     this time equals `since`.
@@ -196,7 +196,7 @@ class Departure:
     asked_at: float | None = None
     """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
     what: str = ""
-    """The code of the node's fault. Empty if the node has no fault."""
+    """The code of the node's fault, for example `gpu_lost`. Empty if the node has no fault."""
     is_kept: bool = False
     """Whether the job kept the node, because it would otherwise have lost a committed step."""
     has_left: bool = False
@@ -312,7 +312,7 @@ class Memo:
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Copies of shards in nodes' memory that were unreachable in one load.
+    """Copies of shards in nodes' memory that an agent could not reach in one load of a generation.
 
     If a copy is unreachable in a second load, plans no longer use it.
     """
@@ -358,7 +358,7 @@ class Memo:
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
-    """How often in a row the job has given up the wait for all of its nodes. 0 once it has had all of them."""
+    """Number of times in a row that the job gave up its wait for all of its nodes. 0 once it has had all of them."""
     not_before: float | None = None
     """Unix time until which the job stands aside: it neither holds nodes nor delays other jobs in the queue."""
     no_pause_before: float | None = None
@@ -411,7 +411,7 @@ class JobRecord(Memo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
-    """The complete input of one decision about a job, besides the specification and the policy."""
+    """The input of one decision about a job, except its specification (`JobSpec`) and the `Policy`."""
 
     record: JobRecord
     plan: GenerationPlan | None
@@ -458,4 +458,4 @@ class JobObserved:
     open_fleets: frozenset[FleetName] = frozenset()
     """The fleets of `JobSpec.fleets` that accept jobs now."""
     encrypts_peers: bool = False
-    """Whether a generation on the assigned nodes uses TLS between them (`core.encryption`)."""
+    """Whether agents of the next generation use TLS for the connections between its nodes (`core.encryption`)."""

@@ -119,7 +119,7 @@ class Implication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An announcement by AWS about an instance."""
+    """An announcement by AWS that an instance will end or be interrupted, or may do so."""
 
     kind: NoticeKind
     message: str
@@ -135,7 +135,7 @@ class NodeObserved:
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     instance_words: str = ""
-    """AWS's description of the instance, for example `terminated, Client.UserInitiatedShutdown`."""
+    """State and state reason of the instance, as AWS reports them: `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
     """Words about an EC2 status check that fails although the instance runs. Empty if no check failed.
 
@@ -166,7 +166,7 @@ class NodeObserved:
     None if the node works for no job, or if its agent has not reported yet.
     """
     faults: tuple[NodeFault, ...] = ()
-    """Faults of the node itself, from its agent's newest report."""
+    """Faults of the node's hardware or system, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
     """Incidents that involved the node since a person last returned it to service, oldest first."""
     request_words: str = ""
@@ -177,7 +177,7 @@ class NodeObserved:
     domain: str | None = None
     """The failure domain: the network node in EC2 to which the instance is attached. None until AWS has reported it."""
     notices: tuple[Notice, ...] = ()
-    """Announcements by AWS about the instance, one per kind.
+    """Announcements by AWS that the instance will end or be interrupted, one per kind.
 
     `core.notices` decides which of them have an effect.
     """

@@ -1,4 +1,4 @@
-"""Stored records of generations and checkpoints, and of sources from which later plans must not restore."""
+"""Stored records of generations, of checkpoints, and of sources of shards that failed to load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointUpload:
-    """The progress of one checkpoint's upload, summed over all ranks whose agents have reported it."""
+    """The progress of one checkpoint's upload, summed over the shards of all ranks whose agents report an upload."""
 
     generation: Generation
     """Number of the generation whose agents upload the checkpoint."""
