@@ -331,15 +331,15 @@ async def serve(agent: Agent, manager: ServiceManager) -> None:
 def allow_files() -> None:
     """Raise the limit of open files to the hard limit, for this process and its children.
 
-    systemd starts services with a limit of 1,024 files. The process of rank 0 needs one file for each other rank of the
-    job.
+    systemd starts services with a limit of 1,024 files. The process of rank 0 has an open connection to each other rank
+    of the job, and each connection is an open file.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start_log() -> OwnLog:
-    """Write this process's log to stderr, and keep its newest lines in memory.
+    """Configure Python's logging: this process's log lines go to stderr, and the newest lines also stay in memory.
 
     `main` calls this once, before the first log line. If the control plane requests it, the agent uploads the lines in
     memory to S3.

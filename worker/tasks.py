@@ -22,7 +22,7 @@ class Signal:
         self.version = 0
 
     def notify(self) -> None:
-        """Wake all waiting tasks."""
+        """Increment `version`, and wake all tasks that wait in `wait`."""
         self.version += 1
         self._event.set()
         self._event = asyncio.Event()
@@ -51,7 +51,7 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
-        """Start a task, and return it."""
+        """Start `work` as a background task of this owner, and return the task."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -65,7 +65,7 @@ class Background:
 
     @property
     def is_idle(self) -> bool:
-        """True if no task runs."""
+        """True if no background task of this owner runs."""
         return not self._tasks
 
     async def next_end(self) -> None:
@@ -74,12 +74,12 @@ class Background:
             await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     async def idle(self) -> None:
-        """Wait until no task runs."""
+        """Wait until no background task of this owner runs."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for their end."""
+        """Cancel all background tasks of this owner, and wait until they have ended."""
         await end(*self._tasks)
 
 

@@ -84,7 +84,7 @@ class Agent:
             objects: the object store (S3).
             aws: other AWS services, with the node's permissions.
             supervisor: the interface to this node's ranks; the agent starts and closes it.
-            now: returns Unix time in seconds, used for timestamps that users see.
+            now: returns Unix time in seconds, for the timestamps in log lines and reports that users see.
             health: checks this node's GPUs, disks, memory and network cards periodically; the agent starts and closes
                 it. With None, no device is checked.
             own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
@@ -303,7 +303,7 @@ class Agent:
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send a report immediately, because the faults of the node's devices have changed.
 
-        The thread of the health watch calls this method. The thread may call it once after the event loop has ended.
+        The thread that checks the devices calls this method, possibly once more after the event loop has ended.
         """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

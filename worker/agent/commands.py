@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """Command that the agent queues for itself when it no longer waits for the output of a released run.
+    """Command that the agent queues for itself when it can release a run, because it no longer waits for uploads.
 
     Either all output of the run is uploaded, or its upload has stalled.
     """
@@ -87,15 +87,15 @@ class Commands:
         Args:
             agent_id: random name of this agent process; confirmations for another process are ignored.
             lifecycle: executes Prepare, Load and Start.
-            departure: executes Release. It begins the departure, and finishes it after the uploads.
+            departure: executes Release: ends the run on this node once the run's output is uploaded.
             supervisor: halts ranks, and kills them for drills.
             inspection: samples stacks and runs commands beside ranks.
-            snapshots: holds and reads snapshots for exports.
+            snapshots: keeps snapshots in memory while a user exports them, and reads them.
             lines: sends log lines to users who follow them.
             sources: fetches source archives on an idle node.
             evidence: stores the logs of this agent in S3.
-            outbox: holds metrics until they are confirmed.
-            identity: receives the certificates for TLS between agents.
+            outbox: holds logged values until the control plane confirms that it has stored them.
+            identity: stores this node's certificate for TLS between agents, which the control plane sends.
             on_change: called after each command that can change the report.
         """
         self._agent_id = agent_id

@@ -57,14 +57,14 @@ class Departure:
 
         Args:
             settings: names the folders of this node.
-            lifecycle: ends the work of the running generation.
+            lifecycle: ends the ranks, sessions and uploads of the running generation.
             promise: the node's promise, which `finish` and `make_way` delete.
             outputs: uploads of ended generations. A departure waits for them before it removes files.
             store: this node's slots; a release removes the run's slots.
             supervisor: owns the files and records of the run's ranks.
             supplies: owns the inputs and packages of the run.
             rank_outputs: deletes the files of the run's ranks.
-            archives: owns the source archives of runs.
+            archives: deletes the source archives of runs.
         """
         self._settings = settings
         self._lifecycle = lifecycle

@@ -106,8 +106,9 @@ class Lifecycle:
             supplies: provides inputs, packages and secrets.
             rank_outputs: uploads the outputs of ranks.
             lines: uploads the log lines of ranks.
-            outputs: uploads the log lines and outputs of ended generations.
-            inspection: runs users' commands and samples stacks; both end with their generation.
+            outputs: uploads the log lines and output files that the ranks of ended generations have left on this node.
+            inspection: runs users' commands and samples stacks. Commands and samples end with the generation of their
+                ranks.
             full_disks: records each write that a disk refuses.
             on_change: called after a change that the agent reports immediately.
         """

@@ -87,12 +87,12 @@ class RankLogLines:
         return await self._shipper.finish() if self._shipper is not None else ()
 
     def hand_over(self) -> LogShipper | None:
-        """Return the `LogShipper` of the ended generation, and forget it. The caller must finish its upload."""
+        """Return the `LogShipper` of the ended generation, which the caller must `finish`, and stop using it here."""
         shipper, self._shipper = self._shipper, None
         return shipper
 
     async def close(self) -> None:
-        """End the uploads in this process. The node's next agent process uploads the remaining lines."""
+        """Stop the uploads, because this process ends. The node's next agent process uploads the remaining lines."""
         if self._shipper is not None:
             await self._shipper.close()
 

@@ -30,7 +30,7 @@ class EndedOutputs:
 
     @property
     def is_pending(self) -> bool:
-        """True while an upload runs."""
+        """True while the log lines or output files of an ended generation are uploaded."""
         return bool(self._tasks)
 
     def store(self, member: Member, shipper: LogShipper | None, *, is_stored: bool) -> None:
@@ -55,7 +55,7 @@ class EndedOutputs:
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Wait until all uploads have ended, at most for the given time."""
+        """Wait until all uploads of log lines and output files have ended, for at most `timeout_seconds`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_seconds)
 
@@ -71,5 +71,5 @@ class EndedOutputs:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel the uploads and wait for their end."""
+        """Cancel the uploads of log lines and output files, and wait for their end."""
         await end(*self._tasks)

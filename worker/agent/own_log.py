@@ -45,7 +45,7 @@ class OwnLog(logging.Handler):
         self._bytes = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append one line, and drop the oldest lines above the limit.
+        """Append one log line, and drop the oldest lines while all lines together exceed `LIMIT_BYTES`.
 
         `logging` calls this method from any thread, under this handler's lock.
         """
@@ -60,7 +60,7 @@ class OwnLog(logging.Handler):
             self._bytes -= len(self._lines.popleft())
 
     def text(self) -> bytes:
-        """Return the stored lines, oldest first."""
+        """Return the log lines in memory as encoded text, oldest first."""
         self.acquire()
         try:
             return b"".join(self._lines)

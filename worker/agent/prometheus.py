@@ -182,8 +182,9 @@ class MetricsEndpoint:
     Args:
         address: IP address or host name to listen on.
         port: port to listen on; 0 lets the kernel choose.
-        facts: returns the facts to show; called in the endpoint's threads.
-        snapshots: histogram of snapshot durations, appended to the facts.
+        facts: returns the newest report, the connection's state and the counters to export; called in the endpoint's
+            threads.
+        snapshots: histogram of snapshot durations, exported after the metrics of `facts`.
 
     Raises:
         OSError: the address or port cannot be used.

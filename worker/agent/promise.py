@@ -34,7 +34,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     phase: MemberPhase
     plan: GenerationPlan | None = None
     key: bytes = b""
-    """The generation's secret key; the file therefore has mode 0600."""
+    """The secret key with which nodes of the generation authenticate each other. The file therefore has mode 0600."""
     entry_point: str = ""
     """Path of the script in the unpacked source tree."""
     version: int = 1
@@ -152,11 +152,11 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Enter the phase that follows `event`, if the disk accepts the write. Return whether the phase has changed."""
+        """Enter the phase that follows `event` if the disk stores the changed promise. Return whether it did."""
         return self.store(self._after(event))
 
     def finish(self, event: Event) -> None:
-        """Enter the phase that follows `event`, even if the disk refuses the write.
+        """Enter the phase that follows `event`, even if the disk cannot store the changed promise.
 
         If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
         """

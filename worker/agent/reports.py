@@ -62,7 +62,7 @@ class Reports:
             supplies: counts the requests of ranks for AWS credentials that this node refused.
             sources: lists the source archives that this node fetched before it received a job.
             evidence: names the key in S3 under which this agent's logs are stored.
-            inspection: holds the newest stack samples of ranks.
+            inspection: returns the newest samples of the ranks' stacks.
             usage: reads the use of memory and devices.
             full_disks: reports the faults of this node's disks.
             outbox: holds logged values until the control plane has stored them.

@@ -38,7 +38,7 @@ class AgentSettings:
     metrics_address: tuple[str, int] | None = None
     """Address and port of the Prometheus endpoint; None for no endpoint."""
     rank_user: RankUser | None = None
-    """Users that ranks run as; None means the agent's own user."""
+    """Linux user, or range of users with one per job, that ranks run as; None means the agent's own user."""
     allows_builds: bool = False
     """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""

@@ -71,7 +71,7 @@ class SnapshotRequests:
             self._answer(answer)
 
     async def close(self) -> None:
-        """End all requests; each receives a refusal."""
+        """End all requests for snapshots; each request is answered with a refusal."""
         await self._running.close()
 
 

@@ -25,7 +25,7 @@ class SourcePrefetch:
         """Create the object; `run` fetches.
 
         Args:
-            archives: the archives on this node's disk.
+            archives: stores and fetches the source archives on this node's disk.
             full_disks: records each write that a disk refuses.
             on_change: called after every attempt to fetch an archive.
         """
@@ -66,7 +66,7 @@ class SourcePrefetch:
             await self._asked.wait(version)
 
     async def want(self, sources: tuple[SourceArchive, ...]) -> None:
-        """Fetch the given source archives from now on, and delete all others from disk."""
+        """Fetch the given source archives from now on, and delete all other source archives from this node's disk."""
         self._wanted = sources
         self._unsound &= {source.sha256 for source in sources}
         try:
@@ -77,6 +77,6 @@ class SourcePrefetch:
         self._asked.notify()
 
     def stop(self) -> None:
-        """Fetch no more archives, because the node has received a job."""
+        """Stop fetching source archives in advance, because the node has received a job."""
         self._wanted = ()
         self._unsound.clear()

@@ -20,7 +20,7 @@ class Usage:
         """Create the reader.
 
         Args:
-            health: the watch over the node's devices; None if devices are not watched.
+            health: the thread that reads the node's devices once per second; None if no devices are read.
             supervisor: reads the memory of the ranks.
             promise: names the generation whose ranks' memory is reported.
         """

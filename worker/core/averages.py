@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 TRIMMED_RATIO = 0.1
-"""Share of the values that the trimmed mean ignores at each end.
+"""Fraction of the values that the trimmed mean ignores among the smallest, and as many among the largest.
 
 The number of ignored values is rounded up. From three or more values, at least one is ignored at each end.
 """
@@ -37,7 +37,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def trimmed_error(values: Sequence[float]) -> float:
-    """Estimate the standard error of a trimmed mean.
+    """Estimate the standard error of the trimmed mean of `values` (`trimmed_mean`).
 
     The estimate is the standard deviation of the winsorized values: the nearest remaining value replaces each ignored
     value. The estimate has the unit of the values, and is 0 for a single value. `values` must not be empty.

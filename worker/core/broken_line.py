@@ -39,9 +39,9 @@ class BrokenLine:
     cut_count: int = 0
     """Number of transfers that broke since the last step that arrived in one transfer."""
     step: Step | None = None
-    """Step of the last interrupted transfer."""
+    """The step that the owner was sending when the connection last broke; None if it has not broken."""
     words: str = ""
-    """Description of the last break, for the message to users."""
+    """Description of the last failure of the connection, for the message to users."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
         """Record that the connection broke while the owner still had to send data of `step`.
@@ -60,7 +60,7 @@ class BrokenLine:
 
     @property
     def trouble(self) -> str:
-        """Message about a connection that breaks repeatedly; empty for a sound connection.
+        """Message about a connection to a holder that breaks repeatedly; empty for a sound connection.
 
         The owner's agent reports the message to the control plane.
         """

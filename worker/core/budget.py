@@ -66,7 +66,7 @@ class Load:
     """Seconds of these iterations in which the rank waited for the snapshot."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the measurements with one more iteration added."""
+        """Return the cost of this snapshot with one more iteration added. Both times are in seconds."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
@@ -82,7 +82,7 @@ class Budget:
     interval: int = 1
     """Iterations from one proposed step to the next, as the limit requires."""
     quiet: tuple[float, ...] = ()
-    """Durations in seconds of the newest quiet iterations, in which no part of a snapshot was captured or sent."""
+    """Seconds of each of the newest iterations in which no part of a snapshot was captured or sent."""
     snapshots: tuple[Load, ...] = ()
     """Costs of the newest snapshots. A snapshot is added when the capture of the next one begins."""
     newest: Load | None = None
@@ -90,7 +90,7 @@ class Budget:
     iterations_per_snapshot: float = 1.0
     """Smoothed mean of the number of iterations in which parts of one snapshot are captured or sent."""
     since_rest: int = 0
-    """Number of iterations since the last quiet one (without any part of a snapshot).
+    """Number of iterations since the last iteration without any part of a snapshot.
 
     From `REST_EVERY` on, the next proposal is delayed (see `distance`).
     """
@@ -162,7 +162,7 @@ class Budget:
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval in iterations at which the cost of snapshots stays within the limit."""
+        """Return the shortest interval, in iterations, at which a cost of `cost` seconds is within `max_slowdown`."""
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 

@@ -51,7 +51,7 @@ def automatic_interval(
         max_bytes_per_second: W, bandwidth budget per node; 0 for no budget.
 
     Returns:
-        The interval of the module's formula.
+        The interval in seconds: the maximum of U, c · (1 + p) / p and, with a budget, B / W.
     """
     budgeted = node_bytes / max_bytes_per_second if max_bytes_per_second else 0.0
     return max(upload_seconds, cost_seconds * (1 + max_overhead) / max_overhead, budgeted)
@@ -59,7 +59,7 @@ def automatic_interval(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A pace of training: a number of steps, and the seconds that they took."""
+    """The measured speed of training: a number of steps, and the seconds that these steps took."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -111,9 +111,9 @@ class CheckpointSchedule:
     seen_at: float = 0.0
     """Time of the last call of `observe`, in seconds of the caller's clock."""
     undisturbed: Pace = field(default_factory=Pace)
-    """Pace of training while no upload runs."""
+    """Steps and seconds of training that were measured while no node uploaded a shard."""
     disturbed: Pace = field(default_factory=Pace)
-    """Pace of training while an upload runs."""
+    """Steps and seconds of training that were measured while some node uploaded a shard."""
 
     def observe(
         self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
@@ -146,7 +146,7 @@ class CheckpointSchedule:
         return replace(seen, is_uploading=is_uploading, node_bytes=node_bytes or seen.node_bytes)
 
     def is_due(self, now: float) -> bool:
-        """Return whether a checkpoint is due at time `now`, so that the coordinator should mark the next commit."""
+        """Return whether a checkpoint is due at `now`: the coordinator then marks the next commit for upload."""
         due_at = self.due_at
         return due_at is not None and due_at <= now and not (self.max_overhead and self.is_uploading)
 
@@ -158,7 +158,7 @@ class CheckpointSchedule:
 
     @property
     def present_interval(self) -> float | None:
-        """The interval in force, in seconds. None without a fixed or automatic interval.
+        """The present interval between two checkpoints, in seconds. None without a fixed or automatic interval.
 
         The automatic interval is 0 before the first upload, because nothing is measured yet.
         """

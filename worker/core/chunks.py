@@ -107,10 +107,10 @@ def partition(
         checkpoint_bytes: size of one copy.
         copies: number of copies to send, m - 1; the owner's own copy is not sent.
         buffer_bytes: R, total size of the receiver's buffers.
-        buffers: p, number of these buffers; a chunk has at most R/p bytes.
+        buffers: p, number of the receiver's buffers; a chunk has at most R/p bytes.
         bandwidth_bytes_per_second: B, rate of the link.
         alpha_seconds: start-up time of a chunk.
-        mu: used share of a mean span, in (0, 1].
+        mu: fraction of an idle span's mean length in which chunks may be sent, in (0, 1].
 
     Returns:
         All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay

@@ -100,7 +100,7 @@ class Answer(StrEnum):
 
 
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
-    """Return how a node with this membership answers a Prepare: promise, repeat the promise, or refuse.
+    """Return how a node answers a Prepare: it promises the generation, repeats its promise, or refuses.
 
     A Prepare for another run is accepted with any generation. Only the fleet table of the control plane assigns nodes
     to runs, so the node's previous run has ended on this node.
@@ -122,7 +122,7 @@ def is_own_run(promised: RunId | None, run: RunId) -> bool:
         run: the run that the session names.
 
     Returns:
-        True if both runs are the same, so that no warning is needed.
+        True if both runs are the same, so that the agent logs no warning.
     """
     return promised == run
 

@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 255
 
 
 class Misplaced(Exception):
-    """Raised for an object key that cannot be the path of a file. The text contains the reason."""
+    """Raised for an S3 key that cannot be the path of an input file. The text contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Room:
     dropped: tuple[str, ...]
     """Names of the files to evict, the least recently used file first."""
     lacking_bytes: int
-    """Bytes by which the cache is still over its limit after the evictions; 0 if all wanted files fit."""
+    """Bytes by which the cache of input files exceeds its limit after the evictions; 0 if all wanted files fit."""
 
 
 def place_of(key: str, prefix: str) -> PurePosixPath | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 MAX_PATIENCE = 32
 """Maximum number of clean (committed) rounds before the coordinator tries a shorter lead."""
 SOON = 2
-"""A late round within this number of rounds after the lead was shortened shows that the shorter lead is too short."""
+"""Number of rounds after the lead was shortened. If one of these rounds is late, the shorter lead is too short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Lead:
     steps: int = 1
     """The lead: minimum distance from the highest step that a rank has finished to the next proposed step."""
     patience: int = 1
-    """Number of clean rounds before the coordinator tries a shorter lead."""
+    """Number of rounds with a commit after which the coordinator tries a lead that is one step shorter."""
     clean_rounds: int = 0
-    """Clean rounds since the last change of the lead or the last late round, whichever is more recent."""
+    """Rounds with a commit since the lead last changed, or since a rank last received a proposal too late."""
 
     def late(self) -> Lead:
         """Return the lead after a round in which a rank passed the proposed step before it received the proposal."""

@@ -31,16 +31,16 @@ class Tail:
 
     @classmethod
     def of(cls, first: int, rows: Sequence[bytes]) -> Tail:
-        """Return the tail that consists of the given lines."""
+        """Return the tail that consists of the log lines `rows`, of which the first has the number `first`."""
         return cls(first, tuple(rows), sum(map(len, rows)))
 
     @property
     def end(self) -> int:
-        """Number of the last line plus 1."""
+        """Number of the last log line in the tail plus 1."""
         return self.first + len(self.rows)
 
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:
-        """Return the tail with newer lines appended.
+        """Return this part of a node's log lines with newer lines appended.
 
         Args:
             first: number of the first new line. Lines that the tail already has are skipped.

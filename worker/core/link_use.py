@@ -37,7 +37,7 @@ class LinkUse:
     sender_count: int = 0
     """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
-    """Total seconds in which at least one transfer had data to send."""
+    """Total seconds in which at least one of the node's transfers to holders had data to send."""
     part_seconds: float = 0.0
     """Accumulated sending time per transfer, in seconds.
 
@@ -45,7 +45,7 @@ class LinkUse:
     """
 
     def until(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, without the time in which the process was stopped.
+        """Return the link's use until `now`, without the time in which the agent's process was stopped.
 
         A value of `now` before `at_seconds` changes nothing.
         """
@@ -58,12 +58,12 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, after one more transfer has received data to send."""
+        """Return the link's use until `now`, from which on one more transfer has data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the measurement at `now`, after one transfer has sent all of its data."""
+        """Return the link's use until `now`, from which on one transfer fewer has data to send."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 

@@ -64,7 +64,7 @@ class MemoryUse:
     """Memory in use shortly before a rank ended, in bytes. A value is None if it was not measured."""
 
     rank_bytes: int | None = None
-    """Resident memory of the rank's process."""
+    """Resident memory of the rank's process, in bytes; None if it was not measured."""
     used_bytes: int | None = None
     """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
@@ -180,7 +180,7 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _last_exception(text: str) -> str:
-    """Return the line with the exception of the last traceback; empty if there is no traceback."""
+    """Return the last line of the last Python traceback in `text`, which names the exception; "" without one."""
     _, found, rest = text.rpartition(_TRACEBACK)
     if not found:
         return ""

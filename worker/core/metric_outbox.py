@@ -59,7 +59,7 @@ class MetricOutbox:
             self.dropped_count += 1
 
     def __len__(self) -> int:
-        """Return the number of queued steps."""
+        """Return the number of logged steps that the control plane has not confirmed yet."""
         return len(self._waiting)
 
     def connected(self) -> None:

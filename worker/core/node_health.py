@@ -71,7 +71,7 @@ class LinkFacts:
     name: str
     is_up: bool
     error_count: int = 0
-    """Counter of the card's errors."""
+    """Number of errors that the network card has counted so far."""
     byte_count: int | None = None
     """Counter of the bytes sent and received; None if the counter cannot be read."""
 
@@ -106,7 +106,7 @@ class DiskWait:
         return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the wait is long enough to report the volume as silent."""
+        """Return whether requests have waited so long at `now` that the agent reports the volume as silent."""
         return self.since is not None and now - self.since >= self.limit_seconds
 
 
@@ -120,8 +120,7 @@ class DiskFacts:
     least_bytes: int
     """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
-    """Request counts of the underlying volume; None if the counts cannot be read, or without a local volume.
-    """
+    """Request counts of the underlying volume; None if the counts cannot be read, or without a local volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ class NodeFacts:
     """The readings of all devices of the node at one time."""
 
     at: float
-    """Time of the reading, monotonic seconds."""
+    """Time at which the devices were read, in monotonic seconds."""
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[LinkFacts, ...] = ()
     disks: tuple[DiskFacts, ...] = ()
@@ -242,7 +241,7 @@ def _of_links(
 
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
-    """Return the volume's observations after one more reading.
+    """Return the observations of a volume's waiting requests after one more reading of its counters.
 
     If requests wait at two readings and the volume finished none in between, at least one request has waited for the
     whole time.

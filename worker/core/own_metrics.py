@@ -27,7 +27,7 @@ A chart shows about a thousand points, and a job usually has more iterations tha
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """Use of a node's devices. A value is None if the node cannot measure it."""
+    """Load of a node's GPUs, network cards and memory. A value is None if the node cannot measure it."""
 
     gpu_percent: float | None = None
     """Mean utilization of the node's GPUs."""
@@ -61,7 +61,7 @@ class OwnMetrics:
     """Use of the node's devices at the time of the last set of values."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
-        """Add one iteration.
+        """Add one iteration of training to the sums.
 
         Args:
             seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
@@ -78,7 +78,7 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Add one replicated snapshot.
+        """Add the duration of one snapshot's replication to the sums.
 
         `seconds` is the time from the end of the snapshot's step until every holder in view had verified the snapshot.
         """

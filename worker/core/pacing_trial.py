@@ -46,7 +46,7 @@ MOST_LOST = 4
 If more steps in a row are not captured, the cause is probably a lost holder and not this snapshot.
 """
 BEYOND_DOUBT = 2.0
-"""Number of standard errors by which the modes must differ for a verdict before `ENOUGH` iterations."""
+"""Number of standard errors by which paced and unpaced sending must differ for a verdict before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
 """Fraction of the time per captured step that pacing must save. A smaller gain may be noise."""
 
@@ -64,7 +64,7 @@ class Tries:
     """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the measurements with one more iteration. Only the newest `ENOUGH` iterations are kept."""
+        """Return the measurements with one more iteration of this mode. Only the newest `ENOUGH` are stored."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
@@ -74,7 +74,7 @@ class Tries:
 
     @property
     def error(self) -> float:
-        """Standard error of `kept_seconds`."""
+        """Standard error of the estimated seconds per captured step (`kept_seconds`)."""
         mean, count = statistics.fmean(self.lost), len(self.lost)
         lost_error = math.sqrt(sum((each - mean) ** 2 for each in self.lost)) / count
         return math.hypot(median_error(self.seconds) * (1 + mean), statistics.median(self.seconds) * lost_error)

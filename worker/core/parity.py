@@ -143,7 +143,7 @@ class Missing:
         return self.stripe.chunk_of(self.lost.rank, holder, chunk if is_share else self.stripe.row_of(chunk))
 
     def range_of(self, chunk: int) -> tuple[int, int]:
-        """Return begin and end of a chunk within the lost shard."""
+        """Return the positions in bytes at which a chunk of the lost shard begins and ends."""
         begin = chunk * self.stripe.chunk_bytes
         return begin, min(begin + self.stripe.chunk_bytes, self.lost.payload_bytes)
 
@@ -164,14 +164,14 @@ class Share:
     contributors: frozenset[Rank]
     """The other ranks of the stripe, each of which contributes a part of its shard."""
     announced: frozenset[Contribution] = frozenset()
-    """Contributions whose members have announced them."""
+    """The parts of other ranks' shards that these ranks have announced for this share."""
     applied: frozenset[tuple[Rank, int]] = frozenset()
     """The rows that contain a contributor's chunk, as the contributor's rank and a bit mask of rows.
 
     A contributor has at most one entry.
     """
     complete: frozenset[Rank] = frozenset()
-    """Ranks whose whole contribution is part of the share."""
+    """Ranks of which every chunk that belongs to this share is combined into it."""
 
     def begin(self, contribution: Contribution) -> Share:
         """Record that a member of the stripe has announced the shard that it contributes.
@@ -191,16 +191,16 @@ class Share:
         return not self._rows(rank) >> row & 1
 
     def is_begun(self, row: int) -> bool:
-        """Return whether the row contains a chunk. The bytes of all other rows are undefined."""
+        """Return whether a row of the share contains a chunk. Rows without a chunk have undefined bytes."""
         return any(rows >> row & 1 for _, rows in self.applied)
 
     def apply(self, rank: Rank, row: int) -> Share:
-        """Record that a row now contains the chunk of a member."""
+        """Record that a row of the share now contains the chunk of the rank `rank`."""
         rows = self._rows(rank)
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
-        """Record that a member has sent its last chunk. `rows` are the rows of all its chunks.
+        """Record that `rank` has sent its last chunk. `rows` are the rows of the share that need its chunks.
 
         The contribution becomes complete only if all of these chunks are applied.
         """
@@ -229,7 +229,7 @@ class Share:
 
     @property
     def is_complete(self) -> bool:
-        """True if the share contains every contribution, so that the agent may seal the slot."""
+        """True if the share contains parts of all other ranks of the stripe. The agent may then seal the slot."""
         return self.complete == self.contributors
 
     def _rows(self, rank: Rank) -> int:
@@ -250,7 +250,7 @@ def place(
     Args:
         slots: the slots of the share, in order.
         content: the content that a member offers.
-        keep: contents that must survive, from `worker.core.slots.kept`.
+        keep: contents that must not be overwritten, from `worker.core.slots.kept`.
         free: the rule that chooses the slot to overwrite.
 
     Returns:

@@ -42,7 +42,7 @@ class PhaseClock:
     """Limit in seconds that the script has announced for this phase; 0 if it has announced none."""
 
     def seen(self, half: RankHalf, now: float) -> PhaseClock:
-        """Return the clock after another reading of the rank's page.
+        """Return the measurement after the agent has read the rank's page again.
 
         Args:
             half: the part of the shared page that the rank writes.

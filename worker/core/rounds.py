@@ -7,8 +7,8 @@ of a generation and runs on the coordinator's node.
 
 C is the newest committed step and w is the proposed step. Each message contains the sender's newest state, so repeated
 or lost messages do no harm. `Shard.hear` applies the coordinator's newest state, and `Coordinator.report` applies a
-rank's newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. The
-caller reports the expiry of a timeout with a method such as `Shard.drop` or `Coordinator.end_final_round`.
+rank's newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. When a
+timeout expires, the caller calls a method such as `Shard.drop` or `Coordinator.end_final_round`.
 
 Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
 that it has dropped the first proposal.
@@ -188,7 +188,7 @@ class Shard:
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
         """Record that `peer` has connected, and that it holds exactly the sealed `steps` of this shard.
 
-        Earlier acknowledgements of the peer for other steps are revoked.
+        Acknowledgements of the peer for steps that are not in `steps` are revoked.
         """
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
@@ -216,7 +216,7 @@ class Shard:
     # The properties and methods below derive the state and decide the next step.
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step to send to `peer` next, or `NONE`.
+        """Return the step that the owner sends to the holder `peer` next, or `NONE`.
 
         A holder first receives the committed step (before the first commit: the base), then the proposed step. The
         owner can send a step that it has sealed. Without parity, it can also send the step that its rank is capturing.
@@ -332,11 +332,14 @@ class Coordinator:
     snapshots: Snapshots = Snapshots.EVERY_STEP
     """Selects which steps are proposed. The base is always proposed first, except if `is_relayout`."""
     is_blocking: bool = False
-    """True if all ranks wait for the upload of each checkpoint."""
+    """True if training on all ranks pauses until each checkpoint is uploaded (blocking checkpoints)."""
     max_uploads: int = 1
     """Maximum number of steps that agents upload at the same time."""
     distance: int = 1
-    """Minimum steps from a committed step to the next proposal, set by the job's budget (`worker.core.budget`).
+    """Minimum steps from a committed step to the next proposed step.
+
+    The coordinator's node sets it so that snapshots slow training only within `Protection.MaxSlowdown`
+    (`worker.core.budget`).
     """
     committed: Step = NONE
     proposed: Step = NONE
@@ -447,7 +450,7 @@ class Coordinator:
     # The methods below apply events.
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Apply the newest states of some ranks, and then all transitions that these states permit."""
+        """Apply the newest reports of some ranks, then commit, propose or stop if the reports permit (`advance`)."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
@@ -502,7 +505,7 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks in `strayed` whose shards are protected again.
+        """Ranks in `strayed` whose shards have all planned copies again.
 
         All planned holders of such a shard have sealed the base or a later step. A rank is included only if its owner
         reports that every holder is in view.
@@ -522,7 +525,7 @@ class Coordinator:
 
     @property
     def uploads_in_flight(self) -> frozenset[Step]:
-        """The steps that at least one agent uploads now."""
+        """The steps of which at least one agent now uploads a shard to S3."""
         return frozenset(step for each in self.ranks for step in each.pinned_steps)
 
     @property
@@ -565,11 +568,11 @@ class Coordinator:
 
     @property
     def is_complete(self) -> bool:
-        """True if every rank of the generation has reported at least once."""
+        """True if the coordinator has received at least one report about every rank of the generation."""
         return len(self.ranks) == self.world_size
 
     def advance(self) -> Coordinator:
-        """Apply all transitions that the reports allow. A second call changes nothing."""
+        """Commit, abandon, propose or stop, as far as the ranks' reports permit. A second call changes nothing."""
         before, after = None, self
         while after != before:
             before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
@@ -712,7 +715,7 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        # A restarted coordinator may have received only one of the two facts.
+        # A restarted coordinator may have heard of the request for the stop, or of the confirmed stop, but not of both.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
@@ -761,7 +764,8 @@ class Coordinator:
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
 
-        Only jobs whose ranks capture no other steps use this method (`snapshots`), so `distance` is ignored.
+        Only jobs whose ranks capture nothing but checkpoints use this method (`snapshots`). `distance` does not delay
+        these steps, because the checkpoint interval or a request already decides when they are captured.
         """
         is_wanted = self.wanted > self.persist
         # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have

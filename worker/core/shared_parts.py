@@ -1,4 +1,4 @@
-"""Decides which node transfers which parts of one S3 object. Pure.
+"""Decides which node uploads or downloads which parts of one S3 object. Pure.
 
 The owner of a shard and its helpers share one upload to S3, or one load from S3. The owner takes parts from the
 beginning of the object, and helpers take parts from its end, until they meet:
@@ -53,7 +53,8 @@ class SharedParts:
     With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
     """
     claimed: int = 0
-    """The owner has claimed all parts from 1 to this number."""
+    """Highest number of a part that the owner has begun to transfer. The owner transfers all parts up to this number.
+    """
     lowest: int
     """The lowest number of any part that was assigned to a helper; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
@@ -80,7 +81,7 @@ class SharedParts:
             now: monotonic time in seconds.
 
         Returns:
-            The state in which the owner has claimed no part.
+            The state in which the owner has not begun to transfer any part.
         """
         share = min(MAX_WINDOW, part_count // (len(helpers) + 1))
         outstanding = {
@@ -96,7 +97,7 @@ class SharedParts:
         )
 
     def claim(self, number: int) -> tuple[SharedParts, bool]:
-        """Claim the next part in ascending order for the owner.
+        """Decide whether the owner transfers the next part, in ascending order.
 
         Args:
             number: 1 at the first call, then one more at each call.
@@ -111,7 +112,7 @@ class SharedParts:
         return self, False
 
     def assign(self, helper: NodeId, now: float) -> tuple[SharedParts, int | None]:
-        """Assign one more part to a helper.
+        """Assign one more part of the S3 object to a helper node.
 
         Args:
             helper: node that helps.
@@ -131,8 +132,8 @@ class SharedParts:
     def finish(self, helper: NodeId, number: int) -> SharedParts:
         """Record that a helper has transferred a part.
 
-        The call changes nothing if the part is not outstanding at this helper. The answer is then a repetition, or the
-        owner already transfers the part itself.
+        The call changes nothing if the part is not outstanding at this helper. The helper has then answered twice, or
+        the owner already transfers the part itself.
         """
         part = self.outstanding.get(number)
         if part is None or part.helper != helper:
@@ -141,7 +142,7 @@ class SharedParts:
         return replace(self, outstanding=outstanding, finished={**self.finished, number: helper})
 
     def exclude(self, helper: NodeId) -> SharedParts:
-        """Withdraw all outstanding parts from a helper, and assign no more. Its finished parts remain valid."""
+        """Withdraw a helper's unfinished parts, and assign no more parts to it. Its finished parts remain valid."""
         lost = {number for number, part in self.outstanding.items() if part.helper == helper}
         return replace(
             self,
@@ -151,7 +152,7 @@ class SharedParts:
         )
 
     def late(self, now: float, slowest_seconds: float) -> frozenset[NodeId]:
-        """Return the helpers whose oldest part is late.
+        """Return the helper nodes that should have finished their oldest assigned part by now.
 
         Args:
             now: monotonic time in seconds.
@@ -177,7 +178,7 @@ class SharedParts:
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Claim a missing part for the owner. The number in the result is None if no part is missing."""
+        """Assign to the owner a part that a helper failed to transfer. The number is None if no such part is left."""
         if not self.missing:
             return self, None
         number = min(self.missing)
@@ -188,7 +189,7 @@ class SharedParts:
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:
-        """Return whether a helper has no outstanding part and will receive none."""
+        """Return whether a helper node has no unfinished part of the transfer and will receive none."""
         return not self.owed(helper) and (helper in self.excluded or self.lowest - 1 <= self.claimed)
 
     @property

@@ -35,7 +35,7 @@ class Silence:
     """
 
     period_seconds: float
-    """Seconds between two checks."""
+    """Seconds between two of the owner's checks of the holder."""
     looked_at: float = -math.inf
     owed_since: float | None = None
     """Time since which the holder has made no progress although it lacks data; None if the holder is not silent.
@@ -80,7 +80,7 @@ class Silence:
         return looked if is_owed else looked.succeeded()
 
     def progressed(self) -> Silence:
-        """Record that the holder has answered or accepted data."""
+        """Record that the holder has made progress: it has answered, or accepted data."""
         return (
             self
             if self.owed_since is None and self.has_progressed

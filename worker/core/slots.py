@@ -195,7 +195,7 @@ def retry_pause(failures: int) -> float | None:
 
 
 def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
-    """Return the index of the slot in which `content` is sealed, or None."""
+    """Return the index of the slot in which the shard's `content` (step and generation) is sealed, or None."""
     for index, slot in enumerate(slots):
         if slot.state is SlotState.SEALED and slot.content == content:
             return index

@@ -50,11 +50,11 @@ class SlowLink:
     carries: float = 0.0
     """Rate of the slow link in bytes per second, as last measured; 0 while the link is sound."""
     limit: float | None = None
-    """Limit in force, in bytes per second; None if the link is not limited."""
+    """Limit for snapshots on this link, in bytes per second; None if snapshots are sent without a limit."""
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer at the moment when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
-    """Duration of the present or last limit, in seconds of sending."""
+    """Duration of the present or last limit of the link's rate, in seconds of sending."""
     is_faster: bool = False
     """True if the last measurement without a limit showed a much higher rate."""
 
@@ -71,11 +71,11 @@ class SlowLink:
         )
 
     def next_transfer(self) -> SlowLink:
-        """Return the state for the start of another transfer, without a limit."""
+        """Return the link's state for the start of another transfer, which begins without a limit of its rate."""
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
-        """Measure the running transfer, and set or lift the limit.
+        """Measure the rate of the running transfer, and set or lift the limit for snapshots on this link.
 
         Args:
             sent_bytes: bytes that the transfer has sent.

@@ -14,7 +14,7 @@ MAIN_THREAD = "MainThread"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One function call of a thread's stack."""
+    """One function call (frame) of a thread's stack."""
 
     function: str
     file: str

@@ -83,7 +83,7 @@ class Strays:
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
-        """Return the facts for node `node_id` at the beginning of the generation of `plan`."""
+        """Return the facts from which node `node_id` decides on its strays when the generation of `plan` begins."""
         placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.copy_nodes) | frozenset(
             share_owner(rank.rank) for rank in plan.ranks if rank.stripe and node_id == rank.holders[0]
         )
@@ -103,7 +103,10 @@ class Strays:
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
-        """Apply the coordinator's newest announcement. Facts from earlier announcements remain true."""
+        """Apply the committed step and the protected ranks that the coordinator has announced.
+
+        Ranks that an earlier announcement named stay protected.
+        """
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:

@@ -14,8 +14,7 @@ from everstep.protocol.slot import DIGEST_BYTES
 Ranges = tuple[tuple[int, int], ...]
 """Runs of consecutive chunks as (first, count), in ascending order. At least one chunk separates two runs."""
 WORTHWHILE = 1.2
-"""Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile.
-"""
+"""Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile."""
 
 TRIES = 3
 """Number of transfers with the same number of streams, after which their rate is compared with other numbers.
@@ -94,20 +93,20 @@ class StreamCount:
     limit: int
     count: int = 1
     rate: float = 0.0
-    """Highest measured rate with `count` streams, in bytes per second."""
+    """Highest measured rate of a transfer over `count` TCP streams, in bytes per second."""
     tries: int = 0
     """Number of transfers that were measured with `count` streams."""
     best_count: int = 1
     """Highest number of streams that raised the rate by `WORTHWHILE`."""
     best_rate: float = 0.0
-    """Rate with `best_count` streams, in bytes per second."""
+    """Highest measured rate of a transfer over `best_count` streams, in bytes per second."""
     is_settled: bool = False
 
     def measured(self, bytes_per_second: float) -> StreamCount:
         """Record the total rate of one transfer that was large enough to measure.
 
         Args:
-            bytes_per_second: rate over all streams.
+            bytes_per_second: rate of the transfer, summed over all its streams.
 
         Returns:
             The state with the number of streams for the next transfer.

@@ -104,7 +104,7 @@ class Reports:
         return Reports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Return this object updated by `reports`. Outdated reports are ignored.
+        """Return the newest reports after `reports` have arrived. Outdated reports are ignored.
 
         A report is outdated if it is for an earlier coordinator process (a lower term) or has a lower sequence number.
         """

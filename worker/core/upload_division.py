@@ -33,7 +33,7 @@ MAX_OFFERED = 4096
 """Maximum number of tensors in an offer. A rank with more tensors offers its largest ones."""
 DIGEST_BYTES = 16
 OWN = -1
-"""Number that marks a tensor as not shared: it stays in the object of its own rank."""
+"""Number that marks a tensor that only its own rank uploads, in the S3 object of this rank."""
 
 
 class Item(NamedTuple):
@@ -52,7 +52,7 @@ class Division:
     objects: tuple[int, ...]
     """For each offered item, in order: the number of the object that contains the item, or `OWN`."""
     writes: frozenset[int]
-    """Numbers of the objects that the rank writes."""
+    """Numbers of the S3 objects with equal tensors that this rank uploads for all ranks."""
 
 
 def divide(
@@ -102,7 +102,7 @@ def divide(
 
 
 class _Table:
-    """All offered items, numbered. `divide` works on the numbers, so that it hashes each item only once."""
+    """All tensors that ranks offer, numbered. `divide` uses the numbers, to hash each tensor only once."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()
@@ -137,7 +137,7 @@ class _Table:
         return ranks_of
 
     def largest_first(self, number: int) -> tuple[int, bytes]:
-        """Return the sort key of an item, which puts larger items first."""
+        """Return the sort key of the offered item `number`, which puts larger tensors first."""
         item = self.items[number]
         return -item.bytes, item.digest
 
@@ -174,7 +174,7 @@ class _Table:
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return the object of each item in `numbers`.
+    """Return, for each offered item in `numbers`, the number of the S3 object that contains it.
 
     If a rank offers an item twice, the second one stays in the rank's own object (`OWN`).
     """

@@ -27,7 +27,7 @@ class UploadProgress:
     object_bytes: int = 0
     """Size of the uploaded object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes that S3 has stored in this attempt, sent by this node and by helping holders."""
+    """Bytes that S3 has stored in this attempt to upload. This node or helping holders have sent them."""
     awaited: str = ""
     """Name of another rank's object for which this upload waits, because S3 lacks the object; otherwise empty."""
 
@@ -58,7 +58,7 @@ class UploadProgress:
 
     @property
     def report(self) -> RunningUpload:
-        """The progress as the message type that the agent includes in its report."""
+        """The progress of this upload as the message `RunningUpload`, which the agent's report contains."""
         return RunningUpload(
             rank=self.rank,
             step=self.step,

@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """The log lines of one other node that this node stores, and the file that contains them."""
+    """Log lines of one other node, which this node stores in memory and in a file in case the other node is lost."""
 
     path: Path
     limit_bytes: int
@@ -50,7 +50,7 @@ class _Held:
 
 
 class HeldLines:
-    """The stored lines of all owners in one generation.
+    """The log lines that this node stores for the other nodes whose shards it holds, in one generation.
 
     The generation's `Member` object owns it. The agent calls `ship` when the generation has ended on this node.
 
@@ -110,7 +110,7 @@ class HeldLines:
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
 
     async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
-        """Upload all stored lines. A repeated call stores the same objects.
+        """Upload the stored log lines of other nodes. A repeated call stores the same objects.
 
         The agent calls this method when the generation has ended on this node.
 

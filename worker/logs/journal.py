@@ -58,13 +58,13 @@ class JournalLimits:
     """Sizes at which a journal completes chunks, frees disk space, and stops reading."""
 
     chunk_bytes: int = 256 * 1024
-    """Size in bytes at which a chunk is complete."""
+    """Size in bytes at which a file of log lines (a log chunk) is complete."""
     read_bytes: int = 256 * 1024
-    """Maximum bytes of one read from a stream."""
+    """Maximum bytes of one read from the file with a rank's stdout or stderr."""
     journal_bytes: int = 64 * 1024 * 1024
     """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
     freed_bytes: int = 4 * 1024 * 1024
-    """Number of bytes of a stream that the journal reads before it frees their disk space."""
+    """Number of bytes of a rank's stdout or stderr that the journal reads before it frees their disk space."""
     behind_bytes: int = 256 * 1024 * 1024
     """Maximum unread bytes of a stream.
 
@@ -77,7 +77,7 @@ LIMITS: Final = JournalLimits()
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """A chunk that the object store does not have, or has only with fewer lines."""
+    """A file of log lines (a log chunk) that the object store lacks, or has only with fewer lines."""
 
     name: ChunkName
     path: Path
@@ -142,11 +142,11 @@ class LogJournal:
         return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Return whether the length of a stream differs from the length that was read. The call takes microseconds."""
+        """Return whether some rank's stdout or stderr has output that was not read yet. The call takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
-        """Return the present length of each stream in bytes. Takes microseconds."""
+        """Return the present length in bytes of each file with a rank's stdout or stderr. Takes microseconds."""
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
@@ -173,7 +173,7 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            # These streams have unread output, but the journal has no room for it.
+            # These files with ranks' stdout or stderr have unread output, but the journal has no room for it.
             left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
@@ -181,7 +181,7 @@ class LogJournal:
         return lines + last
 
     def unstored(self) -> list[Unstored]:
-        """Return the chunks that have grown since their last upload, oldest first."""
+        """Return the files with log lines (log chunks) that have grown since their last upload, oldest first."""
         newest = self._chunks[-1] if self._chunks else None
         return [
             Unstored(chunk.name, chunk.path, chunk.size, is_complete=self.is_ended or chunk is not newest)
@@ -190,7 +190,7 @@ class LogJournal:
         ]
 
     def stored(self, chunk: Unstored) -> None:
-        """Record the upload of a chunk, and delete complete chunks that are uploaded.
+        """Record the upload of a log chunk, and delete the complete log chunks that are uploaded.
 
         The newest chunk stays on disk, because it records where a later agent continues.
         """
@@ -228,7 +228,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the positions up to which the streams were read. If the block raises OSError, restore these positions.
+        """Yield the positions up to which ranks' output was read; restore them if the `with` block raises OSError.
 
         The next read then returns the same lines again.
         """
@@ -350,7 +350,7 @@ class LogJournal:
 
 
 def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES) -> Iterator[tuple[str, int, bool]]:
-    """Split bytes of a stream into lines. Pure.
+    """Split bytes of a rank's stdout or stderr into lines. Pure.
 
     Args:
         data: bytes that begin where the last line ended.

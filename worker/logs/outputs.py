@@ -185,7 +185,7 @@ class RankOutputs:
 
 
 def still_seconds(size: int) -> float:
-    """Return the seconds without progress after which an upload of `size` bytes counts as stalled. Pure."""
+    """Return the seconds without a finished upload after which a pending one of `size` bytes counts as stalled. Pure."""
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
@@ -216,7 +216,7 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
 
 
 def _open_output(root: Path, path: Path, uid: int) -> int:
-    """Open a file of a rank's output folder, and refuse any other file.
+    """Open a file inside a rank's output folder. Refuse files outside it and files of another user.
 
     Args:
         root: the folder, without links in its path.
@@ -242,7 +242,7 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return a file name in printable form, for a message."""
+    """Return the name of an output file without unprintable characters, for a message."""
     return name if _is_text(name) else ascii(name)
 
 

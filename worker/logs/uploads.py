@@ -50,7 +50,7 @@ class ShipperOptions:
     Followers read older lines from the object store, which contains each line after about a second.
     """
     retry_seconds: float = RETRY_SECONDS
-    """Pause after the first failed upload at the end of a generation. Later pauses are multiples of it."""
+    """Seconds to wait after the first failed upload at the end of a generation. Later waits are multiples of it."""
 
 
 OPTIONS: Final = ShipperOptions()
@@ -112,7 +112,7 @@ class LogShipper:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start to read and upload lines."""
+        """Start to read the ranks' log lines, and to upload them to the object store."""
         self._tasks = [
             asyncio.create_task(self._read_on(), name="lines of ranks"),
             asyncio.create_task(self._ship_on(), name="chunks of lines"),
@@ -166,7 +166,7 @@ class LogShipper:
             await self._ship()
 
     async def _try(self, work: Callable[[], Coroutine[object, object, object]]) -> Exception | None:
-        """Run `work`, and repeat it after retryable errors. Return the last error, or None on success."""
+        """Run a read or an upload, and repeat it after retryable errors. Return the last error, or None on success."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await work()
@@ -191,7 +191,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The next periodic check reads again.
+                    )  # The next periodic check reads the log lines again.
                 self._is_failing = True
             else:
                 self._is_failing = False
@@ -230,7 +230,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read everything that the ranks have printed before this call.
+        """Read into the journal everything that the ranks have printed before this call.
 
         If the disk refuses the lines, the call ends without them.
         """
@@ -268,7 +268,7 @@ class LogShipper:
 
 
 def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
-    """Split lines into batches for messages, in order. Pure.
+    """Split log lines into batches, each for one message to the control plane, in order. Pure.
 
     Args:
         lines: log lines; a character may take four bytes.

@@ -77,7 +77,8 @@ class BaseLoading:
             sessions: opens connections to the nodes that hold shards of the base.
             contents: names the contents of slots that must not be overwritten.
             slot_count: maximum number of slots per shard on this node.
-            arrived: receives the progress of each rank's load: the slot, its header, and the number of verified bytes.
+            arrived: called as a rank's shard arrives, with the rank, the slot, its header and the number of verified
+                bytes.
         """
         self._plan = plan
         self._here = here
@@ -112,7 +113,7 @@ class BaseLoading:
                     raise
                 failed[rank] = error
 
-        # The load has priority over other sessions, because the node's ranks wait for it.
+        # The ranks wait for this load, so the agent's Linux session gets a higher CPU priority than other sessions.
         with before_other_sessions():
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:
@@ -314,7 +315,7 @@ class BaseLoading:
         )
 
     def _share(self, count: int) -> int:
-        """Return the number of threads that one rank's load may use, of `count` threads for all local ranks."""
+        """Return the number of threads for one rank's load, if the loads of all local ranks share `count` threads."""
         return max(1, count // len(self._here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:

@@ -71,7 +71,8 @@ class CheckpointUploads:
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
-            pause: waits for the given seconds, before another attempt and while other ranks write objects.
+            pause: waits for the given seconds, before another attempt and while other ranks write objects that a shard
+                needs.
         """
         self.uploaded: list[UploadedShard] = []
         """Facts about the newest finished uploads, for the node's reports (see `newest_uploads`)."""
@@ -163,11 +164,11 @@ class CheckpointUploads:
         return tuple(self._progress[key].report for key in sorted(self._progress))
 
     async def idle(self) -> None:
-        """Wait until no upload is running."""
+        """Wait until no shard of this node is being uploaded."""
         await self._background.idle()
 
     async def close(self) -> None:
-        """Cancel all uploads."""
+        """Cancel all uploads of this node's shards, because the generation ends or the agent stops."""
         await self._background.close()
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
@@ -246,7 +247,7 @@ class CheckpointUploads:
         key = rank, slot.header.step
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
-            if key in self._progress:  # This function may run on the loop after the end of the upload.
+            if key in self._progress:  # The upload may have ended since its thread queued this call.
                 self._progress[key] = change(self._progress[key])
 
         def on_begun(name: str, object_bytes: int) -> None:

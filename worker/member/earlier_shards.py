@@ -44,7 +44,7 @@ class EarlierShards:
         Args:
             plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
             here: this node in the plan.
-            loading: loads one earlier shard per call.
+            loading: its `load_earlier` loads one shard of the previous layout into a slot of this node.
             store: this node's slots.
             contents: names the earlier shards that ranks still load.
         """
@@ -96,7 +96,7 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load an earlier shard unless it is loaded already. The caller holds the shard's lock."""
+        """Load a shard of the previous layout, unless it is loaded already. The caller holds the shard's lock."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)

@@ -9,7 +9,7 @@ from everstep.protocol.ids import Rank
 
 
 class ReportedFaults:
-    """The present faults, by code and subject. `RankLines` owns this store; all parts of the generation use it."""
+    """The present faults of one generation on this node. `RankLines` owns the object."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """Create the object without faults. `on_change` is called after each change."""
@@ -46,6 +46,6 @@ class ReportedFaults:
         self._on_change()
 
     def withdraw(self, code: str, subject: str) -> None:
-        """Remove the fault with this code and subject, if it is present."""
+        """Remove the fault with this code and subject from the node's reports, if it is present."""
         if self._faults.pop(f"{code} {subject}", None) is not None:
             self._on_change()

@@ -136,7 +136,7 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Pin the slots of a step, and unpin the slots of the hold's earlier step.
+        """Keep the slots of a step from being overwritten, and release those of the export's earlier step.
 
         Return the reason of a failure, or "".
         """
@@ -168,7 +168,7 @@ class HeldSnapshots:
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
-        """Return the reason why a hold cannot begin or continue now, or an empty string.
+        """Return the reason why slots cannot be kept for an export now, or an empty string.
 
         The caller checks twice, because a reason can appear while the hold begins.
         """
@@ -184,11 +184,11 @@ class HeldSnapshots:
         return ""
 
     def _end_of(self, hold_id: str) -> str:
-        """Return the reason why the hold with this id has ended."""
+        """Return the reason why the export with this id has ended. The node no longer keeps its snapshots."""
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
-        """Build the checkpoint object of each slot, and add it to `objects`.
+        """Build the object that a checkpoint in S3 would contain for each slot, and add it to `objects`.
 
         Return the reason of a failure, or an empty string.
         """
@@ -203,7 +203,7 @@ class HeldSnapshots:
         return ""
 
     async def read(self, wanted: ReadSnapshot) -> SnapshotBytes:
-        """Return a range of a held shard's checkpoint object.
+        """Return a range of bytes of the checkpoint object of a shard that an export keeps in memory.
 
         Args:
             wanted: the request of the control plane, for the running generation.
@@ -256,7 +256,7 @@ class HeldSnapshots:
             self.release(self._hold.hold_id, obstacle)
 
     def close(self) -> None:
-        """End the hold, because the generation ends on this node. No further hold begins."""
+        """End the export that keeps snapshots, because the generation ends on this node. No further export begins."""
         self._is_closed = True
         self._end()
 
@@ -283,7 +283,7 @@ class HeldSnapshots:
             slot.pins += 1
 
     def _unpin(self, slots: Mapping[Rank, Slot]) -> None:
-        """Unpin slots, and grant them to ranks that wait for a slot."""
+        """Allow these slots to be overwritten again, and grant them to ranks that wait for a slot."""
         for slot in slots.values():
             slot.pins -= 1
         if not self._is_closed:

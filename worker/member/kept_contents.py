@@ -17,7 +17,7 @@ class KeptContents:
     """The contents that no slot of this node may overwrite. The generation's `Member` object updates `committed`."""
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
-        """Create the object before the first commit.
+        """Create the object at the start of a generation, before its first commit.
 
         Args:
             plan: plan of the running generation; never changes.

@@ -34,7 +34,7 @@ class Measurements:
         Args:
             run: the run of these ranks.
             generation: number of the running generation.
-            outbox: receives the measurements of rank 0's node.
+            outbox: queue to the control plane, which receives the measurements on rank 0's node.
             now: returns Unix time in seconds.
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.

@@ -74,7 +74,7 @@ AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The parts of a node that a `Member` object uses. They exist before the object and outlive it."""
+    """Objects of the agent, such as slots, S3 client and server for ranks, that every `Member` of this node uses."""
 
     node_id: NodeId
     address: str
@@ -378,7 +378,7 @@ class Member:
         self._supply(shard)
 
     async def serve(self, session: TcpSession) -> None:
-        """Serve a session that another node of the generation has opened, until the session ends."""
+        """Serve a connection (session) that another node of the generation has opened, until it ends."""
         match session.opened.kind:
             case "replica":
                 await self.receiver.replica(session)
@@ -465,9 +465,9 @@ class Member:
     # The methods below run background tasks and end the generation.
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Run a part of the generation in the background until `detach`.
+        """Run `work`, a part of the generation such as a sender, in the background until `detach`.
 
-        If the part raises an unexpected exception, report the fault and start the part again. Without the restart,
+        If `work` raises an unexpected exception, report the fault and start `work` again. Without the restart,
         commits would stop without a visible cause. If a full disk caused the error, report the disk's fault instead.
         """
 

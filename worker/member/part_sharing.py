@@ -28,7 +28,7 @@ class PartSharing:
     """
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
-        """Create the object without tasks.
+        """Create the object; no helper is asked for parts yet.
 
         Args:
             state: the parts before the first claim.
@@ -50,7 +50,7 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Decide whether the owner or a helper transfers a part. Return True if the owner must do it."""
+        """Return True if the owner (this node) must transfer a part, False if a helper transfers it."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -58,12 +58,12 @@ class PartSharing:
         return is_own
 
     def end(self) -> None:
-        """End the work of all helpers. Blocks until their tasks have ended; called in a thread of the transfer."""
+        """Stop asking helpers for parts, and block until no helper's task runs. Called in a thread of the transfer."""
         with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:
-        """Record that the owner has finished one of its parts, or failed to transfer it."""
+        """Record that the owner (this node) has finished one of its own parts, or failed to transfer it."""
         with self._changed:
             claimed_at = self._claimed_at.pop(number, None)
             if claimed_at is not None:

@@ -22,7 +22,7 @@ class PeerSessions:
     def __init__(
         self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes, *, identity: PeerIdentity | None = None
     ) -> None:
-        """Create the object without connections.
+        """Create the object; no connection to another node is opened yet.
 
         Args:
             node_id: this node.
@@ -82,7 +82,7 @@ class PeerSessions:
 
 
 class _PeerDialler:
-    """Opens the connections to one peer. Implements `Dialler`."""
+    """Opens this node's connections to one other node of the generation. Implements `Dialler`."""
 
     def __init__(self, sessions: PeerSessions, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> None:
         self._sessions = sessions

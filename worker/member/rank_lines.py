@@ -99,7 +99,7 @@ class RankLines:
             keep: returns the contents of a shard that must not be overwritten.
             on_change: called after a change that the agent reports to the control plane immediately.
             on_round_change: called after a change that the agent reports to the coordinator.
-            traffic: receives boundaries, snapshots and idle spans.
+            traffic: measures the ranks' steps, snapshots and idle network time, to decide when snapshots are sent.
             outbox: receives the values that rank 0 logs, and the measurements of its node.
             slot_count: maximum number of slots per shard on this node.
             now: returns Unix time in seconds.
@@ -164,17 +164,17 @@ class RankLines:
 
     @property
     def run(self) -> RunId:
-        """The run of these ranks."""
+        """The run of the ranks that this object serves."""
         return self._plan.run
 
     @property
     def generation(self) -> Generation:
-        """The generation of these ranks."""
+        """The generation of the ranks that this object serves."""
         return self._plan.generation
 
     @property
     def is_idle(self) -> bool:
-        """True if no slot is being created, granted or digested."""
+        """True if no task creates, grants or digests a slot of this node's ranks."""
         return self.background.is_idle
 
     async def idle(self) -> None:
@@ -182,7 +182,7 @@ class RankLines:
         await self.background.idle()
 
     async def close(self) -> None:
-        """End every task and connection of the ranks."""
+        """Cancel the tasks that handle the ranks' messages, and close the ranks' connections to this agent."""
         await self.background.close()
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
@@ -242,7 +242,7 @@ class RankLines:
         )
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Record that a rank's connection has ended (see `RankEvents`)."""
+        """Record that a rank's connection to this agent has ended (see `RankEvents`)."""
         for lines in (self._lines, self._waiting):
             if lines.get(rank) is line:
                 del lines[rank]

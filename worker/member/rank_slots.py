@@ -84,7 +84,7 @@ class RankSlots:
             send: sends a message to a rank, if the rank is connected.
             on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
             faults: receives a fault if the node's memory is too small for the slots.
-            background: runs the creation and the digests of slots as tasks.
+            background: runs tasks that create slots and compute their digests.
         """
         self.capacities: dict[Rank, int] = {}
         """Slot capacity of each rank in bytes.
@@ -185,7 +185,7 @@ class RankSlots:
             await self._grant(shard)
 
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
-        """Return the memory for the slots of shards with these capacities, and for their copies or shares."""
+        """Return the bytes that this node needs for slots of these capacities, and for slots of copies or shares."""
         plans = {rank: self._plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
@@ -262,7 +262,7 @@ class RankSlots:
                 self._send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Release the slots that an earlier agent process left in writing, if the rank has stopped copying."""
+        """Empty the slots that an earlier agent process left in the state WRITING, if the rank has stopped copying."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -311,7 +311,7 @@ class RankSlots:
             self._on_snapshot(captured.seconds)
 
     def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
-        """Release the slot of a step that the rank does not capture, and vote ABANDON for the step."""
+        """Free the slot that was granted for a step which the rank does not capture, and vote ABANDON for this step."""
         self._store.settle_copiers(shard.rank)
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""

@@ -250,7 +250,7 @@ class LoadHelper:
     """Reads parts of other nodes' shards from S3 and sends them. The generation's `Member` object owns it."""
 
     def __init__(self, plan: GenerationPlan, objects: ObjectStore, *, is_loaded: asyncio.Event) -> None:
-        """Create the helper of one generation.
+        """Create the object with which this node helps other nodes to load their shards in one generation.
 
         Args:
             plan: plan of the generation; never changes.
@@ -303,7 +303,7 @@ class LoadHelper:
                 del self._serving[key]
 
     async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
-        """Read and send the requested parts of one session, whose first request was checked."""
+        """Read from S3 and send the parts that an owner requests over one session, whose first request was checked."""
         if not self._is_loaded.is_set():
             await first_of(self._is_loaded.wait(), _silent(session))
         await session.send(ReadyToLoad())
@@ -377,7 +377,7 @@ class _Reading:
         queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
 
     async def run(self, session: Session) -> None:
-        """Read each requested part, until the connection ends."""
+        """Read from S3 each part that the owner requests, until the connection to the owner ends."""
         while True:
             wanted = await session.receive()
             if not isinstance(wanted, ShardWanted) or wanted.transfer != TRANSFER:
@@ -393,7 +393,7 @@ class _Reading:
             self._tasks[number] = asyncio.create_task(self._serve(session, number))
 
     async def _serve(self, session: Session, number: int) -> None:
-        """Read one part, and wait until its chunks are sent."""
+        """Read one part of a shard from S3, and wait until its chunks are sent to the owner."""
         chunks = self._parts.chunks(number)
         try:
             async with self._room:
@@ -430,12 +430,12 @@ class _Reading:
             self._sent[chunk].set()
 
     async def close(self) -> None:
-        """End all reads. On return, no thread reads from S3 for this session."""
+        """Cancel all reads of parts for this session. On return, no thread reads from S3 for it."""
         await end(*self._tasks.values())
 
 
 class _Buffers:
-    """The chunks that a helper has read and not sent yet. Implements `Payload`."""
+    """The chunks of a shard that this helper has read from S3 and not sent to the owner yet. Implements `Payload`."""
 
     def __init__(self, payload_bytes: int) -> None:
         self.chunks: dict[int, memoryview] = {}

@@ -51,7 +51,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The fields of an upload that the owner repeats in each request to a helper."""
+    """Fields that name one upload to S3, which the owner repeats in each request to a helper."""
 
     where: ObjectReference
     object_bytes: int
@@ -98,7 +98,7 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """Return the helpers of one upload (see `ShareOf.of`)."""
+        """Prepare this object, which asks holders to help with one upload, and return it (see `ShareOf.of`)."""
         self._where, self._check = (where, object_bytes, shared), check
         return self
 
@@ -221,7 +221,7 @@ class UploadHelper:
     def __init__(
         self, plan: GenerationPlan, store: SlotStore, objects: ObjectStore, *, held_ranks: Collection[Rank]
     ) -> None:
-        """Create the helper of one generation.
+        """Create the object with which this node helps other nodes to upload their shards in one generation.
 
         Args:
             plan: plan of the running generation; never changes.
@@ -289,7 +289,7 @@ class UploadHelper:
                     slot.pins -= 1
 
     def _find(self, wanted: UploadPart) -> Slot | None:
-        """Return the slot with the requested content, or None if this node cannot help."""
+        """Return the slot with the replica that an owner uploads, or None if this node cannot help with the upload."""
         bucket, folder = self._place
         name = f"/rank={wanted.owner_rank}.safetensors"
         if wanted.owner_rank not in self._held or wanted.object.bucket != bucket:
@@ -300,7 +300,7 @@ class UploadHelper:
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
 
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Send one requested part and answer the request.
+        """Send one part to S3 that the owner of an upload has requested, and answer the request.
 
         An unexpected error ends the session, so that the owner stops waiting for the part.
         """
@@ -315,7 +315,7 @@ class UploadHelper:
             session.close()
 
     async def _send(self, slot: Slot, wanted: UploadPart) -> PartStored | ShardRefused:
-        """Send one part to S3, and return the answer for the owner."""
+        """Send one part of an owner's upload to S3, and return the answer for the owner."""
         digests = await self._store.digests(slot)
         header = slot.file.header
         if digests is None or header.payload_digest != wanted.digest:

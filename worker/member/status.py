@@ -39,7 +39,7 @@ class MemberStatus:
             plan: plan of the running generation; never changes.
             here: this node in the plan.
             shards: shards of this node's ranks.
-            rounds: this node's position in the tree of agents.
+            rounds: exchanges the messages of the rounds with the neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
             stalls: returns faults of uploads without progress, at a monotonic time of the event loop.
@@ -87,7 +87,7 @@ class MemberStatus:
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return the longest finished duration of each phase on this node's ranks, in seconds."""
+        """Return the longest time in seconds that a rank of this node has spent in each phase and left again."""
         longest: dict[str, float] = {}
         for clock in self.clocks.values():
             for phase, seconds in clock.longest.items():

@@ -122,13 +122,13 @@ class Traffic:
         return self._trials[self._is_every_step]
 
     def hear(self, pacing: Pacing) -> None:
-        """Apply the pacing mode that the coordinator has announced, from the next step on."""
+        """Send snapshots in idle network time or at once, as the coordinator has announced, from the next step on."""
         if pacing is not self._pacing:
             log.info("%s", SAID[pacing])
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
-        """Record that a rank of this node has completely captured a snapshot."""
+        """Record that a rank of this node has captured a snapshot, for the measurement of its cost."""
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
@@ -256,7 +256,7 @@ class Traffic:
 
     @property
     def _wanted(self) -> Pacing:
-        """The pacing mode that this node's measurements recommend."""
+        """The pacing mode that this node's measurements recommend: whether snapshots wait for idle network time."""
         if self._planned is None:
             return Pacing.AT_ONCE
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
@@ -267,7 +267,7 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Select the pacer for the chunks of the snapshot of `step`."""
+        """Choose whether the chunks of the snapshot of `step` wait for idle network time or are sent at once."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)

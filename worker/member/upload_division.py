@@ -44,7 +44,7 @@ Items = tuple[Item, ...]
 
 @dataclass(slots=True)
 class _Gathering:
-    """The offers of all ranks for one step, on the coordinator's node."""
+    """Tensors that each rank offers to share at one step. The coordinator's node collects these offers."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The offered tensors of each rank.
@@ -56,7 +56,7 @@ class _Gathering:
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set when all ranks have offered their tensors."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set when the division has ended. If the division failed, `divisions` is empty."""
+    """Event that is set when the assignment of tensors to ranks has ended. If it failed, `divisions` is empty."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 
@@ -113,7 +113,7 @@ class UploadDivision:
             return None
 
     async def serve(self, session: Session) -> None:
-        """Answer one offer of another node.
+        """Receive one rank's offer of tensors from another node, and answer with the rank's part of the division.
 
         Args:
             session: an authenticated session of kind division, from a member of the same generation.
@@ -136,7 +136,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for offers."""
+        """Stop waiting for offers: the ranks whose offers wait for a division receive none."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
@@ -166,7 +166,7 @@ class UploadDivision:
         return Division(answer.objects, frozenset(answer.writes))
 
     def _offer(self, step: Step, rank: Rank, items: Items) -> None:
-        """Record an offer, unless the rank has offered before. The division ignores later offers."""
+        """Record the tensors that a rank offers for one step. Only the rank's first offer for the step counts."""
         gathering = self._gatherings.get(step)
         if gathering is None:
             gathering = self._gatherings[step] = _Gathering()

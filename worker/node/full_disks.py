@@ -81,7 +81,7 @@ class FullDisks:
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
-        """Return a fault for each path that counts as full now.
+        """Return a fault for each folder or file on which a write has recently failed for lack of space.
 
         Args:
             others: faults from the health watch. If they report a full disk, the result omits the paths below that
@@ -117,7 +117,7 @@ def full_disk_of(error: BaseException) -> OSError | None:
 
 
 def says_full(words: str) -> bool:
-    """Return whether a process's output contains the message of a full disk or an exceeded quota."""
+    """Return whether a process's output contains the system's error text for a full disk or an exceeded quota."""
     return _WORDS.search(words) is not None
 
 

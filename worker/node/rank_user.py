@@ -107,7 +107,7 @@ class RankUser:
     """Maximum number of processes and threads of one uid."""
 
     def covers(self, uid: int) -> bool:
-        """Return whether `uid` is one of these users' uids."""
+        """Return whether `uid` belongs to this user or to this range of users."""
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
@@ -194,7 +194,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 
 
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
-    """Kill every process of these users and wait for their end. The call usually blocks for 50 ms.
+    """Kill every process of a job's user, or of a range of users, and wait for their end. Usually takes 50 ms.
 
     `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. A kill of each process in
     /proc would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper that sends
@@ -233,7 +233,7 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
 
 
 def end_memory(user: RankUser) -> None:
-    """Remove these users' System V shared memory, semaphores and queues, which outlive processes."""
+    """Remove the System V shared memory, semaphores and queues of a job's user, which outlive processes."""
     libc = ctypes.CDLL(None)
     removals: dict[str, Callable[[int], object]] = {
         "shm": lambda number: libc.shmctl(number, 0, None),
@@ -338,7 +338,7 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove these users' shared memory and their files in world-writable folders.
+    """Remove the shared memory of a job's user, and the user's files in world-writable folders.
 
     The agent calls this after the end of a job, so that the next job on this node finds nothing of it.
 
@@ -399,7 +399,7 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
 
 def _by_turns() -> RankUser:
-    """Return the range of users for jobs, with the groups of the user `everstep-ranks` if this user exists."""
+    """Return the default users of ranks: one uid per job, with the groups of the user `everstep-ranks` if it exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if user_name_of(uid) not in (None, NAME):
             raise UserRefused(
@@ -412,7 +412,7 @@ def _by_turns() -> RankUser:
 
 
 def _processes_of(user: RankUser) -> set[int]:
-    """Return the pids of these users' processes that are visible in /proc.
+    """Return the pids of all processes in /proc that belong to a job's user or to a range of users.
 
     Zombies are omitted. A process whose first thread has ended while other threads run looks like a zombie, but is
     included.

@@ -42,7 +42,7 @@ class KeptPort:
         return port
 
     def keep(self, port: int) -> None:
-        """Store a port for the next agent process, unless this port is already stored."""
+        """Write the agent's port to disk for the node's next agent process, unless the file already contains it."""
         if self.read() == port:
             return
         scratch = self._file.with_suffix(".new")

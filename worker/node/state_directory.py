@@ -69,7 +69,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # The file still names the old owner, so the next agent process would delete this agent's promise.
+            raise  # The file `OWNER` names the old node, so the next agent would delete this agent's promise.
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 
@@ -120,7 +120,7 @@ def _drop(state: Path, whose: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a tree that may have read-only folders."""
+    """Remove a file, or a folder with all its content, even if some folders in it are read-only."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return

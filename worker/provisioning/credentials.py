@@ -103,13 +103,13 @@ class RoleCredentials:
         }
 
     async def withdraw(self) -> None:
-        """Stop serving credentials. The caller has ended the ranks of the generation."""
+        """Stop serving the credentials of the job's role. The caller has ended the ranks of the generation."""
         self._token, self._keys, self._asked_at = b"", None, float("-inf")
         renewing, self._renewing = self._renewing, None
         await end(renewing)
 
     async def idle(self) -> None:
-        """Wait until no renewal of credentials runs."""
+        """Wait until no request to STS for new role credentials is in progress."""
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
 
@@ -175,7 +175,7 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials. Near the end of their lifetime, fetch new credentials in the background."""
+        """Return valid credentials of the job's role. Near their end, request new credentials in the background."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):

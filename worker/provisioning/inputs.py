@@ -52,7 +52,7 @@ RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
-"""Fraction of the file system that inputs must leave free if no limit in bytes is set."""
+"""Fraction of the disk that cached input files must leave free, if no limit in bytes is set."""
 _READ_BYTES = 4 * 1024 * 1024
 _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
@@ -135,7 +135,7 @@ class InputCache:
             store: the object store to read from.
             run: run that reads the inputs; each run has its own folder.
             channels: all channels of the run.
-            cancelled: when set, the fetch stops between two blocks; complete files stay.
+            cancelled: when set, the fetch stops before the next block of a file is read; complete files stay.
             reader: the role with which `store` reads; files that another role fetched are not used.
 
         Returns:
@@ -381,7 +381,7 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 
 
 def _time_of(name: str) -> int:
-    """Return the mtime that belongs to a file name, in Unix seconds below 2^28.
+    """Return the mtime that a cached input file with this name must have, in Unix seconds below 2^28.
 
     A write to the file changes the mtime, which reveals the write.
     """
@@ -397,7 +397,7 @@ def _is_sound(path: Path, name: str, size: int) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a tree whose folders are read-only."""
+    """Delete an input channel's folder with all its content, although the folders in it are read-only."""
     for parent, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
             os.chmod(parent, 0o700)

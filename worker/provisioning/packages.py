@@ -415,7 +415,7 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _end_users(user: RankUser | None) -> None:
-    """Kill the processes of the job's user that an installation has left behind.
+    """Kill the processes of the job's user that pip has left behind.
 
     No rank of this job runs on this node yet, so all processes of `user` belong to the installation. Raises
     RequirementsRefused if a process cannot be killed.
@@ -471,7 +471,7 @@ def _found(layer: Path) -> Packages | None:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Return a tree's disk usage in bytes. A file with two links in the tree counts twice."""
+    """Return the disk space of a folder with all its content in bytes. A file with two links in it counts twice."""
     return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
 
 

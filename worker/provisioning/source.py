@@ -122,7 +122,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
     A cancelled call returns immediately. Its thread may still wait for the store, and ends later without effect.
 
     Args:
-        archives: this node's archives, of which all except this job's archive are deleted.
+        archives: the source archives on this node. The function deletes the archives of other jobs.
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
 

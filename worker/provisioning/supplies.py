@@ -69,12 +69,12 @@ class Supplies:
 
         Args:
             plan: the plan of the generation.
-            key: key of the generation, for the credentials' server.
+            key: secret key of the generation, from which the token for the credentials' server is derived.
             here: this node's entry in the plan.
             entry: path of the script in its unpacked source tree.
 
         Returns:
-            Environment and packages of the ranks on this node.
+            Environment variables and installed packages for the ranks on this node.
 
         Raises:
             LoadFailed: an input cannot be provided. The error contains a code and a sentence for the user.
@@ -98,7 +98,7 @@ class Supplies:
             await self._credentials.adopt(plan, key)
 
     async def withdraw(self) -> None:
-        """Stop serving credentials to a generation. The agent calls this after the generation's ranks have ended."""
+        """Stop serving AWS credentials to a generation's ranks. The agent calls this after the ranks have ended."""
         await self._credentials.withdraw()
 
     async def close(self) -> None:

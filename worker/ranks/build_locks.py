@@ -77,7 +77,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a lock file from a folder of the ranks' user.
+    """Remove one of torch's build locks from a folder of the ranks' user.
 
     If the path contains a symbolic link, nothing is removed.
     """
@@ -117,7 +117,7 @@ def file_system_of(folder: Path) -> str:
 
 
 def _held() -> set[tuple[int, int]]:
-    """Return (device, inode) of each lock file that some process of this machine has open."""
+    """Return (device, inode) of each file named `lock` that some process of this machine has open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # The process may have ended or closed the file since the listing.

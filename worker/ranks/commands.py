@@ -45,7 +45,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs users' commands next to this node's ranks.
+    """Runs users' commands on this node, each in the cgroup and as the Linux user of a rank.
 
     The agent owns the object and closes it at the end of every generation.
     """
@@ -104,7 +104,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all running commands, and answer each request with a refusal."""
         await end(*self._running.values())
-        for command_id in list(self._running):  # A task that was cancelled before it ran has sent no answer.
+        for command_id in list(self._running):  # A command whose task was cancelled before it ran has sent no answer.
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
@@ -186,7 +186,7 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Start a program in a session of its own.
+    """Start a program as the leader of a new Linux session.
 
     If the caller is cancelled during the start, the program and all its descendants are killed.
     """

@@ -100,7 +100,7 @@ def _die_with(parent: int) -> None:
 
 
 def _wait(program: int) -> int:
-    """Reap children until the program has ended; return its exit code, or minus the number of the signal."""
+    """Reap child processes until process `program` has ended; return its exit code, or minus its signal's number."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == program:

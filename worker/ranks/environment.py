@@ -5,7 +5,8 @@ EVERSTEP_. `LOCAL_SIZE` is never set. With this variable, DeepSpeed's all-reduce
 bypass the network (measured).
 
 Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. There is
-one exception: a job may set the reserved variable that turns it into a determinism check.
+one exception: a job may set EVERSTEP_CHECK_DETERMINISM, which makes the job repeat steps and compare the
+results.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _KEYED = "everstep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPaths:
-    """Paths on the node that a rank receives in its environment variables."""
+    """Paths on the node, such as the agent's socket, that a rank receives in its environment variables."""
 
     agent_socket: Path
     output_dir: Path
@@ -104,7 +105,7 @@ class Supplied:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether the job may not set this variable."""
+    """Return whether only Everstep may set this environment variable of ranks, and the job may not."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 

@@ -40,7 +40,7 @@ class RankEvents(Protocol):
         """
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Handle a message of a rank. The method must not block."""
+        """Handle a message that a rank has sent to this agent. The method must not block."""
 
     def lost(self, rank: Rank, line: RankLine) -> None:
         """Handle the end of a rank's connection."""
@@ -59,7 +59,7 @@ class RankLine:
         self._writer.write(frame(message))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close this agent's connection to the rank."""
         self._writer.close()
 
 
@@ -94,7 +94,7 @@ class RankServer:
         self.user, self.events = user, events
 
     def refuse(self) -> None:
-        """Refuse new connections of ranks until the next call of `admit`."""
+        """Refuse new connections of ranks to this agent until the next call of `admit`."""
         self.events = None
 
     async def start(self) -> None:

@@ -76,7 +76,7 @@ async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
 
     Args:
         pid: a process of the same user; with Yama, the kernel may require CAP_SYS_PTRACE.
-        limit_seconds: limit for all attempts together.
+        limit_seconds: maximum seconds for all attempts of py-spy together.
 
     Returns:
         The stacks of all threads.
@@ -194,11 +194,11 @@ class StackWatch:
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample; empty if the last request is older than `SHOWN_SECONDS`."""
+        """Return the last complete sample of the ranks' stacks; empty without a request for `SHOWN_SECONDS`."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
-        """Cancel the sample that is in progress, if any."""
+        """Cancel the sample of the ranks' stacks that is in progress, if any."""
         await end(self._looking)
 
     async def _take(self, number: int) -> None:

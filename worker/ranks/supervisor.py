@@ -117,14 +117,13 @@ class ExitedRank:
     end: RankEnd
     stderr: Path
     killed: MemoryEnd | None = None
-    """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None.
-    """
+    """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None."""
     use: MemoryUse = UNMEASURED
     """Memory use shortly before the rank ended: the rank's last sample, and the node's highest sample in the window."""
 
     @property
     def exit_class(self) -> ExitClass:
-        """Class of the exit, derived from the exit code and the kernel's evidence."""
+        """Class of the exit, such as a crash or a lack of memory, from the exit code and the kernel's evidence."""
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
@@ -162,7 +161,7 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
         is_out_of_memory: True if evidence shows that the kernel killed the rank for lack of memory.
 
     Returns:
-        The class.
+        The class of the exit.
     """
     if code == 0:
         return ExitClass.SUCCESS
@@ -206,7 +205,7 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Memory use and kill counters of the node at one time."""
+    """Memory use of the node, and the kernel's counters of kills for lack of memory, at one time."""
 
     counts: KillCounts
     used_bytes: int
@@ -557,12 +556,12 @@ class Supervisor:
     # The methods below exchange messages with the shim.
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim. Without a shim, no ranks run, so the message is dropped."""
+        """Send a message to the shim, the parent process of all ranks. Drop it if no shim and so no rank runs."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
     async def refresh(self) -> None:
-        """Request the shim's full state and wait for the answer.
+        """Request the records of all ranks from the shim (their parent process), and wait for the answer.
 
         The answer follows the shim's answers to all earlier requests.
 
@@ -668,7 +667,7 @@ class Supervisor:
             os.close(read)
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Read the shim's messages; when the shim ends, continue with a new shim."""
+        """Read the messages of the shim, the parent process of all ranks. When it ends, continue with a new shim."""
         while True:
             try:
                 while True:
@@ -688,7 +687,7 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Connect to a new shim, and retry until the connection succeeds.
+        """Start a new shim (the parent process of all ranks) and connect to it. Retry until the connection succeeds.
 
         For example, a machine without enough memory for a shim may have enough a minute later.
         """
@@ -790,7 +789,7 @@ class Supervisor:
             await asyncio.to_thread(_wait_for_child, pid)
 
     async def _bury(self) -> None:
-        """Kill the ranks that a dead shim left behind, and write the records of their ends."""
+        """Kill the ranks of a shim (their parent process) that has died, and write the records of their ends."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             known = self._records.get(_key(record))

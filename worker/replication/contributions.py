@@ -39,7 +39,7 @@ class Contributions:
         """Create the object for one generation.
 
         Args:
-            shares: this node's shares.
+            shares: the parity shares that this node holds.
         """
         self.shares = shares
         self._connected: set[Rank] = set()
@@ -53,11 +53,11 @@ class Contributions:
         """A number per member that changes whenever the member makes progress."""
 
     def expects(self, rank: Rank) -> bool:
-        """Return whether `rank` contributes to a share of this node."""
+        """Return whether a parity share of this node contains a part of the shard of `rank`."""
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner of the slots of the share to which `rank` contributes."""
+        """Return the owner's number under which this node stores the share with a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
@@ -70,11 +70,11 @@ class Contributions:
         return tuple((content.origin, content.step, digest) for content, digest in self.shares.inventory(rank))
 
     def connect(self, rank: Rank) -> None:
-        """Record that a session of `rank` has begun."""
+        """Record that the owner of the shard of `rank` has opened a session to contribute to this node's share."""
         self._connected.add(rank)
 
     def disconnect(self, rank: Rank) -> None:
-        """Record that the session of `rank` has ended."""
+        """Record that the session has ended over which the shard of `rank` is contributed to this node's share."""
         self._connected.discard(rank)
         self._refused.discard(rank)
 

@@ -133,7 +133,7 @@ class RoundServer:
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:
-        """Apply reports of members. Repeated and outdated reports change nothing."""
+        """Apply the reports that nodes of the generation have sent. Repeated and outdated reports change nothing."""
         before = self._known
         self._known = before.take(*(each for each in reports if each.term == self.term))
         rounds = [rank for each in self._known.since(before) for rank in each.ranks]
@@ -151,7 +151,7 @@ class RoundServer:
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Announce the pacing mode: whether all nodes send snapshots in idle network time or immediately."""
+        """Announce to all nodes whether they send snapshots in idle network time or immediately."""
         self._pacing = pacing
         self.changed.notify()
 
@@ -171,7 +171,7 @@ class RoundServer:
         self._apply(self.core.halt())
 
     def close(self) -> None:
-        """Cancel the timer of the final round."""
+        """Cancel the timer that limits how long ranks wait for the commit of the final step."""
         if self._final_timer is not None:
             self._final_timer.cancel()
 

@@ -119,7 +119,7 @@ async def fetch(
 
     Args:
         dialler: as in `fetch_shard`.
-        wanted: names the shard or share by owner, content and digest.
+        wanted: the request to the holder. It names the shard or share by owner, generation, step and digest.
         receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument is a
             function that returns the holder's next message about the shard.
         answer_seconds: as in `fetch_shard`.
@@ -139,7 +139,7 @@ async def fetch(
     try:
         await session.send(wanted)
         begin: Message = PreparingShard()
-        while isinstance(begin, PreparingShard):  # The holder may have to load the shard itself first.
+        while isinstance(begin, PreparingShard):  # The holder repeats this message while it loads the shard itself.
             async with asyncio.timeout(answer_seconds):
                 begin = await session.receive()
         if isinstance(begin, ShardRefused):

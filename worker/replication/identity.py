@@ -5,7 +5,7 @@
                                      ◀─────    PeerCertificate, and again before it expires
 
 The key never leaves the node. A file keeps key and certificate for the node's next agent process, because that process
-may start while the control plane is away.
+may start while it cannot reach the control plane.
 
 Invariant: a context trusts certificates of this node's fleet only.
 """
@@ -136,7 +136,7 @@ def _context(side: ssl._SSLMethod, key_and_certificate: bytes, authority: bytes)
     context.sslsocket_class = TlsSocket
     context.load_verify_locations(cadata=authority)
     if side is ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # A stream's sender reads nothing, so tickets would stay in its buffer.
+        context.num_tickets = 0  # A stream's sender reads nothing, so TLS tickets would stay unread.
     with open(os.memfd_create("everstep-identity", os.MFD_CLOEXEC), "wb") as file:  # OpenSSL reads keys from files only
         file.write(key_and_certificate)
         file.flush()

@@ -98,13 +98,13 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The accumulated sending time of all transfers on this link, until now."""
+        """The time until now for which transfers have used this network link, in total and per transfer."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Add the time since the last call to the link's sending time.
+        """Add the time since the last call to the time for which transfers have used this link.
 
         Every active sender calls this regularly. A long gap between two calls therefore shows that the process was
         stopped.
@@ -119,13 +119,13 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send. Return the link's sending time until now."""
+        """Record that one more transfer has data to send over this link. Return the link's use until now."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send. Return the link's sending time until now."""
+        """Record that a transfer has no more data to send over this link. Return the link's use until now."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
@@ -216,7 +216,7 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the chunk's next sending time if the wait is short (see `Pacer`)."""
+        """Reserve the next time at which the chunk fits into an idle span, if the wait is short (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -308,7 +308,7 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Use another pacer from now on. Chunks that wait for the previous pacer are sent immediately."""
+        """Use another pacer from now on. Chunks that wait at the earlier pacer are sent immediately."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
@@ -341,12 +341,12 @@ class NodePacer:
 
     @property
     def transfer_bytes(self) -> float:
-        """Median bytes of the recent transfers of one shard to one holder."""
+        """Median size in bytes of the recent transfers, each of one shard to one holder."""
         return statistics.median(self._sizes) if self._sizes else 0.0
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk of the present pacer (see `Pacer`)."""
+        """Bytes that the present pacer admits at a time (see `Pacer`)."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
@@ -354,15 +354,15 @@ class NodePacer:
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the sending time of a chunk at the present pacer (see `Pacer`)."""
+        """Let the present pacer reserve a chunk's sending time if the wait is short (see `Pacer`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Begin an iteration at the present pacer, if this is a `SpanPacer` (see `SpanPacer.boundary`)."""
+        """Record that a step has ended at `at_seconds`, if chunks wait for idle spans (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Pause the present pacer if the pacer is a `SpanPacer` (see `SpanPacer.pause`)."""
+        """Let chunks leave without waiting for idle network time until the next step ends (see `SpanPacer.pause`)."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

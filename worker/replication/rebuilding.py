@@ -124,7 +124,10 @@ async def rebuild_shard(
 
 
 def _checked(source: ShardSource) -> Rebuild:
-    """Return the rebuild of a source of kind parity. Raise MalformedMessage if the source contradicts itself."""
+    """Return the lost shard and its survivors, as a source of kind parity names them.
+
+    Raises MalformedMessage if the source contradicts itself.
+    """
     rebuild = source.rebuild
     if rebuild is None or len(rebuild.stripe) < 2:
         raise MalformedMessage("a source of kind parity names no survivors")

@@ -72,7 +72,7 @@ class _Open:
         self.trouble.set()
 
     async def failed(self) -> None:
-        """Wait until a stream or transfer of the session has failed, and raise its error."""
+        """Wait until a stream or a transfer of this session has failed, and raise the error of the failure."""
         await self.trouble.wait()
         assert self.error is not None
         raise self.error
@@ -95,7 +95,7 @@ class ReplicaReceiver:
         shares: Shares | None = None,
         load_earlier: Callable[[Rank], Coroutine[object, object, None]] | None = None,
     ) -> None:
-        """Create the receiver for one generation.
+        """Create the object that serves the sessions of other nodes in one generation.
 
         Args:
             store: this node's slots.
@@ -150,7 +150,7 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
-        except Exception as error:  # The session must end, too: its transfer waits for the chunk.
+        except Exception as error:  # End the session too: its transfer waits for this stream's chunk.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:
@@ -191,7 +191,7 @@ class ReplicaReceiver:
                     parity.disconnect(rank)
 
     def _parity(self, rank: Rank) -> Contributions | None:
-        """Return the object that combines the shard of `rank` into a share. None if this node stores a copy instead."""
+        """Return the object that combines the shard of `rank` into a share; None if this node stores a copy."""
         parity = self._contributions
         return parity if parity is not None and parity.expects(rank) else None
 
@@ -293,7 +293,7 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Create the slots that an owner requests, before its first shard arrives."""
+        """Create the slots that the owner of a shard requests, before the shard arrives for the first time."""
         parity = self._parity(rank)
         try:
             if parity is not None:

@@ -63,12 +63,12 @@ class RoundMember:
         deadline_seconds: float,
         on_silence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the node's position in the tree.
+        """Create the object that exchanges this node's messages of the rounds; `run` or `run_local` begins.
 
         Args:
             generation: the generation of these rounds.
             node_id: this node.
-            tree: the generation's tree of agents.
+            tree: the generation's tree of agents, over which reports and announcements travel.
             state: returns the newest state of each rank of this node.
             hear: applies an announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
@@ -263,7 +263,7 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send new reports to the parent. Reports that are not urgent wait for others.
+        """Send new reports to the parent node. Reports that are not urgent wait, to share a message with later ones.
 
         If there is nothing to report for a third of the deadline, an empty message shows the parent that this node is
         alive.
@@ -274,7 +274,8 @@ class RoundMember:
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self.newest_reports()
-            # Without changes, an empty message is due at this time as a sign of life.
+            # If no report changes until this time, send an empty message, so that the parent does not count this node
+            # as silent.
             due = told_at + self._deadline / 3
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since
@@ -288,7 +289,7 @@ class RoundMember:
             told, told_at, new_since = newest, now(), None
 
     def _patience(self, newest: Reports, told: Reports) -> float:
-        """Return the seconds that unsent reports may wait: 0 if they are urgent."""
+        """Return the seconds for which unsent reports may wait, to share a message with later ones; 0 if urgent."""
         if newest.is_pressing(told, self._members):
             return 0.0
         return min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS

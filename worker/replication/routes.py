@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Ways:
-    """Selects the pairs of network cards for streams to other nodes.
+    """Selects for each stream to another node over which of this node's and the peer's network cards it runs.
 
     The generation's `PeerSessions` object owns it.
 
@@ -89,7 +89,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Log a failure only if no other stream has just logged it.
+            if now >= self._left_out.get(way, -math.inf):  # Log each failure of a pair once, not per stream.
                 log.warning(
                     "streams to %s skip the cards %s for %g s: %s",
                     peer,

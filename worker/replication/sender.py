@@ -373,9 +373,9 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
-        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. Transfers that share the node's link also
-        share the sending time. The best rate was measured without this sharing, because the transfers may have used
-        different network paths.
+        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate. While n transfers send, each second
+        counts as 1/n of a second for this transfer. The best rate was measured
+        without this division, because the transfers may have used different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
@@ -420,12 +420,12 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the best rate and the number of streams after a complete unpaced transfer."""
+        """Update the best measured rate and the number of streams after a complete transfer without pacing."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            # If streams could not be opened, the rate says nothing about the intended number of streams.
+            # If some streams could not be opened, this rate was not reached with the intended number of streams.
             if self.stream_count.count <= self._most_streams:
                 self.stream_count = self.stream_count.measured(size / seconds)
 
@@ -440,7 +440,7 @@ class ReplicaSender:
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record that the connection broke, unless the holder had everything. `words` describes the failure."""
+        """Record that the connection broke, unless the holder lacked no step. `words` describes the failure."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
@@ -468,7 +468,7 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Call `check_holder` at regular intervals."""
+        """Check the holder's silence (`check_holder`) at regular intervals, until cancelled."""
         while True:
             await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())

@@ -79,7 +79,7 @@ _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
 class Payload(Protocol):
-    """Gives threads access to a slot's payload."""
+    """Gives the threads that send chunks access to the bytes of a shard's payload."""
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload."""
@@ -93,7 +93,7 @@ class Streams:
     """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
-        """Create the object without streams.
+        """Create the object; `add` adds streams.
 
         Args:
             receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, the
@@ -218,17 +218,17 @@ class Streams:
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
-        """Close the streams beyond the first `count`. These streams must run no work."""
+        """Close all streams but the first `count`. The closed streams must not be sending or receiving."""
         for line in self.lines[count:]:
             self.drop(line)
 
     def drop_worn(self) -> None:
-        """Close the streams whose TLS key has encrypted as many bytes as is safe. These streams must run no work."""
+        """Close the streams whose TLS key has encrypted as many bytes as is safe. No thread may use them."""
         for line in [each for each in self.lines if isinstance(each, TlsSocket) and each.is_worn]:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:
-        """Close a stream that runs no work, so that another stream can be opened.
+        """Close a stream that is neither sending nor receiving, so that another stream can be opened.
 
         A stream that is already closed is ignored.
         """
@@ -241,7 +241,7 @@ class Streams:
         line.close()
 
     async def close(self) -> None:
-        """Cut every stream and wait until all threads have finished their work."""
+        """Break the connection of every stream, and wait until no thread sends or receives any more."""
         for line in self.lines:
             _cut(line)
         await ended(*self._working.values())
@@ -316,7 +316,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """Value of `busy_seconds` in which each second with n transfers on the link counts as 1/n seconds."""
+        """Seconds with data to send; a second in which n transfers use the link counts as 1/n of a second."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:
@@ -330,7 +330,7 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the time measurement, after a change of the chunks or of the delayed streams.
+        """Start or stop the measurement of sending time, after the queue or the number of delayed streams has changed.
 
         Time counts while the transfer has data that it may send.
         """
@@ -345,7 +345,7 @@ class ChunkQueue:
             self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Add (first, count) ranges of chunks to the queue."""
+        """Queue the chunks that the receiver has requested, as ranges (first, count)."""
         with self._changed:
             for first, count in chunks:
                 self._left.extend(range(first, first + count))
@@ -354,13 +354,13 @@ class ChunkQueue:
             self._changed.notify_all()
 
     def complete(self) -> None:
-        """Record that no further chunks will be queued."""
+        """Record that the receiver requests no further chunks in this transfer."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Stop the transfer, so that `next` returns no further chunk.
+        """Stop sending the requested chunks, so that `next` returns no further chunk.
 
         Threads may still finish their present chunks, but this time does not count as sending time.
         """
@@ -382,7 +382,7 @@ class ChunkQueue:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Mark one stream as delayed by the pacer while the context is open."""
+        """Count one stream as delayed by the pacer while the context is open: the stream may not send yet."""
         self._hold(1)
         try:
             yield
@@ -411,7 +411,7 @@ class ChunkQueue:
             return is_due
 
     def finish(self) -> None:
-        """Record that the kernel has accepted a whole chunk."""
+        """Record that the kernel has accepted all bytes of a chunk for sending."""
         with self._changed:
             self._open_count -= 1
             self._working_count -= 1
@@ -580,7 +580,7 @@ class IncomingShard:
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add newly announced chunks: their digests, and the indices of those that this node lacks.
+        """Add chunks that the sender has announced: their digests, and the indices of the chunks that this node lacks.
 
         Called on the event loop.
         """
@@ -651,7 +651,7 @@ class IncomingShard:
             return memory
 
     def come(self, size: int) -> None:
-        """Count received bytes of claimed chunks, so that `settled` notices progress. Thread-safe."""
+        """Count received bytes of chunks that are arriving, so that `settled` notices progress. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 
@@ -686,7 +686,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Store a verified chunk, and return whether it is stored.
+        """Keep a verified chunk, and return True if it is part of the shard or share now.
 
         This class has nothing to do, because the chunk arrived in its slot. `IncomingParts` overrides the method.
         """
@@ -716,13 +716,13 @@ class IncomingShard:
         self._look()  # The event loop may not have reported the last chunk to `notify` yet.
 
     def shut(self) -> bool:
-        """Let no thread begin another chunk. Return True if no thread is writing to a chunk at present."""
+        """Let no thread begin to receive another chunk. Return True if no thread is receiving a chunk at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed
 
     async def close(self) -> None:
-        """Let no thread begin another chunk, and wait until all present chunks are written or have failed.
+        """Let no thread begin to receive another chunk, and wait until the chunks in progress have arrived or failed.
 
         The caller must first cut streams that may stay silent for ever.
         """

@@ -250,7 +250,7 @@ class TcpSession:
         return LENGTH.pack(DIGEST_BYTES + len(data)) + checked + data
 
     def _checked(self, content: bytes) -> bytes:
-        """Verify the digest of a received message, and return the message without the digest."""
+        """Verify the digest at the start of a received frame, and return the message that follows the digest."""
         message = content[DIGEST_BYTES:]
         if self._digest(self._received_count, message) != content[:DIGEST_BYTES]:
             raise MalformedMessage(f"message {self._received_count} of the session does not match its digest")
@@ -281,7 +281,7 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        """Wait until more bytes have arrived.
+        """Wait until more bytes of the next message have arrived.
 
         The event loop continues to watch the socket afterwards, because starting and stopping the watch costs more than
         reading a message.
@@ -484,7 +484,7 @@ def _nobody(origin: str) -> Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """Limits of a listener for sessions."""
+    """Limits of a node's listener: how many sessions of other agents it accepts, and how long a handshake may take."""
 
     handshake_seconds: float = HANDSHAKE_SECONDS
     """Seconds that a peer's handshake may take."""
@@ -534,7 +534,7 @@ class PeerListener:
         """Sessions in their handshake, with their source addresses, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
-        """Start listening.
+        """Start listening for connections of other agents.
 
         Args:
             address: the node's address.
@@ -567,7 +567,7 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def expect(self, run: RunId) -> None:
-        """Record the run whose generation this node has promised to join (`promised_run`)."""
+        """Record the run that this node works for, so that rejected sessions of the same run cause no warning."""
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
@@ -578,7 +578,7 @@ class PeerListener:
         self._credentials, self._serve = credentials, serve
 
     async def revoke(self) -> None:
-        """Close every session and accept none until the next `admit`."""
+        """Close every session with other agents, and accept no session until the next call of `admit`."""
         self._credentials = self._serve = None
         tasks = list(self._sessions)
         for task in tasks:
@@ -586,7 +586,7 @@ class PeerListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop listening and close every session."""
+        """Stop listening for connections of other agents, and close every session."""
         for listener in self._listening:
             self._loop().remove_reader(listener)
             listener.close()
@@ -598,7 +598,7 @@ class PeerListener:
         return asyncio.get_running_loop()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept every waiting connection.
+        """Accept every connection of another agent that waits in the kernel's backlog.
 
         The event loop calls this method directly and not in a task, so a cancellation cannot lose a connection.
         """

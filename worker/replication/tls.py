@@ -41,7 +41,7 @@ class TlsSocket(ssl.SSLSocket):
     """
 
     is_waiting = False
-    """True if methods wait for the peer, as set by `setblocking`."""
+    """True if `send` and `recv_into` wait for the peer, as set by `setblocking`."""
     sent_bytes = 0
     """Bytes that this side has encrypted."""
 
@@ -51,7 +51,7 @@ class TlsSocket(ssl.SSLSocket):
         return self.sent_bytes >= KEY_BYTES
 
     def setblocking(self, flag: bool, /) -> None:
-        """Choose whether methods wait for the peer."""
+        """Choose whether `send` and `recv_into` wait for the peer, or raise BlockingIOError at once."""
         self.is_waiting = flag
 
     def send(self, data: Any, flags: int = 0, /) -> int:

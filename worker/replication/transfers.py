@@ -90,7 +90,7 @@ def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginSh
 
     Args:
         slot: header of the slot, or the header with which it will be sealed.
-        transfer: number of the transfer, higher than all earlier numbers of the session.
+        transfer: number of the transfer of this shard, higher than the numbers of all earlier transfers of the session.
         committed: the newest committed step of the shard, or `NONE`.
 
     Returns:
@@ -184,7 +184,7 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # The receiver's final answer cancels this task.
+        await asyncio.Event().wait()  # Wait without end: the receiver's final answer cancels this task.
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
@@ -392,7 +392,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # The chunk in the slot differs and will be overwritten.
+                slot.arrived.pop(index, None)  # This chunk of the interrupted transfer will be overwritten.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)
@@ -435,7 +435,7 @@ def _check_end(begin: BeginShard, message: EndShard, digests: bytes) -> None:
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
-    """Wait for the requested chunks. Request damaged chunks again, at most `MAX_REPEATS` times."""
+    """Wait for the requested chunks. Request chunks with a wrong digest again, at most `MAX_REPEATS` times."""
     for repeat in range(1 + MAX_REPEATS):
         await incoming.settled(silence_seconds)
         if not incoming.missing:

@@ -72,7 +72,7 @@ class Dialler(Protocol):
     """Opens connections to one peer, in one generation."""
 
     async def session(self) -> Session:
-        """Open a session.
+        """Open a session, a connection for messages, to the peer of this dialler.
 
         Returns:
             The session, authenticated on both sides; the caller closes it.
@@ -82,7 +82,7 @@ class Dialler(Protocol):
         """
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session.
+        """Open a stream of a session: a further connection, which carries the chunks of shards.
 
         Args:
             session: a session that this dialler opened.

@@ -160,7 +160,7 @@ class OwnedShard:
 
     @property
     def vote(self) -> Vote:
-        """This shard's vote about the proposed step."""
+        """The vote (none, ACKED or ABANDON) that the agent reports for this shard and the proposed step."""
         return self._core.vote
 
     @property
@@ -180,7 +180,7 @@ class OwnedShard:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The planned holders except this node."""
+        """The nodes, except this one, that the plan names as holders of this shard."""
         return self._core.peers
 
     @property
@@ -246,7 +246,7 @@ class OwnedShard:
         )
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step to send to `peer` next, or `NONE`."""
+        """Return the step that this node sends to the holder `peer` next, or `NONE`."""
         return self._core.wanted(peer)
 
     @property
@@ -255,11 +255,11 @@ class OwnedShard:
         return self._core.has_parity
 
     def awaits(self, peer: NodeId) -> bool:
-        """Return whether the shard's vote waits for an acknowledgement of `peer`."""
+        """Return whether this shard's vote ACKED waits until the holder `peer` has acknowledged the step."""
         return peer in self._core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
-        """Return whether this node must still send `peer` a step, or `peer` has not created its slots yet."""
+        """Return whether the holder `peer` lacks a step that this node can send, or has not created its slots yet."""
         return self._core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
@@ -280,16 +280,16 @@ class OwnedShard:
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.
 
-        The base was captured in an earlier generation, all other steps in this one.
+        The base was captured in an earlier generation, and every later step in the running generation.
         """
         return self.base if self.base is not None and step == self.base.step else Content(self.generation, step)
 
     def slot(self, step: Step) -> Slot | None:
-        """Return the slot of this node in which `step` is sealed, or None."""
+        """Return the slot of this node in which the shard's state at `step` is sealed, or None."""
         return self._store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
-        """Return the slot of this node from which `step` can be sent, or None.
+        """Return the slot of this node from which `step` can be sent to holders, or None.
 
         The slot is sealed, or the rank is still writing it. In the second case, the agent digests the parts that the
         rank has finished.
@@ -411,7 +411,7 @@ class OwnedShard:
     # The methods below handle events of the rank.
 
     def capture(self, step: Step) -> None:
-        """Record that the rank is writing `step` into its slot."""
+        """Record that the rank has begun to copy its state at `step` into the granted slot."""
         self._apply(self._core.capture(step))
 
     def seal(self, step: Step) -> None:
@@ -535,7 +535,7 @@ class OwnedShard:
         )
 
     def _why_out(self, peer: NodeId) -> str:
-        """Return the reason why a holder is not in view."""
+        """Return the reason, for users, why commits do not wait for the holder `peer` (it is not in view)."""
         if peer in self._core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
@@ -567,7 +567,7 @@ class OwnedShard:
     # The methods below publish each change: first on the shared page, then to the senders, then in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Set the new state of the pure `Shard` and publish it.
+        """Replace this shard's state in the rounds, the pure `Shard`, and publish the new state.
 
         The method writes the rank's page, wakes waiting tasks, and then calls `on_change`.
         """

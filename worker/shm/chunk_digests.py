@@ -32,7 +32,7 @@ class ChunkDigests:
 
     @property
     def known_count(self) -> int:
-        """Number of chunks whose digests are computed (`known`)."""
+        """Number of the payload's chunks whose digests are computed (`known`)."""
         return len(self.known) // DIGEST_BYTES
 
     @property
@@ -69,11 +69,11 @@ class ChunkDigests:
         self.changed.notify()
 
     def add(self, more: bytes) -> None:
-        """Append the digests of the next chunks."""
+        """Append the digests of the payload's next chunks, concatenated in order."""
         self.known += more
         self.changed.notify()
 
     def seal(self) -> None:
-        """Record that the slot is sealed. Senders may now send the end of the shard."""
+        """Record that the slot with this payload is sealed. Senders may now send the end of the shard to holders."""
         self.is_sealed = True
         self.changed.notify()

@@ -60,7 +60,7 @@ def replace(target: memoryview, source: memoryview) -> None:
 
 
 def _fitting(target: memoryview, source: memoryview) -> int:
-    """Return the size of `source`, after a check that it fits into `target`.
+    """Return the size of `source` in bytes. Raise ValueError if `source` is longer than `target`.
 
     ctypes and numpy do not check this.
     """

@@ -109,7 +109,7 @@ class Accumulation:
             return True
 
     def end(self) -> None:
-        """Accept no more chunks. When the call returns, no thread changes the slot any more."""
+        """Accept no more chunks for this share. When the call returns, no thread changes the share's slot any more."""
         with self._lock:
             self.is_over = True
         self.changed.notify()
@@ -140,7 +140,7 @@ class Shares:
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
     ) -> None:
-        """Create the object for one generation.
+        """Create the object for one generation, without a share that is being filled.
 
         `Member.adopt` empties the slots that an earlier agent process was filling. No rank writes into slots
         of shares, so these slots are free (`SlotStore.settle_copiers`).
@@ -187,7 +187,7 @@ class Shares:
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
 
     def accumulation(self, holder: Rank, content: Content) -> Accumulation | None:
-        """Return the share of `content` that is not sealed yet, or None."""
+        """Return the share for step and generation `content` that is being filled, or None."""
         return self._accumulations.get((holder, content))
 
     async def reserve(self, contributor: Rank, shard_bytes: int) -> None:
@@ -286,7 +286,7 @@ class Shares:
             self._sealing.begin(self._seal(accumulation))
 
     async def _seal(self, accumulation: Accumulation) -> None:
-        """Seal a complete share.
+        """Seal the slot of a parity share that contains every contribution.
 
         The task belongs to no session, because the loss of a connection must not cancel it.
         """
@@ -308,11 +308,11 @@ class Shares:
             self._give_up(accumulation)
 
     async def idle(self) -> None:
-        """Wait until no share is being sealed."""
+        """Wait until this node is not sealing any parity share."""
         await self._sealing.idle()
 
     async def close(self) -> None:
-        """End all accumulations. Unsealed shares stay in their slots, which the next generation empties."""
+        """Accept no more chunks for this node's shares. The next generation empties the slots of unsealed shares."""
         for accumulation in list(self._accumulations.values()):
             self._give_up(accumulation)
         await self._sealing.close()

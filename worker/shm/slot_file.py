@@ -149,12 +149,12 @@ class SlotFile:
         self.header = header
 
     def empty(self) -> None:
-        """Mark the slot as empty in its header."""
+        """Mark the slot as EMPTY in its header on tmpfs. The bytes of the payload stay."""
         if self.header.state is not SlotState.EMPTY:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Remove the file.
+        """Remove the slot's file from tmpfs.
 
         The slot is empty and has no capacity until its file is created again. Processes that have mapped the file can
         still use its memory. Further calls change nothing.

@@ -91,12 +91,12 @@ class Slot:
 
     @property
     def is_used(self) -> bool:
-        """True if a task reads the slot, uploads it, or sends it to another node."""
+        """True if a task of this agent verifies the slot, uploads it, or sends it to another node."""
         return bool(self.pins or self.readers)
 
     @property
     def view(self) -> SlotView:
-        """The slot's state as input for the pure functions of `worker.core.slots`."""
+        """The slot's state, content and use, as input for the pure functions of `worker.core.slots`."""
         return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
 
 
@@ -400,7 +400,7 @@ class SlotStore:
             yield
 
     def is_making(self, rank: Rank) -> bool:
-        """Return whether a slot of this shard is being chosen, created, or removed after a cancelled creation."""
+        """Return whether a task chooses or creates a slot of this shard, or removes one after a cancelled creation."""
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
@@ -409,7 +409,7 @@ class SlotStore:
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """Return the index of an empty slot that no process uses, or None."""
+        """Return the index, in `slots`, of an empty slot that no rank and no task uses, or None."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -466,7 +466,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Forget a stray (a shard that the plan places on other nodes) if none of its slots has content."""
+        """Stop managing a stray (a shard that the plan places on other nodes) if none of its slots has content."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -523,10 +523,10 @@ class SlotStore:
             rank: the rank that owns the shard.
             index: index of the slot, which is WRITING with the step of `header`.
             header: sizes and index position as the writer reported them.
-            expected: as in `seal_followed`.
+            expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
 
         Returns:
-            As `seal_followed`.
+            The digest of the payload; None under the conditions of `seal_followed`.
         """
         slot = self.shards[rank][index]
         digests, _ = self.follow(slot, header)

@@ -290,7 +290,7 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annot
 
 
 def _metadata(keys: KeysOf) -> dict[str, str]:
-    """Return credentials in the form that botocore expects from a refresh function."""
+    """Return the credentials from `keys` in the form that botocore expects when it renews credentials."""
     made = keys()
     return {
         "access_key": made.access_key_id,

@@ -61,7 +61,7 @@ class ShareOf(Protocol):
         Args:
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
-            shared: the groups of tensors whose data is in shared objects, and not in this object.
+            shared: the groups of tensors whose data is in other S3 objects, which several ranks or checkpoints share.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
@@ -73,7 +73,7 @@ class Agree(Protocol):
     """Function with which ranks agree on the writer of each tensor that several ranks hold."""
 
     async def __call__(self, items: Sequence[Item]) -> Division | None:
-        """Return this rank's part of the division, or None if the ranks could not agree.
+        """Return which of the offered tensors this rank writes, or None if the ranks could not agree.
 
         Each attempt to upload the same step receives the same result.
         """
@@ -111,7 +111,7 @@ def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> boo
         key: key of the unfinished upload.
         plan: plan of the running generation.
         ranks: ranks of the agent's node. The node of rank 0 is also responsible for ranks that the generation no longer
-            has, and for replicated objects of earlier generations.
+            has, and for objects of earlier generations whose tensors several ranks share.
 
     Returns:
         True if no process continues the upload.
@@ -247,7 +247,7 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
 
 
 class _Upload:
-    """One attempt to upload a slot."""
+    """One attempt to upload the shard in a slot to S3: its own object, and the shared objects that the rank writes."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Upload:
         self._on_stored = on_stored
 
     def write(self, planned: Sequence[Planned], share: ShareOf | None, check: Callable[[], None]) -> UploadedShard:
-        """Store the shared objects that this rank writes, then the shard's own object. Blocks."""
+        """Store the S3 objects that this rank writes for several ranks, then the shard's own object. Blocks."""
         self._write_missing([each for each in planned if each.is_own], check)
         where, header, groups = self.where, self._slot.header, groups_of(planned)
         content = ShardObject(self._slot, self._chunk_digests, piece_bytes=PIECE_BYTES, shared=groups)
@@ -306,7 +306,7 @@ class _Upload:
         on_waiting: Callable[[str], None],
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """Wait until S3 has all shared objects that other ranks write.
+        """Wait until S3 has all objects with tensors of this shard that other ranks write.
 
         This rank waits for as long as it needed for its own objects, but at least `LEAST_PATIENCE_SECONDS`. Then it
         stores the missing objects itself.
@@ -315,7 +315,7 @@ class _Upload:
             needed: the objects that the shard needs and that this rank does not write.
             own_seconds: seconds that this rank needed for its own objects.
             on_waiting: as in `upload_shard`.
-            pause: waits for the given seconds.
+            pause: waits for the given seconds, between two checks whether S3 has the objects.
         """
         left = needed
         for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / POLL_SECONDS)):

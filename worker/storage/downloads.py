@@ -77,7 +77,7 @@ class LoadShare(Protocol):
         """
 
     def end(self) -> None:
-        """End the work of all helpers. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
+        """Stop all helpers. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile], LoadShare]
@@ -217,7 +217,7 @@ async def _download(
 
 
 def _header(store: SlotStore, slot: SlotFile, plan: Restore, rank: Rank, content: Content) -> SlotHeader:
-    """Return the header with which the downloaded slot is sealed."""
+    """Return the header with which the slot is sealed after the download."""
     return SlotHeader(
         job=store.job,
         run=slot.header.run,
@@ -274,12 +274,12 @@ class _Filling:
     def fill(
         self, numbers: Sequence[int], cancelled: threading.Event, *, present: Collection[ObjectReference] = ()
     ) -> None:
-        """Read and verify some parts.
+        """Read some parts of the shard from S3 into the slot, and verify them.
 
         Args:
             numbers: the parts, in increasing order. With helpers, all parts of the shard.
             cancelled: set when the caller no longer waits.
-            present: shared objects whose data the slot already contains.
+            present: S3 objects shared by several shards, whose data the slot already contains.
         """
         share = self._share
 
@@ -306,7 +306,7 @@ class _Filling:
             return  # the download was cancelled, so its slot is not used
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check that the shared objects exist, and read the bytes that the first response already contains.
+        """Check that S3 has the shard's shared objects, and read the bytes that the first response already contains.
 
         Return the number of these bytes.
         """
@@ -327,7 +327,7 @@ class _Filling:
     def _read(
         self, number: int, *, after: int, present: Collection[ObjectReference], cancelled: threading.Event
     ) -> None:
-        """Read one part. If another load or a helper wrote wrong bytes into it, read the whole part again."""
+        """Read one part of the shard into the slot, and all of it again if a helper or load wrote wrong bytes."""
         parts, is_cancelled = self._parts, cancelled.is_set
         has_others_bytes = bool(present) or (self._share is not None and after > parts.data_begin)
         try:

@@ -30,7 +30,7 @@ class NodeLoads:
     """The loads of one generation on this node. `BaseLoading` owns it, and all methods run on the event loop."""
 
     def __init__(self) -> None:
-        """Create the object without loads."""
+        """Create the object at the start of a generation, before any rank loads a shard from S3."""
         self._readers: dict[ObjectReference, NodeLoad] = {}
         """The load that reads or has read each shared object."""
 
@@ -91,7 +91,7 @@ class NodeLoad:
         return frozenset(number for place in self.awaited for number in self.parts.parts_with(place))
 
     def end(self, *, is_loaded: bool) -> None:
-        """Record the end of the load. Later calls change nothing."""
+        """Record that this load has ended, so that loads that wait for it continue. Later calls change nothing."""
         if not self.ended.done():
             self.ended.set_result(is_loaded)
 

@@ -86,7 +86,7 @@ class S3ObjectStore:
     """Implements `ObjectStore` with one client that all threads share."""
 
     def __init__(self, client: BaseClient, *, part_bytes: int = PART_BYTES, range_bytes: int = RANGE_BYTES) -> None:
-        """Create the store.
+        """Create the store on an S3 client.
 
         Args:
             client: boto3's S3 client.
@@ -374,7 +374,7 @@ class _S3Reader:
     ) -> None:
         for begin, end in spans:
             while begin < end:
-                if errors:  # End the loop, because the read of another range has failed.
+                if errors:  # End the loop, because a thread has failed to read another range of the object.
                     return
                 with _errors(self._reference), target[begin:end] as piece:
                     begin += reader.readinto(piece)

@@ -20,7 +20,7 @@ from worker.shm.slot_file import SlotFile
 
 
 class ShardObject:
-    """The safetensors object of one sealed and pinned slot."""
+    """The safetensors object that a checkpoint contains for one slot, which must be sealed and pinned."""
 
     def __init__(
         self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, shared: SharedGroups = NOTHING_SHARED
@@ -60,13 +60,13 @@ class ShardObject:
         """Size of the object in bytes."""
 
     def verified_pieces(self, check: Callable[[], None]) -> Iterator[bytes | memoryview]:
-        """Yield the pieces of the whole object, and verify the slot's digests during the iteration.
+        """Yield the whole safetensors object in pieces, and verify the slot's digests during the iteration.
 
         Args:
             check: called before each view; may raise to end the iteration.
 
         Yields:
-            The beginning, then views of the slot.
+            The header of the safetensors format, then views of the slot's memory.
 
         Raises:
             CorruptCheckpoint: the slot does not match its digests. Raised after the last piece.

@@ -50,7 +50,7 @@ class _Source:
         return cls(reference, tuple(filled), tuple(begin for begin, _ in filled), tuple(places))
 
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
-        """Return which bytes of the object belong to a range of the payload.
+        """Return which bytes of this S3 object belong to the range `begin` to `end` of the payload.
 
         The result is the position of these bytes in the object, and the ranges of the payload that they fill. Bytes
         before the position `after` of the object are omitted.
@@ -70,7 +70,7 @@ class _Source:
 
 
 class ShardParts:
-    """The parts of one shard. Numbers begin with 1. Thread-safe."""
+    """Divides one shard into parts of whole chunks, numbered from 1, and reads parts from S3. Thread-safe."""
 
     def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
         """Decode the beginning of a shard's object.
@@ -108,11 +108,11 @@ class ShardParts:
 
     @property
     def numbers(self) -> range:
-        """The numbers of all parts."""
+        """The numbers of all parts of the shard, from 1."""
         return range(1, self.count + 1)
 
     def chunks(self, number: int) -> range:
-        """Return the chunks of a part."""
+        """Return the indices of the shard's chunks that part `number` consists of."""
         first = (number - 1) * self._chunks_per_part
         return range(first, min(first + self._chunks_per_part, chunk_count(self.plan.payload_bytes)))
 
@@ -128,7 +128,7 @@ class ShardParts:
         return next(source.spans for source in self._sources if source.reference == place)
 
     def parts_with(self, place: ObjectReference) -> frozenset[int]:
-        """Return the numbers of the parts that contain bytes of an object."""
+        """Return the numbers of the shard's parts that contain bytes of the S3 object `place`."""
         width = chunk_bytes(self.plan.payload_bytes)
         return frozenset(
             number
@@ -137,7 +137,7 @@ class ShardParts:
         )
 
     def bounds(self, number: int) -> Span:
-        """Return begin and end of a part within the payload."""
+        """Return the positions in bytes at which part `number` begins and ends in the shard's payload."""
         chunks = self.chunks(number)
         size = self.plan.payload_bytes
         return chunk_range(chunks[0], size)[0], chunk_range(chunks[-1], size)[1]
@@ -181,7 +181,7 @@ class ShardParts:
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write the bytes of a part that no object contains: the index, and zeros between the tensors."""
+        """Write the bytes of a part that no S3 object contains: the payload's index, and zeros between the tensors."""
         plan = self.plan
         first, last = max(begin, plan.index_offset), min(end, plan.index_offset + len(plan.index))
         if first < last:

@@ -126,7 +126,7 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Forget the offer of a step, after the last attempt to upload this step.
+        """Forget which tensors were offered to other ranks at `step`, after the last attempt to upload this step.
 
         The call does not wait for `look` of another step, so the event loop may call it.
         """
@@ -163,15 +163,18 @@ class SharedTensors:
         division: Division | None,
         check: Callable[[], None],
     ) -> tuple[Planned, ...]:
-        """Return the shared objects of the shard. Computes the SHA-256 of replicated objects: call it in a thread.
+        """Return the S3 objects with tensors that this shard shares with other ranks or checkpoints.
+
+        Computes the SHA-256 of objects with tensors that several ranks hold: call it in a thread.
 
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
             entries: all tensors of the slot, in order.
             where: bucket and key of the shard's own object.
             offer: the result of `look`.
-            division: the division of the offered items. None if the ranks could not agree: the rank then writes each of
-                its frozen objects, and its own object contains all other tensors.
+            division: assigns the offered tensors to objects, and each object to a rank. None if the ranks could not
+                agree:
+                the rank then writes each object of frozen tensors, and its own object contains all other tensors.
             check: raises an error if the upload was cancelled.
 
         Returns:
@@ -201,7 +204,7 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Yield the positions of the frozen tensors of each group."""
+        """Yield the positions of the tensors in each group of frozen tensors (which training does not change)."""
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):
@@ -235,7 +238,7 @@ class SharedTensors:
 
 
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
-    """Return the groups of tensors in shared objects, for the header of the shard's own object."""
+    """Return which tensors are in which shared object, for the header of the shard's own object."""
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),
         replicated=tuple(each.group for each in planned if not each.is_frozen),
@@ -243,7 +246,7 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 
 
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
-    """Return the first object that S3 does not have completely, and all objects after it. Blocks: call it in a thread.
+    """Return the first planned object that S3 lacks, and all planned objects after it. Blocks: call it in a thread.
 
     Many ranks wait for the same objects. To save requests, a rank stops at the first missing object. Raises
     StorageError if a request fails.
@@ -266,7 +269,7 @@ def write_missing(
     on_stored: OnStored,
     check: Callable[[], None],
 ) -> None:
-    """Store the objects that S3 does not have. Blocks: call it in a thread.
+    """Store those of the planned shared objects that S3 does not have. Blocks: call it in a thread.
 
     Each rank begins with a different object, so that ranks without a division share the work. Two ranks that send the
     same object at the same time store the same bytes.
@@ -325,7 +328,7 @@ def _group(entries: Sequence[TensorEntry], numbers: tuple[int, ...], sha256: str
 
 
 def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a group's object in S3: a header, then the tensors."""
+    """Yield the bytes of the S3 object that stores a group of tensors: a header, then the tensors."""
     yield encode_shared_header(tensors)
     for entry in tensors:
         end = entry.offset + entry.bytes
@@ -337,7 +340,7 @@ def _pieces(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], 
 def _verified(
     slot: SlotFile, tensors: Sequence[TensorEntry], sha256: str, check: Callable[[], None]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a group's object in S3.
+    """Yield the bytes of the S3 object that stores a group of tensors.
 
     After the last piece, raise CorruptCheckpoint if the SHA-256 of the bytes differs from `sha256`.
     """

@@ -137,7 +137,7 @@ def _port(adapter: Path, port: Path) -> LinkFacts | None:
 
 
 def _count(folder: Path, names: Sequence[str]) -> int | None:
-    """Return the sum of the counter files `names` that exist in `folder`; None if none exists."""
+    """Return the sum of the kernel's counters in the files `names` that exist in `folder`; None if none exists."""
     found = []
     for name in names:
         with contextlib.suppress(OSError, ValueError):

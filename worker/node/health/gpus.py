@@ -175,7 +175,7 @@ class NvmlGpus:
         return tuple(self._facts(index, tuple(xids.get(index, ()))) for index in self._names)
 
     def close(self) -> None:
-        """Close the driver (see `GpuReader`)."""
+        """Close the NVML library, the interface of the GPU driver (see `GpuReader`)."""
         if self._events is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -236,7 +236,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # If a GPU is lost, the other calls report the loss.
+            except self._nvml.NVMLError as error:  # If a GPU is lost, other NVML calls report the loss.
                 log.debug("Xid errors cannot be read: %s", error)
                 break
         return found

@@ -183,14 +183,14 @@ def _record(descriptor: int) -> bytes:
 
 
 def _with_parents(group: Path | None, cgroups: Path) -> Iterator[Path]:
-    """Yield a cgroup and its parents below the mount point, the cgroup first."""
+    """Yield the folders of a cgroup and its parents below the mount point `cgroups`, the cgroup's own folder first."""
     while group is not None and group.is_relative_to(cgroups) and group != cgroups:
         yield group
         group = group.parent
 
 
 def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
-    """Return a process's memory cgroup, or None.
+    """Return the folder of a process's memory cgroup, or None if it is not visible.
 
     The cgroup is not visible if the process has ended, the cgroup is in another namespace, or none is mounted.
     """
@@ -216,7 +216,7 @@ def _inactive_file_bytes(group: Path) -> int:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Read a kernel file with one name and number per line; empty if the file does not exist."""
+    """Read a statistics file of the kernel with one name and number per line, by name; empty without the file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -72,7 +72,7 @@ class HealthWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Start the readings.
+        """Start the thread that reads all devices periodically.
 
         Args:
             on_change: called in the watch's thread whenever the faults have changed.
@@ -81,7 +81,7 @@ class HealthWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread.
+        """End the thread that reads the devices.
 
         If a driver hangs, its thread cannot end. The thread then stays alive, but does not delay the exit of the
         process.

@@ -61,7 +61,7 @@ class RankCgroups:
         return str(path)
 
     def close(self) -> None:
-        """Remove all empty cgroups, and then the node's folder if it is empty."""
+        """Remove all empty cgroups of this node's generations, and then the node's cgroup folder if it is empty."""
         with contextlib.suppress(FileNotFoundError):
             for child in self.folder.iterdir():
                 if child.is_dir():
@@ -95,7 +95,7 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
 
 
 def pids(path: str) -> set[int]:
-    """Return the processes in a cgroup; empty if the cgroup was removed.
+    """Return the pids of the processes in a cgroup; empty if the cgroup was removed.
 
     Zombies are not listed.
     """

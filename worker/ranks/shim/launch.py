@@ -69,7 +69,7 @@ def environment_of(start: StartRank) -> dict[str, str]:
 
 
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
-    """Detach this fork from its parent: set user, session, stdio and default signals, then wait at the gate.
+    """Prepare this new process: set user, session, stdio and default signals, then wait until the shim lets it run.
 
     Args:
         user: the user to change to; None keeps the present user.
@@ -175,7 +175,9 @@ def _forget_ourselves() -> None:
 
 
 def _reseed() -> None:
-    """Give the random generators new seeds. Forked ranks would otherwise all have the state of the template process."""
+    """Give the random generators of Python and numpy new seeds. Forked ranks would otherwise all have the state
+    of the template process.
+    """
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:

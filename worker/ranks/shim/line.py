@@ -31,7 +31,7 @@ class Line:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Read the bytes that have arrived.
+        """Read the bytes that have arrived on the socket, without waiting for more.
 
         Returns:
             The complete frames, or None when the peer has closed the connection.
@@ -67,7 +67,7 @@ class Line:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send as many of the stored bytes as the socket accepts.
+        """Send as many bytes of earlier messages as the socket accepts now.
 
         Return False if the peer is lost or does not read.
         """
@@ -82,5 +82,5 @@ class Line:
 
     @property
     def has_unsent(self) -> bool:
-        """True if stored bytes wait for `flush`."""
+        """True if the socket has not accepted all bytes of earlier messages yet, so that `flush` must be called."""
         return bool(self._unsent)

@@ -100,7 +100,7 @@ class RankEnd(Message, frozen=True):
     at_seconds: float
     """Unix time in seconds at which the process ended."""
     stopped: bool
-    """True if the agent had requested the end with `StopRanks` or `Shutdown` before."""
+    """True if the agent had requested the end with `StopRanks` or `Shutdown` before the process ended."""
     text: str = ""
     """Explanation of an end that the shim did not observe itself; empty for an observed end."""
 
@@ -131,7 +131,7 @@ class RankStarted(Message, frozen=True):
 
 
 class RankRefused(Message, frozen=True):
-    """Answer to `StartRank`: no process was started."""
+    """Answer of the shim to `StartRank`: it started no process for the rank."""
 
     run: RunId
     generation: Generation

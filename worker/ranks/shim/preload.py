@@ -155,7 +155,7 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold a lock on the folder of compiled extensions while the context is open.
+    """Hold a lock on the folder of compiled torch extensions while the context is open.
 
     Only one template process at a time holds the lock. torch itself marks a running build with a file named `lock`,
     which remains if the building process is killed. All later builders would then wait forever. Templates therefore use
@@ -180,7 +180,7 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove torch's build locks that no process has open.
+    """Remove files named `lock` that mark running builds of torch extensions, if no process has them open.
 
     A lock is removed only if two checks in a row find it unused, because a finishing builder closes its lock before it
     removes the file.
@@ -203,7 +203,7 @@ def _inode(path: Path) -> int:
 
 
 def _open_files() -> set[Path]:
-    """Return the files that processes of this user have open."""
+    """Return the paths of the files that processes of this process's user have open."""
     found: set[Path] = set()
     for descriptors in Path("/proc").glob("[0-9]*/fd"):
         try:

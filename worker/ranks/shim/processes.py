@@ -66,7 +66,7 @@ def is_there(pid: int, start_ticks: int) -> bool:
 
 
 def snapshot() -> dict[int, Process]:
-    """Return all visible processes by pid."""
+    """Return all processes that are visible in /proc, by pid."""
     found = (find(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process is not None}
 
@@ -118,7 +118,7 @@ def kill_tree(root: int) -> frozenset[Process]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process. Skip processes that have ended or that another user owns (`sudo`)."""
+    """Send the signal `number` to each process. Skip processes that have ended or belong to another user (`sudo`)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -29,7 +29,7 @@ _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """The record files of one node's ranks."""
+    """Writes and reads one file per rank of this node, with the rank's process and its end."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"

@@ -121,9 +121,9 @@ class Shim:
     The shim refuses to start ranks of this generation and of earlier generations.
     """
     _waiting: list[_Pending] = field(default_factory=list)
-    """Start requests that wait until the template process can fork their ranks."""
+    """Start requests that wait until the template, the process from which ranks are forked, can fork their ranks."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Start requests that the template process is executing, in the order in which it answers them."""
+    """Start requests for which the template process is now forking ranks, in the order in which it answers them."""
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
@@ -408,7 +408,7 @@ class Shim:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Write the record of a new rank process, then open its gate, so that it runs the script."""
+        """Write the record of a new rank process, which waits at a pipe, and then let it run the script."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
@@ -439,7 +439,7 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            # The shim reports the exit of this rank when it reaps the process.
+            # The new process ended before it ran the script. The shim reports its exit when it reaps the process.
             _log.info("rank %s ended at its gate", start.rank)
         os.close(gate)
         self._say(client, RankStarted(record=record))
@@ -610,7 +610,7 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark a cgroup for removal if it has no living rank. `_sweep` then kills its processes and removes it."""
+        """Mark a generation's cgroup without living ranks for removal. `_sweep` kills its processes and removes it."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
@@ -637,7 +637,7 @@ class Shim:
 
 
 def _wake_up(number: int, frame: object) -> None:
-    """Do nothing. The interpreter has already written the signal's number to the wake-up socket."""
+    """Handle a signal by doing nothing: the interpreter has already written its number to the wake-up socket."""
 
 
 def _key(message: RankRecord | StartRank) -> RankKey:
@@ -659,7 +659,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open a rank's output file for the shim.
+    """Open the file that becomes a rank's stdout or stderr, and return the descriptor.
 
     A script may open its own output again as /dev/stdout. The rank's user can therefore open the file for writing, but
     not for reading.

@@ -39,7 +39,7 @@ from worker.ranks.shim.preload import PreloadFailed, load_operator, preload
 _PID = struct.Struct("<q")
 _DESCRIPTOR_COUNT = 4
 FORK = b"f"
-"""Message of one byte with which the shim asks the template to fork one rank."""
+"""Message of one byte with which the shim asks the template (a process with all imports done) to fork one rank."""
 
 
 class TemplateReady(Message, frozen=True):
@@ -73,7 +73,7 @@ FromTemplate = TemplateReady | TemplateFailed | Forked | ForkFailed
 
 
 def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
-    """Import the modules, then fork a rank for each request until the shim closes the connection.
+    """Import `modules`, then fork one rank for each request of the shim, until the shim closes the connection.
 
     Args:
         line: blocking stream socket to the shim.
@@ -106,7 +106,7 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
 
 
 def _serve(line: socket.socket) -> StartRank | None:
-    """Answer the shim's requests.
+    """Fork a rank for each request of the shim.
 
     In the template, return None when the shim has ended. In each new rank, return the rank's start message.
     """
@@ -135,7 +135,7 @@ def _load_operator() -> None:
     try:
         load_operator()
     except PreloadFailed:
-        raise  # End this process, which must not fork after a failed load. The shim starts another.
+        raise  # End this process, which must not fork after a failed load. The shim then starts a new template process.
     except Exception as error:
         sys.stderr.write(f"DeepSpeed's operator is not loaded ahead: {type(error).__name__}: {error}\n")
 
