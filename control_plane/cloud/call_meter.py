@@ -59,7 +59,7 @@ BUDGETS: Final[Mapping[tuple[str, str], Budget]] = {
     ("autoscaling", "DescribePolicies"): _GROUPS,
     ("autoscaling", "DescribeScalingActivities"): _GROUPS,
 }
-"""Budgets by service and operation."""
+"""Limits of describe calls, by boto3's name of the service and AWS's name of the operation."""
 
 
 class TokenBucket:

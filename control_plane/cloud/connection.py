@@ -137,7 +137,7 @@ class Connection:
             self._clients[service] = self._make(service)
 
     def client(self, service: str) -> Any:
-        """Return the client of a service that the constructor has made."""
+        """Return the boto3 client of an AWS service, such as `ec2`. The constructor has made all clients."""
         return self._clients[service]
 
     def identify(self) -> CloudIdentity:

@@ -95,7 +95,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
     def load_credentials(self) -> LateCredentials:
         """Return this object.
 
-        A botocore session calls this method on its provider of credentials, which is this object, too.
+        botocore calls this method on the provider of a session's credentials. This object is its own provider.
         """
         return self
 

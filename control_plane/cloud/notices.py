@@ -27,7 +27,7 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 
 SPOT_NOTICE: Final = timedelta(minutes=2)
-"""Time from a spot warning to the interruption."""
+"""Time from AWS's warning about a Spot instance until AWS interrupts the instance."""
 BLOCK_END_LEAD: Final = timedelta(minutes=30)
 """Time before the end of a capacity block at which AWS begins to terminate its instances."""
 MAX_BODY_CHARACTERS: Final = 256 * 1024

@@ -231,7 +231,7 @@ class CloudOperator(Protocol):
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of a group, including the settings that `complete_group` adds.
+        """Return the current state of a group, with its hooks, scaling policies and instance type.
 
         Raises `NotFound` if the group does not exist.
         """

@@ -53,7 +53,7 @@ class Entry:
 
 
 class EventSink(Protocol):
-    """Receives events. Synchronous. Raises only `CloudError`."""
+    """A receiver of events outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
         """Send entries of different jobs.
@@ -188,7 +188,7 @@ def detail_of(fields: dict[str, Any]) -> str:
 
 
 class LogSink(Protocol):
-    """Receives log lines. Synchronous. Raises only `CloudError`."""
+    """A receiver of log lines outside Everstep: a CloudWatch log group. Synchronous. Raises only `CloudError`."""
 
     def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
         """Append lines to a stream. The sink creates a missing stream.

@@ -64,7 +64,10 @@ class AuditFilter:
 
 
 def begin(session: Session, entry: NewAuditEntry) -> int:
-    """Store an entry without an outcome, and return its id. `session` comes from `Database.write`."""
+    """Store a call's entry, to which `finish` adds the outcome, and return the entry's id.
+
+    `session` comes from `Database.write`.
+    """
     row = AuditEntry(**values_of(entry))
     session.add(row)
     session.flush()

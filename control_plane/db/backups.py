@@ -62,7 +62,7 @@ class StoredManifest:
     key: str
     body: bytes
     object_bytes: int
-    """Total size of the checkpoint's objects in bytes, without the shared objects of frozen parameters."""
+    """Total bytes of the checkpoint's objects, without frozen parameters, whose objects checkpoints share."""
     modified_at: datetime
 
 

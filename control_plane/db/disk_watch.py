@@ -46,7 +46,7 @@ class DiskWatch:
     Args:
         place: directory of SQLite's file, or a description of a remote database for users.
         is_here: whether `place` is a directory of this machine.
-        monotonic: seconds of a clock that never jumps.
+        monotonic: returns the seconds of a clock that never jumps.
     """
 
     def __init__(self, place: str, *, is_here: bool, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -75,7 +75,10 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
 
 
 _OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
-"""The statement is a constant, because each DescribeTrainingJob executes it and its construction takes time."""
+"""The SQL statement of `open_of_run`.
+
+It is a constant, because each DescribeTrainingJob executes it and its construction takes time.
+"""
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:

@@ -151,7 +151,7 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures. `core.breakers` compares them to decide whether to retry. JSON values in the core's format."""
+    """Recent failures. `core.breakers` compares them to decide whether to retry. JSON values in its format."""
     accounting: Mapping[str, int]
     """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: datetime | None
@@ -519,7 +519,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """Numbers of rows in other tables that the deletion of a job also deletes."""
+    """Number of rows per table (besides the job's own row) that the deletion of a job also deletes."""
 
     generations: int
     checkpoints: int
@@ -576,7 +576,7 @@ def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
 
 
 def hand_back(session: Session, run_id: str) -> bool:
-    """Return control of a job to Everstep. The result is False if no user had control."""
+    """Return control of a job to Everstep. Return False, and change nothing, if Everstep already controls the job."""
     query = update(Job).where(Job.run_id == run_id, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
@@ -600,7 +600,7 @@ def transition(
         session: from `Database.write`.
         lease: lease of the job to update.
         before: state of the job when the decision was made.
-        after: state to enter. The core has checked the transition.
+        after: state to enter. `core.states` has checked that the transition is allowed.
         now: the time in UTC.
         **changes: other columns to update. Must contain `reason`, the reason for the new state.
 
@@ -687,7 +687,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
     """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first.
 
-    Plans are not decoded.
+    The function reads the node ids from a column of their own, because decoding the plans would take longer.
     """
     query = (
         select(Generation.created_at, Generation.node_ids)

@@ -100,7 +100,7 @@ class Leaser:
         return self._take(session, kind, key, owner, counter)
 
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
-        """Return whether another control-plane server has recently renewed this lease.
+        """Return whether another control-plane server holds this lease and still renews it.
 
         True if a claim of this server read a changed counter within the last `ttl_seconds`.
         """

@@ -294,7 +294,7 @@ def _note_last(metric: Metric, point: Point) -> None:
 
 
 def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
-    """Return the metrics of a run, by name."""
+    """Return all metrics of a run, each with its newest value, sorted by name."""
     rows = session.scalars(select(Metric).where(Metric.run_id == run_id).order_by(Metric.name))
     return tuple(
         MetricRecord(name=row.name, last_step=row.last_step, last_at=row.last_at, last_value=float(row.last_value))
@@ -303,7 +303,7 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 
 def dropped_count(session: Session, run_id: str) -> int:
-    """Return how many values of a run the script logged, but the database does not have."""
+    """Return how many values of a run are lost: the script logged them, but the database did not store them."""
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 

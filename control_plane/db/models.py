@@ -205,7 +205,7 @@ class Fleet(Base):
     The fleet loop clears this time when most agents of the fleet report again.
     """
     max_node_count: Mapped[int]
-    """The group's MaxSize at the last poll."""
+    """MaxSize of the Auto Scaling group when the control plane last polled AWS."""
     instance_type: Mapped[str] = mapped_column(default="")
     availability_zone: Mapped[str] = mapped_column(default="")
     price_usd_per_hour: Mapped[float | None]
@@ -654,7 +654,7 @@ class Drill(Base):
 
 
 class MetricLog(Base):
-    """The progress with which the database receives a run's logged metrics.
+    """The position up to which the database has stored the metrics that a run logs.
 
     The row names the agent that sends the metrics, the number of the agent's next value, and the count of dropped
     values.
@@ -755,7 +755,7 @@ class AutomationPause(Base):
     __tablename__ = "automation_pause"
 
     scope: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """Always `all`."""
+    """Always `all`, so that the table can have only one row."""
     paused_at: Mapped[datetime]
     paused_by: Mapped[str]
     """Name of the administrator's token."""

@@ -157,7 +157,10 @@ _BY_RUN: Final = (
 _IDS_OF_RUN: Final = (
     select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
 )
-"""The statement is a constant, because each DescribeTrainingJob executes it and its construction takes time."""
+"""The SQL statement of `ids_of_run`.
+
+It is a constant, because each DescribeTrainingJob executes it and its construction takes time.
+"""
 
 
 def ids_of_run(session: Session, run_id: str) -> tuple[str, ...]:
@@ -198,7 +201,7 @@ def among(session: Session, node_ids: Collection[str]) -> tuple[NodeRecord, ...]
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
-    """Return the number of measured arrival times of a fleet's nodes, and their sum in seconds.
+    """Return how many arrival times of a fleet's nodes were measured, and the sum of these times in seconds.
 
     An arrival time starts when the group lacks an instance, and ends when the new instance's agent first connects.
     """

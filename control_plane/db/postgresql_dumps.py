@@ -1,7 +1,7 @@
 """Runs pg_dump and pg_restore for `backups`.
 
-A dump has PostgreSQL's custom format. A restore leaves out the row of `alembic_version`, so no server starts on the
-database before `backups.finish` has written the row.
+A dump has PostgreSQL's custom format. A restore leaves out the row of `alembic_version`, which names the schema's
+version, so no server starts on the database before `backups.finish` has written the row.
 
 Invariant: no password appears among the arguments of a process, where every user of the machine can read it.
 """

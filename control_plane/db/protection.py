@@ -90,7 +90,8 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
         now: the time in UTC.
 
     Returns:
-        Number of holders that were added, removed, or entered or left the view. Zero on most passes.
+        Number of holders that were added, removed, or entered or left the view. Zero in most calls, because holders
+        rarely change.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
@@ -135,7 +136,7 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
 
 
 def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
-    """Return the shards of a run, by rank."""
+    """Return the shards of a run as their owners last reported them, in the order of ranks."""
     holders: dict[int, list[HolderRecord]] = {}
     found = select(Replica, _IN_VIEW).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)
     for row, is_in_view in session.execute(found):

@@ -47,7 +47,7 @@ class ReportFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRows:
-    """The input of `core.reports.report`."""
+    """The rows that `read` returns, from which `core.reports.report` computes a report."""
 
     jobs: tuple[JobTime, ...]
     fleets: tuple[FleetTime, ...]

@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def migrations() -> Path:
-    """Return the folder of migrations.
+    """Return the folder with Alembic's migrations of the schema.
 
     The folder is `alembic` in a checkout, and a copy of `alembic` in an installed package.
 

@@ -107,7 +107,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Yield a read-only session on one consistent snapshot."""
+        """Yield a read-only session, in which all queries see the same state of the database."""
         with Session(self._reading, expire_on_commit=False) as session:
             yield session
 

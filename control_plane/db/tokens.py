@@ -175,7 +175,10 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
 
 _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
-"""The statement is a constant, because each API request executes it and its construction takes time."""
+"""The SQL statement of `find`.
+
+It is a constant, because each API request executes it and its construction takes time.
+"""
 
 
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
