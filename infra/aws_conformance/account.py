@@ -167,7 +167,7 @@ class Account:
             The first true result of `look`.
 
         Raises:
-            Unanswered: `look` returned no true result within the patience. `what` names the awaited state.
+            Unanswered: `look` returned no true result within `patience_seconds`. `what` names the awaited state.
         """
         ends = self.monotonic() + self.patience_seconds
         while not (found := look()):

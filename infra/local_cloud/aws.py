@@ -69,7 +69,7 @@ MAX_API_BODY_BYTES = 16 * 1024 * 1024
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
 """Paths outside AWS's APIs that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
-"""Key of the `Received` object in the WSGI environ of a request."""
+"""Key in a request's WSGI environ. The value, a `Received`, is the unparsed request line and headers."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2

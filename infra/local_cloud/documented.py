@@ -1,7 +1,7 @@
 """Finds parameters of a call that AWS would refuse, according to AWS's documentation. The functions are pure.
 
-botocore checks only types, and moto accepts values that AWS refuses. The local cloud refuses such calls, and the tests
-fail if a program makes them (`tests/conftest.py`).
+botocore checks only types, and moto, the library that fakes AWS here, accepts values that AWS refuses. The local cloud
+refuses such calls, and the tests fail if a program makes them (`tests/conftest.py`).
 
 Source: botocore's service models, which AWS publishes: their shapes and their documentation strings.
 """

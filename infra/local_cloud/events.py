@@ -234,7 +234,7 @@ class Announcements:
             heapq.heappush(self._waiting, (self._monotonic() + delay, next(self._numbers), event, body))
 
     def advance(self) -> None:
-        """Deliver the due events. The server calls this on every pass."""
+        """Deliver the due events. The server calls this at least ten times per second (`aws.PASS_SECONDS`)."""
         while self._waiting and self._waiting[0][0] <= self._monotonic():
             _, _, event, body = heapq.heappop(self._waiting)
             self._deliver(event, dict(body))

@@ -7,7 +7,7 @@ instance:
 
 - An instance id.
 - A number n: the n-th running instance in launch order, modulo the number of instances.
-- An empty target: the seed chooses an instance.
+- An empty target: the local cloud chooses an instance at random, from its seed.
 
 The command line and fault scripts also accept a role as target, such as `job 0 node 2` (`roles`). They replace the role
 by an instance id before they inject the fault. Some faults need a rank or a replica on the instance. If the target of
@@ -238,7 +238,7 @@ class FillMemory(_OnInstance, frozen=True):
 
 
 class Xid(_OnInstance, frozen=True):
-    """Report a GPU error (NVIDIA's Xid code) through a node's NVML stub."""
+    """Report a GPU error (NVIDIA's Xid code) through the file that replaces NVIDIA's library NVML on a node."""
 
     code: Annotated[Count, msgspec.Meta(description="NVIDIA's Xid; 0: none")] = 79
     gpu: Annotated[Count, msgspec.Meta(description="index of the GPU")] = 0

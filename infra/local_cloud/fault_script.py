@@ -4,8 +4,8 @@
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
 A script is generated from a seed. Invariant: the script alone determines the faults, so that equal scripts have the
-same effect on equal clouds. Each target is a number or a role such as `job 0 node 1`. The player resolves the target to
-an instance when it injects the fault (`roles`), so a script works on any cloud.
+same effect on equal clouds. Each target is a number or a role such as `job 0 node 1`. The player (`play`) resolves the
+target to an instance when it injects the fault (`roles`), so a script works on any cloud.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
         seed: seed of the random choices. Equal arguments yield equal scripts.
         minutes: time within which all faults begin.
         nodes: number of running instances.
-        has_namespaces: whether the cloud can cut and slow links.
+        has_namespaces: whether instances have network namespaces, which the faults `partition` and `slow-network` need.
 
     Returns:
         Lines in the order of their times. The last line clears all lasting faults. The numbers of faults of any two
@@ -221,7 +221,7 @@ def _struck(
 ) -> Sequence[Effect | FaultRefused]:
     """Inject a fault into each selected instance and return the outcomes.
 
-    If all instances refuse the fault, raise the first refusal.
+    If the fault is refused on all instances, raise the first refusal.
     """
     outcomes: list[Effect | FaultRefused] = []
     for one in aim(fault):

@@ -39,7 +39,7 @@ class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5
-    """Standard deviation of the logarithm."""
+    """Standard deviation of the delay's natural logarithm."""
     longest_seconds: Seconds = 3600.0
     """Upper limit of the delay."""
 
@@ -96,7 +96,7 @@ class Faults:
     Args:
         conditions: the initial conditions, in force until the first change.
         seed: seed of all streams. Equal seeds and equal sequences of calls yield equal results.
-        changed: called after every change, to wake the engine.
+        changed: called after every change, to start a pass over instances and groups immediately.
     """
 
     def __init__(self, conditions: Conditions, *, seed: int = 0, changed: Callable[[], None] = lambda: None) -> None:
@@ -136,7 +136,7 @@ class Faults:
         return self._delay("visibility", self.conditions.visibility_seconds)
 
     def is_omitted(self) -> bool:
-        """Decide at random whether one answer omits one instance."""
+        """Decide at random whether an answer of EC2's Describe operations omits one instance."""
         return self._happens("describe/omit", self.conditions.describe_omit_share)
 
     def event_delays(self) -> list[float]:
@@ -151,7 +151,7 @@ class Faults:
         return [self._delay("event/delay", conditions.event_delay_seconds) for _ in range(copies)]
 
     def choose(self, purpose: str, among: int) -> int:
-        """Return a random number from 0 to `among` - 1."""
+        """Return a random number from 0 to `among` - 1, from the separate stream for this `purpose`."""
         with self._lock:
             return self._stream(purpose).randrange(among)
 

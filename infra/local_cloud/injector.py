@@ -557,7 +557,7 @@ class Injector:
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
-        """Call `work` with the selected instance, and return the instance and the result of `work`.
+        """Call `work`, which injects a fault, for the selected instance. Return the instance and the result of `work`.
 
         If `work` refuses the instance and the target is not an instance id, try the next running instance.
         """

@@ -79,7 +79,7 @@ class InstanceRefreshes:
     def reconcile(self) -> None:
         """End the next member to replace in each group whose members are all InService.
 
-        The server calls this method on every pass of the engine.
+        The server of the local AWS calls this method in each of its regular passes over instances and groups.
         """
         for group in self._engine.groups():
             refresh = self._refreshes.get(group.arn)

@@ -66,7 +66,7 @@ class InstanceRunner:
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
         """Start the processes of missing instances, and end all instances that are not in `wanted`.
 
-        The thread that owns the runner calls this method on every pass of the engine.
+        The thread that owns the runner calls this method at least ten times per second (`aws.PASS_SECONDS`).
 
         The runner does not restart an instance whose init process has died, because EC2 does not restart a crashed
         machine either.

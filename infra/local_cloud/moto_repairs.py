@@ -1,4 +1,4 @@
-"""Corrects moto's answers to Terraform where they differ from AWS's answers.
+"""Corrects the answers of moto (a library that fakes AWS) to Terraform where AWS's answers differ.
 
 Each private function corrects one difference. Without the corrections, `terraform plan` would show changes directly
 after `terraform apply`.

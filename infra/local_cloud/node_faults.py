@@ -68,7 +68,7 @@ def stop_rank(init_pid: int, rank: int | None) -> Facts:
         rank: global rank; None: the lowest on the instance.
 
     Returns:
-        `rank`, `pid` and `start_ticks`.
+        `rank`, `pid` and `start_ticks`, the start time of the process in clock ticks since boot.
 
     Raises:
         FaultRefused: the rank does not run on the instance.

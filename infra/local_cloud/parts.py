@@ -184,7 +184,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, indented."""
+    """Return the last lines of a process's log, indented for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(f"  {line}" for line in lines[-LOG_LINES_SHOWN:]) or "  (nothing)"
 

@@ -70,7 +70,10 @@ INSTANCE_TYPE: Final = "c7i.2xlarge"
 The nodes are processes of this machine and have no GPU.
 """
 IMAGE: Final = "ami-12c6146b"
-"""One of moto's predefined images. A launch needs an image, but the local cloud runs only the user data."""
+"""One of the predefined images of moto, the library that fakes AWS.
+
+A launch needs an image, but the local cloud runs only the user data.
+"""
 MAX_NODES: Final = 64
 EVENTS: Final = "everstep-events"
 """Name of the queue that receives AWS's events, and of the rule that sends them."""
