@@ -2,7 +2,7 @@
 
 A floor is a bound that no system can beat on this machine, such as the time of a plain memcpy.
 
-    first/         make bench-first: blocked time of snapshots, slowdown of a real model, and recovery times
+    first/         make bench-first: time that snapshots block training, slowdown of a model, recovery times
     data_plane/    make bench-data-plane: the data plane, compared systems and floors
     interleave/    make bench-interleave: snapshots between collectives on a shared network
     interruption/  make bench-recovery: interruptions by failures, compared with torchrun and torchft

@@ -52,7 +52,7 @@ class Begun:
 
     @property
     def is_quick(self) -> bool:
-        """True if the run takes few samples, to test the harness."""
+        """True if the run takes few samples, to test the benchmark's own code."""
         return bool(self.arguments.quick)
 
     @property
@@ -98,7 +98,7 @@ def run(
         argv: the command line's arguments; None: the arguments of this process.
         parts: names of the parts that `--only` selects.
         options: adds the benchmark's own options.
-        needs_quiet: whether a full run waits for a quiet machine.
+        needs_quiet: whether a run without `--quick` waits until other programs have stopped using the CPU.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {page.run.__module__.rpartition('.')[0]}")
     parser.add_argument("--quick", action="store_true", help=f"take few samples, and write the page to {HOME}")

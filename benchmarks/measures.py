@@ -75,7 +75,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of the medians of `before` and `after`."""
+        """Mean of two medians: of the timings before and of the timings after the system's timings."""
         return (self.before.median + self.after.median) / 2
 
     @property

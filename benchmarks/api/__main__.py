@@ -111,7 +111,8 @@ def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[st
         return len(taken) / lasted
 
     bare, one = request(service.bare_port, "/bare"), request(service.port, "/v1/training-jobs/job-1", service.token)
-    rate(service.bare_port, for_seconds(bare, 0.5))  # Warm up before the first measurement.
+    # Send some requests that are not measured, because a server answers its first requests more slowly.
+    rate(service.bare_port, for_seconds(bare, 0.5))
     rate(service.port, for_seconds(one, 0.5))
     bare_rates, describe_rates, new_rates = [], [], []
     with writing(service.database):

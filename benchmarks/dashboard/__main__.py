@@ -108,7 +108,10 @@ async def a_second(served: Living, name: str) -> None:
 
 
 def of_a_job(browser: Browser, few: Living, history: int, seconds: int) -> dict[str, Traffic]:
-    """Measure the traffic of a job's Metrics tab and of its main page, while the job logs metrics."""
+    """Measure the traffic of a job's Metrics tab and main page.
+
+    The job has logged `history` steps and logs further steps.
+    """
     logger = Logger(few.world, SMALL)
     logger.log(history)
 

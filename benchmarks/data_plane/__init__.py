@@ -3,7 +3,7 @@
 One run measures Everstep and other checkpoint systems (the compared systems, `PEERS` in the code) with the same state.
 It also measures floors: bounds that no system can beat on this machine, such as the time of a plain memcpy.
 
-    __main__.py      the run: order of the launches
+    __main__.py      the harness: runs the launches in order
     systems.py       the compared systems and their virtual environments
     launches.py      two rank processes of a compared system, or two processes that measure floors
     everstep.py      the measurement of Everstep: a job on two nodes, whose ranks are killed and restored

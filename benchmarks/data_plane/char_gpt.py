@@ -1,6 +1,7 @@
-"""Measures the cost of keeping every step of the char-GPT example, with DDP and with ZeRO-3.
+"""Measures the cost of copying every step of the char-GPT example to another node, with DDP and with ZeRO-3.
 
-Each launch consists of blocks of steps. Blocks under Everstep, under lm-resiliency and without protection take turns.
+Each launch consists of blocks of steps. Blocks under Everstep, under lm-resiliency (a compared system) and without
+protection take turns.
 """
 
 from __future__ import annotations

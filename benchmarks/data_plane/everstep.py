@@ -1,10 +1,10 @@
-"""Measures Everstep: one job on two nodes of the local cloud, whose ranks the harness kills and Everstep restores.
+"""Measures Everstep: one job on two nodes of the local cloud, whose ranks the benchmark kills and Everstep restores.
 
     first launch ─▶ kill rank 0: both ranks restore from their own node, several times
                  ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
     after the job: restores into a rank that already waits for its state (`arrivals`)
 
-Invariant: the product runs unchanged and cannot detect the measurement. The harness reads times from the script's
+Invariant: the product runs unchanged and cannot detect the measurement. The benchmark reads times from the script's
 output, the rank's page and the agents' logs.
 """
 

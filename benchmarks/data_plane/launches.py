@@ -115,7 +115,7 @@ def _run_to_the_end(
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
-        # End both ranks, because a rank would wait for a dead partner.
+        # Stop waiting if one rank fails, because the other rank would wait for it. Leaving the block ends both ranks.
         while None in (codes := [process.poll() for process in started]) and not any(codes):
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
@@ -185,7 +185,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        # Remove files that DLRover has left, and files of torch in killed ranks.
+        # Remove the files that DLRover leaves, and the files that torch leaves when its rank is killed.
         for left in set(MEMORY.iterdir()) - before:
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)

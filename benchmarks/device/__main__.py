@@ -105,7 +105,7 @@ def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, 
         sizes: sizes and counts.
         home: folder for the part's output; emptied first.
         say: receives progress messages.
-        device: `cuda`; `cpu` tests the harness.
+        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
     """
     folder = home / part
     shutil.rmtree(folder, ignore_errors=True)

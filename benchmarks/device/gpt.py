@@ -46,7 +46,7 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
     Args:
         home: folder for logs and the script's output.
         sizes: sizes of model and run.
-        device: `cuda`; `cpu` tests the harness.
+        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
         say: receives progress messages.
 
     Returns:

@@ -96,7 +96,7 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
         part: capture, restore or graph.
         sizes: sizes and counts.
         home: folder for the part's log.
-        device: `cuda`; `cpu` tests the harness.
+        device: `cuda`; `cpu` tests the benchmark's own code without a GPU.
         memory: folder on tmpfs.
 
     Returns:

@@ -43,7 +43,7 @@ class Run(BenchmarkRun):
     """The results of all parts on the page, from this run and from earlier runs on the same device."""
 
     device: Mapping[str, Any]
-    """The probe's identification of the device."""
+    """Name, driver and properties of the GPU, as `rank/probe.py` printed them."""
     sizes: Sizes
     outcomes: Mapping[str, Outcome]
 

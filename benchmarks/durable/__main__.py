@@ -37,7 +37,7 @@ ROUNDS = 3
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """Sizes in MiB of the transferred objects, by S3 server.
 
-moto reads the whole object for each ranged request, so its times for large objects are meaningless.
+The fake server moto reads the whole object for each ranged request, so its times for large objects are meaningless.
 """
 QUICK_SIZES = {"SeaweedFS": (64,)}
 MODEL_MIB, QUICK_MODEL_MIB = 64, 16

@@ -128,7 +128,7 @@ def load_rows(loads: Sequence[Load]) -> list[Row]:
 
 
 def load_table(loads: Sequence[Load]) -> str:
-    """Return the Markdown table of loads from memory, with one line per layout."""
+    """Return the Markdown table of loads from memory, with one line per number of loading ranks (`Layout`)."""
     head = ("ranks", "seconds, median", "seconds, all", "needed from other nodes, MiB", "fetched, MiB")
     body = []
     for layout in sorted(dict.fromkeys(load.layout for load in loads), key=_order):
@@ -147,7 +147,7 @@ def load_table(loads: Sequence[Load]) -> str:
 
 
 def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the rows of useful time and lost steps with Everstep, and of lost steps without checkpoints."""
+    """Return the rows of `useful_ratio` and lost steps with Everstep, and of lost steps without checkpoints."""
     if not jobs:
         return []
     by_name = {job.strategy: job for job in jobs}

@@ -43,7 +43,7 @@ LAYOUTS = (SAME, MOVED, Layout(world_size=3), Layout(world_size=6))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The measurements of one load by all ranks."""
+    """The measurements of one load, in which all ranks of a generation restore a step."""
 
     layout: Layout
     seconds: float

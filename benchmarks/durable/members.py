@@ -61,7 +61,7 @@ class Members:
     """The nodes of a job. Each node has its own process.
 
     Args:
-        talks: talks with the process of each node.
+        talks: process of each node, which receives commands on stdin and answers on stdout.
         folders: folder of each node on tmpfs, in the order of `talks`.
     """
 

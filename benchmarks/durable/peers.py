@@ -33,7 +33,7 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The operation that one process runs."""
+    """The parameters of the one operation that this program runs."""
 
     name: str
     """The operation: `prepare`, `load`, `copy` or `export`."""

@@ -29,7 +29,7 @@ READERS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoadTime:
-    """Measured seconds of one load by several nodes."""
+    """Duration in seconds of one load of a shard from S3, which several nodes share."""
 
     readers: int
     seconds: float

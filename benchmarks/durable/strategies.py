@@ -1,6 +1,6 @@
 """Measures the product's checkpoint strategies with the same job, whose rank 1 is killed at the same step.
 
-The job trains on a local cluster of two nodes, whose S3 is moto. The script is `rank.strategy_job`.
+The job trains on a local cluster of two nodes, whose S3 is a fake, the library moto. The script is `rank.strategy_job`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class UploadBlock:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all counted steps together."""
+        """Seconds of all counted steps of the block together."""
         return sum(self.steps)
 
     @property

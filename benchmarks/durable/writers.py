@@ -56,7 +56,7 @@ class _Bucket:
         self._free_at = time.monotonic()
 
     def spend(self, count: int) -> None:
-        """Wait until the writer may send `count` bytes."""
+        """Wait until the writer may send `count` more bytes under its bandwidth cap."""
         with self._lock:
             begin = max(self._free_at, time.monotonic() - _SLICE_SECONDS)
             self._free_at = begin + count / self._rate
@@ -115,7 +115,7 @@ def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> I
 
 
 class _Line:
-    """A `Session` between two simulated nodes in this process. Messages pass through queues in memory."""
+    """A connection (`Session`) between two simulated nodes in this process. Messages pass through queues in memory."""
 
     def __init__(
         self, peer: NodeId, inbox: asyncio.Queue[Message | None], outbox: asyncio.Queue[Message | None]
@@ -159,7 +159,7 @@ async def _sealed(folder: Path, payload: bytes, offset: int, size: int) -> SlotS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedUploadTime:
-    """Measured seconds of one upload by several nodes."""
+    """Duration in seconds of one upload of a shard to S3, which several nodes share."""
 
     writers: int
     seconds: float

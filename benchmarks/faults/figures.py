@@ -64,11 +64,11 @@ class Observed:
     reasons: tuple[str, ...]
     """The reasons that the API reported for incomplete protection, each once, in the order of their first report."""
     did: str
-    """Sentence about the fault's effect, with numbers."""
+    """Sentence about the effect that the injected fault had, with numbers (`cases.Struck.did`)."""
     span_seconds: float
-    """Duration of the wait that replaces forward and backward."""
+    """Duration in seconds of the wait that replaces forward and backward in each step."""
     copy_seconds: float
-    """Duration of a copy of the rank's whole state."""
+    """Duration of a plain copy of the rank's whole state within memory, in seconds."""
     state_mib: int
     """Size of one rank's state in MiB."""
 
@@ -98,7 +98,7 @@ class Figure:
     held_p99_seconds: float
     """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""
     commits_before: float
-    """Commits ÷ steps before the fault."""
+    """Number of commits ÷ number of steps, before the fault."""
     commits_during: float
     commits_after: float
     told_seconds: float | None

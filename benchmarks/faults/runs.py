@@ -21,7 +21,7 @@ TOLD_SECONDS = 60.0
 SETTLE_STEPS = 40
 """Number of steps at the start of a job that are not measured.
 
-During these steps, Everstep audits snapshots and profiles iterations.
+During these steps, Everstep compares snapshots byte by byte with the state, and profiles iterations.
 """
 AUDITED_STEPS = 8
 """Number of steps after healing that are not measured, if the fault began before the job had slots.
@@ -122,7 +122,8 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
             running.wait_steps(SETTLE_STEPS)
             heard = len(running.told) - 1  # ignore the reports from before the fault took effect
             during = running.wait_steps(sizes.steps)
-            told, told_at = running.told[heard:], None  # no time: the API never reported Protected before
+            # `told_at` is None, because the API never reported Protected before the fault.
+            told, told_at = running.told[heard:], None
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)
         before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)

@@ -68,7 +68,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRun:
-    """All failures of one job."""
+    """All measured recoveries of one job, and its step times without a failure."""
 
     recoveries: tuple[Recovery, ...]
     step: Floor

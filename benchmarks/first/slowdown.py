@@ -4,10 +4,10 @@ The launches run in the order ABBA. Each pair of launches gives one ratio, so th
 values of a ratio. A launch without an agent has no replicas, rounds or reports. The cluster's other processes are idle
 during both kinds of launches.
 
-There are two measurements. In the first measurement, every step is kept at any cost, and median step times are
-compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). Only a few steps then have a
-snapshot, so mean step times are compared. The first steps, in which Everstep learns the cost of a snapshot, are not
-counted.
+There are two measurements. In the first measurement, every step has a snapshot, whatever it costs, and median step
+times are compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). Only a few steps then
+have a snapshot, so mean step times are compared. The first steps, in which Everstep learns the cost of a snapshot, are
+not counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Slowdown:
     """Snapshots ÷ steps, for the counted steps of the launches under an agent; 1 if every step had a snapshot."""
     settle_steps: int = WARM_UP_STEPS
     max_slowdown: float | None = None
-    """The job's budget (`Protection.MaxSlowdown`); None if every step is kept."""
+    """The job's budget (`Protection.MaxSlowdown`); None if every step has a snapshot."""
 
     @property
     def plain_moved_ratio(self) -> float:
@@ -97,7 +97,7 @@ def measure(
         order: kind of each launch, such as ABBA.
         steps: steps of each launch, including the steps that are not counted.
         settle_steps: number of first steps that are not counted.
-        max_slowdown: the job's budget; None keeps every step.
+        max_slowdown: the job's budget. None: every step has a snapshot.
 
     Raises:
         BenchmarkFailed: a launch failed.

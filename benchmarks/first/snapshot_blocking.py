@@ -1,10 +1,10 @@
 """Measures how long a snapshot blocks training, for states of several sizes, with floors for comparison.
 
-A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without a session.
+A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without Everstep.
 
-The training session reports the blocked seconds. They consist of the copy at the boundary, and of the guard's wait for
-the background copy before the optimizer's step. Everstep audits the first three snapshots of a launch: it copies them
-whole at the boundary and compares them byte by byte. The page shows audited snapshots separately.
+Everstep's session in the rank reports the blocked seconds. They consist of the copy at the boundary, and of the guard's
+wait for the background copy before the optimizer's step. Everstep audits the first three snapshots of a launch: it
+copies them whole at the boundary and compares them byte by byte. The page shows audited snapshots separately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockingRow:
     memcpy: Floor
     plain_step: Floor
     step: Summary
-    """Duration of steps with snapshots."""
+    """Duration of each step, in seconds, while Everstep takes a snapshot at every step."""
     first_blocked: float | None
     """Seconds for which the launch's first snapshot blocked the slowest rank.
 

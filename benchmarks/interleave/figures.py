@@ -22,7 +22,7 @@ class Row:
     scheme: Scheme
     iterations: int
     seconds: float
-    """Mean duration of an iteration."""
+    """Mean duration of an iteration under the scheme, in seconds."""
     slowdown: float
     """Slowdown over all pairs of iterations: time with checkpoints ÷ time without checkpoints, − 1."""
     low: float
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def kept_ratio(self) -> float:
-        """Kept snapshots ÷ measured iterations."""
+        """Number of snapshots that all holders acknowledged (`kept`) ÷ number of measured iterations."""
         return self.kept / self.iterations
 
 
@@ -54,7 +54,7 @@ class Figure:
     """Idle network time per iteration, as measured by the profiler."""
     spans: int
     link_bytes_per_second: float
-    """Payload rate of a link, measured before training."""
+    """Bytes of payload per second that a link between two nodes carries, measured before training."""
 
     @property
     def load_ratio(self) -> float:

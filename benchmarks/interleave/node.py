@@ -59,7 +59,7 @@ class State:
     memory: memoryview
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes `start` to `end` of the payload."""
+        """Return the bytes `start` to `end` of the snapshot (`send_chunks` calls this)."""
         return self.memory[start:end]
 
 

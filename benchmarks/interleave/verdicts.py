@@ -21,7 +21,7 @@ If BLOCKING costs less, the case cannot show a difference between the schemes.
 """
 KEPT_RATIO = 0.95
 LEAST_KEPT = 3
-"""Minimum number of kept snapshots in a case where the budget selects steps (`Case.is_crowded`).
+"""Minimum number of acknowledged snapshots in a case where the budget selects steps (`Case.is_crowded`).
 
 A scheme that keeps fewer snapshots has a small slowdown for this reason alone, so the case misses its limit.
 """

@@ -23,7 +23,7 @@ class Line:
         self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def wait_for(self, **wanted: Any) -> None:
-        """Read messages until a message contains all these values."""
+        """Read the agent's messages until one message contains all values of `wanted`."""
         for text in self._reader:
             message = json.loads(text)
             if all(message.get(key) == value for key, value in wanted.items()):

@@ -35,7 +35,7 @@ SAVE_EVERY = 10
 The benchmark injects each fault right after a checkpoint, so that torchrun loses as few steps as possible.
 """
 HEARTBEAT_MILLISECONDS = 1000
-"""Milliseconds without a heartbeat after which torchft's lighthouse considers a replica group lost."""
+"""Milliseconds without a heartbeat after which torchft's failure detector considers a replica group lost."""
 
 
 class Contender(Protocol):
@@ -97,7 +97,7 @@ def wait(what: str, arrived: Callable[[], bool], *, check: Callable[[], None] = 
 
 
 class UnderEverstep:
-    """Everstep: a job on two nodes of a local cluster that also has a spare. Both nodes hold every step."""
+    """Everstep: a job on two nodes of a local cluster that also has a spare. Both nodes hold a copy of every step."""
 
     name = "Everstep"
     is_relaunched = True

@@ -21,7 +21,7 @@ class Fault(StrEnum):
 
 
 class Job(StrEnum):
-    """Model and framework of a training job."""
+    """Kind of a training job that the benchmark interrupts, by its way to distribute the model."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"

@@ -1,6 +1,6 @@
 """Runs a group of four nodes in one process, whose shards are protected by two copies or by parity.
 
-Sessions between the nodes and slots are the product's.
+The benchmark uses the product's slots, and the product's connections (sessions) between nodes.
 
 all ranks sealed w ──contributions or copies──▶ all ranks voted ACKED(w) ──commit──▶ next step
 """
@@ -117,7 +117,7 @@ class Member:
         await kinds[session.opened.kind](session)
 
     def send(self, members: list[Member]) -> None:
-        """Start a sender of replicas or contributions for each peer."""
+        """Start one sender per peer: of replicas, or of the contributions that the peer XORs into its share."""
         for peer in self.peers:
             sender = ReplicaSender(
                 self.shard,
@@ -130,7 +130,7 @@ class Member:
             self._tasks.append(asyncio.create_task(sender.run()))
 
     async def seal(self, step: Step, payload: bytes) -> None:
-        """Store a step in a slot of this node: grant the slot, write the payload and seal it."""
+        """Store a step in a slot of this node: reserve the slot, write the payload and seal the slot."""
         index = await self.store.grant(
             self.rank,
             content(step),
@@ -166,7 +166,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Opens sessions and streams from one node to a member (implements `Dialler`)."""
+    """Opens connections to a member: sessions for messages, and streams for chunks (implements `Dialler`)."""
 
     node_id: NodeId
     to: Member

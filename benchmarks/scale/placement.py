@@ -20,7 +20,7 @@ LOST_DOMAINS = (1, 2)
 DOMAIN_NODES = 16
 """Number of nodes in one failure domain, that is, of nodes that may fail together."""
 CALLS = 5
-"""Calls of each function. Each call is timed separately."""
+"""Number of timed calls of each placement function. Each call is timed separately."""
 
 Found = TypeVar("Found")
 
@@ -63,7 +63,7 @@ class Known:
     what: str
     found: float
     expected: float
-    """The published value to four places."""
+    """The published probability, rounded to four decimal places."""
 
     @property
     def falls_short(self) -> bool:

@@ -69,7 +69,7 @@ with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1)
         if largest((directory / "finish").exists()):
             break
         begun = time.perf_counter()
-        session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
+        session.fence()  # wait here until the snapshot is copied, and not in the optimizer's step, to time the wait
         held = time.perf_counter() - begun
         state.advance()
         begun = time.perf_counter()

@@ -6,7 +6,7 @@ takes three times as long as a copy of the whole state. There are two replacemen
 - "wait" is a timed wait that leaves the CPU free.
 - "matmul" is a fixed number of real matrix products on one thread.
 
-A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without a session.
+A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a step without Everstep.
 
     floors ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
@@ -157,7 +157,7 @@ for kind, compute in computes.items():
         compute()
         together()
         ready = time.perf_counter()
-        # Wait for the copy here and not in the optimizer's step, so that the script times the wait itself.
+        # Wait here until the snapshot is copied, and not in the optimizer's step, so that the script times the wait.
         session.fence()
         fenced = time.perf_counter()
         optimizer.step()

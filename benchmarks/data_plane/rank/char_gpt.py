@@ -242,7 +242,8 @@ class LmResiliency(Nobody):
     def boundary(self, number: int) -> None:
         self._number = number
         self._manager.save({"state": self._model.tensors(), "step": number}, number)
-        self._held.add(self._manager._buffer_pool.peer_previous.step)  # each save first completes the previous exchange
+        # Each save of lm-resiliency first completes the previous exchange of snapshots between the two ranks.
+        self._held.add(self._manager._buffer_pool.peer_previous.step)
 
     def kept(self, numbers: Collection[int]) -> int:
         return len(self._held.intersection(numbers))

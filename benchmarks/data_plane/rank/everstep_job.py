@@ -152,7 +152,8 @@ class Rank:
             dist.barrier()
             before = len(self._session.blocked_seconds)
             begun = time.perf_counter()
-            self._session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
+            # Wait here until the snapshot is copied, and not in the optimizer's step, to time the wait.
+            self._session.fence()
             fenced = time.perf_counter() - begun
             if number:
                 found.blocked.append(at_boundary + fenced)

@@ -52,7 +52,8 @@ class Floors:
         self._source = torch.empty(size // self._passes, dtype=torch.uint8).random_()
         self._shared = mmap.mmap(-1, size // self._passes)
         self._target = torch.frombuffer(self._shared, dtype=torch.uint8)
-        self._target.copy_(self._source)  # Warm the memory up before the first measurement.
+        # Copy once before the first measurement, so that the kernel has allocated all pages of the buffers.
+        self._target.copy_(self._source)
         self._lines = self._connect()
 
     def _connect(self) -> tuple[socket.socket, socket.socket]:

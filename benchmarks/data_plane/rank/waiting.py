@@ -25,7 +25,8 @@ COMMIT_SECONDS = 1.0
 def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
     """Run the rank's session of one generation.
 
-    The first generation trains until a step is kept, and writes the dump. Later generations restore this step.
+    The first generation trains until a step is committed, and writes this step's state to the file `dump`. Later
+    generations restore this step.
 
     Args:
         state: the built state.

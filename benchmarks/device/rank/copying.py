@@ -1,4 +1,4 @@
-"""Measures capture into a slot and restore from it, compared with plain copies of pinned memory (the floor).
+"""Measures captures (copies of a state into a slot) and restores from the slot. The floor is a plain pinned copy.
 
     capture   through the bounce ring (before registration) ─▶ registration ─▶ floor, capture, capture, floor, …
               ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
@@ -109,7 +109,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # Warm up the capture, too.
+        _capture(hardware, copier, slot, Captures())  # Do not count the first capture into the registered slot.
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":

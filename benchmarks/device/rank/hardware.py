@@ -51,7 +51,7 @@ class Registration:
 
     @property
     def registered_bytes(self) -> int:
-        """Total bytes of all registered pieces."""
+        """Total bytes of all memory that the GPU driver has registered."""
         return sum(size for size, _ in self.pieces)
 
     def wait(self, size: int) -> None:
@@ -108,13 +108,13 @@ class Hardware(Protocol):
     device: torch.device
 
     def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
-        """Return the product's copier for this device."""
+        """Return the product's copier, which copies snapshots from this device into slots."""
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return pinned host memory as uint8[size]."""
 
     def synchronize(self) -> None:
-        """Wait for all work on the device."""
+        """Wait until the device has finished all queued work."""
 
     def allocation_count(self) -> int:
         """Return the number of allocations of device or pinned memory in this process."""
@@ -237,7 +237,7 @@ class _HostTimeline:
 
 
 class Host:
-    """Host memory in place of a GPU, for tests of the harness.
+    """Host memory in place of a GPU, for tests of the benchmark's own code.
 
     Args:
         make_copier: returns a replacement for the device's copier.

@@ -170,7 +170,7 @@ class Holder:
             self._changed.notify()
 
     def end(self) -> None:
-        """Wait until the thread has handled all requests."""
+        """Wait until the thread has handled all requests of `want`, then end the thread."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -249,7 +249,7 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Run steps with snapshots until the slots are registered and the audits of the first snapshots are over."""
+        """Run steps with snapshots until the GPU driver has registered the slots and Everstep has audited snapshots."""
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()

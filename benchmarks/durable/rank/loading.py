@@ -63,7 +63,7 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the sessions until stdin is closed."""
+    """Run one training session per line of stdin, until stdin is closed."""
     print("{}", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

@@ -36,7 +36,7 @@ with (Path(os.environ["BENCH_TRACE"]) / f"rank{rank}").open("a", buffering=1) as
         training.forward_and_backward()
         pause(max(0.0, begun + settings.step_seconds - time.monotonic()))
         ready = time.monotonic()
-        session.fence()  # wait for the copy here and not in the optimizer's step, to time the wait
+        session.fence()  # wait here until the snapshot is copied, and not in the optimizer's step, to time the wait
         held = time.monotonic() - ready
         training.step()
         ready = time.monotonic()

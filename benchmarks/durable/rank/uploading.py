@@ -45,7 +45,8 @@ from benchmarks.traces import whole_rows
 WARM_UP_PERIODS = 1
 """Number of steps of the warm-up with Everstep, in lengths of a block.
 
-During the warm-up, the session audits its first snapshots, and the agent allocates the slots.
+During the warm-up, the session compares its first snapshots byte by byte with the state, and the agent allocates the
+slots.
 """
 STORE_SECONDS = 60.0
 """Longest wait after a block for the end of Everstep's upload."""
@@ -58,9 +59,9 @@ class Settings:
 
     size: ModelSize
     order: Sequence[str]
-    """Name of the system of each block, in order."""
+    """System that stores a checkpoint in each block, in order. The module's docstring lists the systems."""
     steps: int
-    """Number of counted steps in each block."""
+    """Number of steps in each block whose duration counts."""
     folder: str
     """Folder in shared memory for DCP's files."""
 
@@ -89,7 +90,7 @@ class Block:
 
 
 class Nothing:
-    """A system that stores nothing. Base class of the other systems."""
+    """The system `floor`, which stores nothing. Base class of the systems that store a checkpoint."""
 
     def __init__(self, training: Training, settings: Settings) -> None:
         self._training = training
@@ -157,7 +158,8 @@ class Dcp(Nothing):
     def __init__(self, training: Training, settings: Settings) -> None:
         super().__init__(training, settings)
         model, optimizer = get_state_dict(training.model, training.optimizer)
-        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}  # these are the live tensors, not copies
+        # The dict contains the live tensors, not copies of them.
+        self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}
         # All four options are set, because the defaults raise assertions on a machine without a GPU.
         self._stager = DefaultStager(
             StagingOptions(
@@ -203,7 +205,7 @@ class Dcp(Nothing):
         shutil.rmtree(f"{self._settings.folder}/dcp{self._count}")
 
     def close(self) -> None:
-        """Release the staging memory."""
+        """Release the memory into which DCP copies the state before it writes the files."""
         self._stager.close()
 
 

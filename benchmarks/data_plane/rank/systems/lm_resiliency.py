@@ -1,6 +1,7 @@
 """Adapter of lm-resiliency, which keeps snapshots in the private memory of the training processes.
 
-As in GEMINI, each of the two training processes holds its own snapshot and a copy of the other process's snapshot.
+As in the paper about GEMINI, each of the two training processes holds its own snapshot and a copy of the other
+process's snapshot.
 """
 
 from __future__ import annotations
