@@ -78,7 +78,7 @@ class Gate:
         return partial(GuardedHttp, gate=self)
 
     def enter(self, connection: GuardedHttp) -> None:
-        """Count a new connection, which has not sent a valid token.
+        """Count a new connection as a connection without a valid token.
 
         Above the limit, close the oldest counted connection of the address that has the most.
         """

@@ -27,7 +27,7 @@ class TracingUnavailable(Exception):
 
 
 class Tracer:
-    """A tracer that records nothing, and base class of the exporting tracer.
+    """A tracer that records nothing. `ExportingTracer` overrides its methods.
 
     The server uses this class if the settings name no endpoint for traces.
     """

@@ -257,7 +257,7 @@ class DeleteTrainingJobResponse(TypedDict):
     HasMoreObjects: bool
     """Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue."""
     S3Uris: list[str]
-    """Locations of the objects: checkpoints, logs, outputs."""
+    """S3 locations of the job's checkpoints, logs and outputs, below which the objects are."""
 
 class DescribeProtectionResponse(TypedDict):
     """The present protection of a job's state."""
@@ -503,7 +503,7 @@ class GroupCheck(TypedDict):
     Setting: str
     """Name of the setting in Auto Scaling's API."""
     Message: str
-    """A sentence with the value that Everstep found."""
+    """A sentence about the setting, with the value that Everstep found in the group."""
 
 class HealthResponse(TypedDict):
     """Status and version of the server that answers."""
@@ -529,7 +529,7 @@ class HoldAdvice(TypedDict):
     Description: str
     """One or two imperative sentences that say what to do and why."""
     Command: str
-    """The command for the first step."""
+    """The command line with which the person follows the advice."""
     FurtherCommands: list[str]
     """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
 
@@ -555,7 +555,7 @@ class Holder(TypedDict):
     VerifiedStep: NotRequired[int]
     """The newest step of which the node has received and verified the whole copy. Absent until the node has verified a step."""
     VerifiedTime: NotRequired[datetime]
-    """When the node reported VerifiedStep."""
+    """Time at which the node reported that it had verified VerifiedStep."""
     LagSteps: NotRequired[int]
     """Number of steps from VerifiedStep to the newest step that the ranks have finished."""
     FailureDomain: NotRequired[str]
@@ -628,9 +628,9 @@ class IncidentAction(TypedDict):
     Urgency: Literal["Now", "Later", "Optional"]
     """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
     Description: str
-    """One or two sentences in the imperative."""
+    """What the person should do and why, in one or two sentences."""
     Command: str
-    """The command for the first step."""
+    """The command line with which the person begins the action."""
     FurtherCommands: list[str]
     """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
@@ -826,7 +826,7 @@ class Node(TypedDict):
     TrainingJobName: NotRequired[str]
     Address: str
     MemoryBytes: int
-    """Memory that snapshots may use."""
+    """Memory of the node that slots, and thereby snapshots and replicas, may use."""
     Memory: NotRequired[NodeMemory]
     """Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement."""
     InstanceType: str
@@ -837,7 +837,7 @@ class Node(TypedDict):
     RefusedMessageCount: int
     """Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node."""
     RefusedSessionCount: int
-    """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
+    """Number of connections that the agent rejected or closed since its start, because of an invalid message. They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
     Exposure: NotRequired[str]
     """Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported."""
     Reason: str
@@ -980,16 +980,16 @@ class Report(TypedDict):
     Buckets: list[ReportBucket]
     """The figures over time, oldest first, without gaps."""
     Projects: list[ProjectReport]
-    """The most expensive project first."""
+    """Figures of each project, the most expensive project first."""
     Fleets: list[FleetReport]
-    """The most expensive fleet first. A job counts for the fleet in which it runs now or ran last."""
+    """Figures of each fleet, the most expensive fleet first. A job counts for the fleet in which it runs now or ran last."""
     Jobs: list[JobReport]
-    """At most MaxJobs jobs, the most expensive first."""
+    """Figures of at most MaxJobs jobs, the most expensive job first."""
     OtherJobs: NotRequired[ReportFigures]
     """Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs."""
     JobCount: int
     Causes: list[CauseReport]
-    """The most frequent cause first."""
+    """Incidents by cause, the most frequent cause first."""
 
 class ReportBucket(TypedDict):
     """The figures of one bucket: a part of the time range, for example one day."""
@@ -1016,7 +1016,7 @@ class ReportFigures(TypedDict):
     CostUsd: NotRequired[float]
     """Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price."""
     Failures: ReportIncidents
-    """Incidents that are failures."""
+    """Incidents that neither a drill nor a planned stop caused."""
     PlannedStops: ReportIncidents
     """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     Drills: ReportIncidents
@@ -1033,7 +1033,7 @@ class ReportFigures(TypedDict):
     """Cost of the other nodes in IdleNodeSeconds: joining, held, rebooting and draining nodes. Absent if no fleet has a price."""
 
 class ReportIncidents(TypedDict):
-    """Sums over the incidents of one kind."""
+    """Sums over incidents of one kind: failures, planned stops or drills."""
     Count: int
     """Number of incidents whose failure is in the time range."""
     RecoveredCount: int
@@ -1225,7 +1225,7 @@ class TrainingJob(TypedDict):
     Boundary: int
     """Number of steps that the ranks of the current generation have finished; -1 before they start."""
     MaxBoundary: int
-    """The highest Boundary of any generation."""
+    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
     TargetStep: NotRequired[int]
     """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
     EstimatedRemainingSeconds: NotRequired[float]
@@ -1323,16 +1323,16 @@ class TrainingJobSummary(TypedDict):
     Priority: int
     NodeCount: int
     GenerationNodeCount: int
-    """GenerationNodeCount of the job, as in TrainingJob."""
+    """Number of nodes of the current generation, as in TrainingJob."""
     Generation: int
     CommittedStep: int
     Boundary: int
     MaxBoundary: int
-    """MaxBoundary of the job, as in TrainingJob."""
+    """The highest number of steps that any generation has finished, as in TrainingJob."""
     TargetStep: NotRequired[int]
-    """TargetStep of the job, as in TrainingJob."""
+    """The step at which the script ends, as in TrainingJob."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """EstimatedRemainingSeconds of the job, as in TrainingJob."""
+    """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
     CreationTime: datetime
     LastModifiedTime: datetime
     """When the job last changed its state, or a user last changed the job."""
@@ -1579,7 +1579,7 @@ class EverstepClient(Protocol):
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both resolutions are set."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a request sets both ResolutionInSteps and ResolutionInSeconds."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
     def get_readiness(self) -> ReadinessResponse:
@@ -1653,7 +1653,7 @@ class EverstepClient(Protocol):
     def revoke_token(self, *, TokenId: str) -> Token:
         """Revoke a token. New requests and browser sessions of the token fail immediately. Its open streams end within a second. If the token is a join token, agents that have joined with it stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
-        """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training or is taken over."""
+        """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training, or if a person controls it (TakeOverTrainingJob)."""
     def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
         """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins with another node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. The roll replaces or reboots spares first, and skips held nodes. A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
     def stop_fleet_roll(self, *, FleetName: str) -> Fleet:

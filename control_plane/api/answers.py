@@ -111,8 +111,8 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                # Copy the headers, because the outer middleware later adds headers to this list that only this response
-                # may have.
+                # Copy the headers: the outer middleware later adds headers of this one request to the list, which must
+                # not be cached.
                 start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))
@@ -132,7 +132,7 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                done.set_result(None)  # None makes each waiting request create its own response.
+                done.set_result(None)  # The requests that wait are then processed themselves.
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)

@@ -80,7 +80,7 @@ class ArchiveContents:
     """The paths of the files in an archive, and their total size."""
 
     files: tuple[str, ...]
-    """Relative paths, sorted."""
+    """Paths of the files relative to the archive's root, sorted."""
     unpacked_bytes: int
 
 

@@ -124,7 +124,7 @@ def _is_dry(request: Request, sent: Mapping[str, Any]) -> bool:
 
 
 def _created(answer: Mapping[str, Any]) -> str:
-    """Return the name that the service generated for a new resource, or an empty string."""
+    """Return the name of the resource that the body of a response contains, or an empty string."""
     nested: list[Mapping[str, Any]] = [answer[name] for name in NESTED if isinstance(answer.get(name), dict)]
     return next((name for each in (answer, *nested) if (name := _name(each))), "")
 
@@ -143,5 +143,5 @@ def _name(found: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the text truncated, and without characters that the database cannot store."""
+    """Return at most `MAX_RESOURCE_CHARACTERS` of a name, without characters that the database cannot store."""
     return text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -27,7 +27,7 @@ DIGEST_BYTES: Final = 8
 """Length of the digest of one item. At this length, two different items practically never have equal digests."""
 TOKEN_BYTES: Final = 16
 _ENTRY_BYTES: Final = 150
-"""Bytes that an entry's key and objects occupy in addition to their texts, measured with tracemalloc."""
+"""Bytes of the Python objects of one key and its digest, in addition to their content. Measured with tracemalloc."""
 
 Contents = Mapping[str, bytes]
 

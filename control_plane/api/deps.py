@@ -167,7 +167,7 @@ class Services:
     session_key: bytes
     """Key that signs browser sessions."""
     nonce_key: bytes
-    """Key that signs nonces."""
+    """Key that signs the nonces with which agents on EC2 prove their identity (`routes.attestation`)."""
     authorities: FleetAuthorities
     """Certificate authorities, which issue the TLS certificates of agents."""
     server_id: str
@@ -180,7 +180,7 @@ class Services:
     readiness: Readiness = field(default_factory=Readiness)
     """State of the server's background loops, from which GetReadiness answers."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
-    """Thread pool in which coroutines read and write S3 on behalf of callers."""
+    """Thread pool for the calls of S3 that requests cause. Other work does not wait for these calls."""
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
     """Cache of metric points at a coarse resolution, for clients that poll the metrics of whole runs."""

@@ -50,7 +50,7 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""For a value of a wrong type: the prefix of pydantic's error type, and the API's name of the expected type."""
+"""The API's name of an expected type, by prefix of the type of pydantic's error about a value of another type."""
 
 
 class ApiError(Exception):
@@ -93,7 +93,7 @@ class TooSlow(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The body is longer than allowed."""
+    """The body of the request, or the source archive in it, is longer than allowed."""
 
     status = 413
 
@@ -126,7 +126,7 @@ class InUse(ApiError):
 
 
 class Throttled(ApiError):
-    """Too many requests. The same request may succeed later."""
+    """Too many requests were sent, or too many of this kind are in progress. The same request may succeed later."""
 
     status = 429
     code = "ThrottlingException"
@@ -293,7 +293,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _words(path: str, entry: Mapping[str, Any]) -> str:
     """Return pydantic's error as a sentence.
 
-    The client validates requests, too, and reports the same error in the same words.
+    Everstep's SDK (`everstep.validation`) also validates requests, and reports the same error in the same words.
     """
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:

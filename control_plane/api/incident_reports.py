@@ -41,7 +41,7 @@ _AROUND = timedelta(seconds=30)
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
-"""Log lines up to this long after the failure count as printed before it, because clocks differ."""
+"""Log lines up to this long after the failure count as printed before it, because nodes' clocks differ."""
 _SIMILAR = 5
 
 

@@ -108,7 +108,7 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _complaint(part: Any) -> str | None:
-    """Return the reason why a value is invalid, or None.
+    """Return the reason why one JSON value is invalid, or None if it is valid.
 
     The function ignores the values inside an object or a list.
     """
@@ -126,6 +126,6 @@ def _complaint(part: Any) -> str | None:
 
 
 def _is_json(request: Request) -> bool:
-    """Return whether FastAPI would parse the body as JSON."""
+    """Return whether the Content-Type is one for which FastAPI would parse the body as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

@@ -1,10 +1,10 @@
 """Sends streaming responses of unknown length.
 
-A response ends when its source ends, or when the client disconnects or stops reading. `control_plane.api.envelope`
-detects clients that stop reading.
+A response ends when its source (the iterator of its body's parts) ends, or when the client disconnects or stops
+reading. `control_plane.api.envelope` detects clients that stop reading.
 
-Invariant: the server buffers data for a slow client only in the client's connection. The response closes its source
-when it ends, for whatever reason.
+Invariant: the server buffers data for a slow client only in the client's connection. When the response ends for any
+reason, it closes the source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class LiveResponse(StreamingResponse):
-    """A streaming response without a known end."""
+    """A streaming response whose length is unknown when it begins, such as followed log lines."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
         # The header X-Accel-Buffering disables nginx's buffering.

@@ -2,8 +2,8 @@
 
     token = page token of [is_back, generation, one line number per planned node, ...]
 
-The token contains one line number per node, in the order of the generation's plan. Node ids would make the token of the
-largest job too long for a URL.
+`is_back` states whether the token continues towards older lines. The token contains one line number per node, in the
+order of the generation's plan. Node ids would make the token of the largest job too long for a URL.
 
 Invariant: `decode` returns the cursor that `encode` received, as long as the database still has the plan of the
 cursor's generation.

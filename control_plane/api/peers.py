@@ -152,7 +152,7 @@ class Peers:
         return KnownAgents(views=views, refused=refused)
 
     def own(self) -> KnownAgents:
-        """Return the state of the agents that have connected to this server."""
+        """Return the state of the agents that have connected to this server, without those of other servers."""
         return KnownAgents(views=self.registry.views(), refused=self.registry.refusals())
 
     @cached_property

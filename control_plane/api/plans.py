@@ -25,7 +25,7 @@ from everstep.protocol.ids import JobName, NodeId, RunId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNow:
-    """The current state of a fleet."""
+    """The current state of the fleet for which a dry run forecasts a job."""
 
     record: FleetRecord
     nodes: Sequence[NodeRecord]

@@ -42,7 +42,7 @@ class Facts:
     shards: Mapping[str, tuple[ShardRecord, ...]]
     """Shards of the jobs that have not ended, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Recoveries of the jobs that have not ended."""
+    """Sums over the closed incidents of the jobs that have not ended, by job, cause and restore source."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[NodeRecord, ...]
     """Nodes that have not ended."""
@@ -68,7 +68,10 @@ def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
 
 
 class _Once(Collector):
-    """A prometheus_client collector that returns given metrics. Each scrape creates a new instance."""
+    """A collector of the library prometheus_client, which returns the metrics that its constructor receives.
+
+    Each scrape creates a new instance.
+    """
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

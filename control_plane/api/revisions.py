@@ -3,7 +3,7 @@
 `revised` reports all errors of a request together. A change applies at one of two times:
 
     applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: read
-                                      on every pass. A running generation keeps its nodes until an agreed stop.
+                                      each time the job loop runs. A generation keeps its nodes until an agreed stop.
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
 Invariant: the updated job also fulfils the rules for new jobs (`api.admission`).
@@ -54,7 +54,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revised:
-    """The job after an update."""
+    """The job's new settings after an update, and the changes."""
 
     spec: JobSpec
     priority: int

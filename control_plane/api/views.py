@@ -772,7 +772,7 @@ def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
 def fleet(
     record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History
 ) -> fleets_schemas.Fleet:
-    """Return one fleet.
+    """Convert the record of a fleet into its response model.
 
     Args:
         record: the fleet as stored, in any state.
@@ -837,7 +837,7 @@ def node(
     job_name: str | None,
     history: Sequence[ImplicationRecord] = (),
 ) -> nodes_schemas.Node:
-    """Return one node.
+    """Convert the record of a node into its response model.
 
     Args:
         record: the node as stored.

@@ -59,7 +59,7 @@ def _wrapped(block: list[str], columns: int) -> Iterator[str]:
         yield from block
         return
     begin = _ITEM.match(block[0]) or re.match(r"\s*", block[0])
-    assert begin is not None  # The pattern `\s*` always matches.
+    assert begin is not None  # The pattern `\s*` also matches an empty text, so there is always a match.
     rest = begin[0] if begin[0].startswith(">") else " " * len(begin[0])
     words: list[str] = []
     for word in _WORD.findall(" ".join([block[0][begin.end() :], *(line.removeprefix(">") for line in block[1:])])):

@@ -20,7 +20,7 @@ def prose(described: Json) -> str:
 
 
 def structures(model: Json) -> dict[str, Json]:
-    """Return the structures that a service model's requests and responses use, except errors and free JSON."""
+    """Return the structures that a service model's requests and responses use, except errors and arbitrary JSON."""
     return {
         name: shape
         for name, shape in model["shapes"].items()

@@ -440,7 +440,7 @@ export interface DeleteTrainingJobResponse {
   ObjectBytes: number
   /** Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue. */
   HasMoreObjects: boolean
-  /** Locations of the objects: checkpoints, logs, outputs. */
+  /** S3 locations of the job's checkpoints, logs and outputs, below which the objects are. */
   S3Uris: string[]
 }
 
@@ -827,7 +827,7 @@ export interface GroupChange {
 export interface GroupCheck {
   /** Name of the setting in Auto Scaling's API. */
   Setting: string
-  /** A sentence with the value that Everstep found. */
+  /** A sentence about the setting, with the value that Everstep found in the group. */
   Message: string
 }
 
@@ -861,7 +861,7 @@ export interface HoldAdvice {
   Decision: 'Terminate' | 'Release' | 'Inspect'
   /** One or two imperative sentences that say what to do and why. */
   Description: string
-  /** The command for the first step. */
+  /** The command line with which the person follows the advice. */
   Command: string
   /** Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect. */
   FurtherCommands: string[]
@@ -874,7 +874,7 @@ export interface HoldNodeRequest {
   Reason?: string
 }
 
-/** A snapshot to hold in memory. */
+/** A request to keep a snapshot in memory, or to keep an already held snapshot for longer. */
 export interface HoldSnapshotRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
@@ -906,7 +906,7 @@ export interface Holder {
   InView: boolean
   /** The newest step of which the node has received and verified the whole copy. Absent until the node has verified a step. */
   VerifiedStep?: number
-  /** When the node reported VerifiedStep. */
+  /** Time at which the node reported that it had verified VerifiedStep. */
   VerifiedTime?: Timestamp
   /** Number of steps from VerifiedStep to the newest step that the ranks have finished. */
   LagSteps?: number
@@ -981,9 +981,9 @@ export interface Incident {
 export interface IncidentAction {
   /** Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts. */
   Urgency: 'Now' | 'Later' | 'Optional'
-  /** One or two sentences in the imperative. */
+  /** What the person should do and why, in one or two sentences. */
   Description: string
-  /** The command for the first step. */
+  /** The command line with which the person begins the action. */
   Command: string
   /** Commands for the next step, of which the person chooses one. Empty if Command completes the action. */
   FurtherCommands: string[]
@@ -1351,7 +1351,7 @@ export interface Node {
   Warm: boolean
   TrainingJobName?: string
   Address: string
-  /** Memory that snapshots may use. */
+  /** Memory of the node that slots, and thereby snapshots and replicas, may use. */
   MemoryBytes: number
   /** Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement. */
   Memory?: NodeMemory
@@ -1362,7 +1362,7 @@ export interface Node {
   AgentVersion: string
   /** Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number
-  /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
+  /** Number of connections that the agent rejected or closed since its start, because of an invalid message. They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
   RefusedSessionCount: number
   /** Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported. */
   Exposure?: string
@@ -1600,16 +1600,16 @@ export interface Report {
   Total: ReportFigures
   /** The figures over time, oldest first, without gaps. */
   Buckets: ReportBucket[]
-  /** The most expensive project first. */
+  /** Figures of each project, the most expensive project first. */
   Projects: ProjectReport[]
-  /** The most expensive fleet first. A job counts for the fleet in which it runs now or ran last. */
+  /** Figures of each fleet, the most expensive fleet first. A job counts for the fleet in which it runs now or ran last. */
   Fleets: FleetReport[]
-  /** At most MaxJobs jobs, the most expensive first. */
+  /** Figures of at most MaxJobs jobs, the most expensive job first. */
   Jobs: JobReport[]
   /** Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs. */
   OtherJobs?: ReportFigures
   JobCount: number
-  /** The most frequent cause first. */
+  /** Incidents by cause, the most frequent cause first. */
   Causes: CauseReport[]
 }
 
@@ -1638,7 +1638,7 @@ export interface ReportFigures {
   UnpricedNodeSeconds: number
   /** Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price. */
   CostUsd?: number
-  /** Incidents that are failures. */
+  /** Incidents that neither a drill nor a planned stop caused. */
   Failures: ReportIncidents
   /** Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause. */
   PlannedStops: ReportIncidents
@@ -1656,7 +1656,7 @@ export interface ReportFigures {
   OtherIdleCostUsd?: number
 }
 
-/** Sums over the incidents of one kind. */
+/** Sums over incidents of one kind: failures, planned stops or drills. */
 export interface ReportIncidents {
   /** Number of incidents whose failure is in the time range. */
   Count: number
@@ -1780,7 +1780,7 @@ export interface StartDrillRequest {
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
   /** A node of the job that the fault affects. The default is the node with the highest GROUP_RANK. */
   NodeId?: string
-  /** The rank to kill, which must run on the chosen node. Only valid for kill-rank. The default is the node's first rank. */
+  /** The rank to kill, which must run on the chosen node. Only valid for the fault `kill-rank`. The default is the node's first rank. */
   Rank?: number
 }
 
@@ -1916,7 +1916,7 @@ export interface TrainingJob {
   CommittedStep: number
   /** Number of steps that the ranks of the current generation have finished; -1 before they start. */
   Boundary: number
-  /** The highest Boundary of any generation. */
+  /** The highest Boundary of any generation: the largest number of steps that the ranks have ever finished. */
   MaxBoundary: number
   /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
   TargetStep?: number
@@ -2018,16 +2018,16 @@ export interface TrainingJobSummary {
   Reason: string
   Priority: number
   NodeCount: number
-  /** GenerationNodeCount of the job, as in TrainingJob. */
+  /** Number of nodes of the current generation, as in TrainingJob. */
   GenerationNodeCount: number
   Generation: number
   CommittedStep: number
   Boundary: number
-  /** MaxBoundary of the job, as in TrainingJob. */
+  /** The highest number of steps that any generation has finished, as in TrainingJob. */
   MaxBoundary: number
-  /** TargetStep of the job, as in TrainingJob. */
+  /** The step at which the script ends, as in TrainingJob. */
   TargetStep?: number
-  /** EstimatedRemainingSeconds of the job, as in TrainingJob. */
+  /** Estimated time until the ranks reach TargetStep, as in TrainingJob. */
   EstimatedRemainingSeconds?: number
   CreationTime: Timestamp
   /** When the job last changed its state, or a user last changed the job. */

@@ -150,7 +150,7 @@ async def connect(websocket: WebSocket) -> None:
         node_id = hello.node_id
         fleet = FleetName(token.fleet_name or "")
         if services.registry.is_elsewhere(fleet):
-            proven = None  # The managing server counts the messages that it rejects.
+            proven = None  # Count nothing here: the managing server counts rejected messages.
             with about(node=hello.node_id):
                 code, reason = await relay(websocket, services.peers, fleet, secret, raw)
             raise _Refusal(code, reason)

@@ -77,7 +77,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
     """Create a session token for the agent of an instance.
 
     STS confirms the signer; EC2 and Auto Scaling confirm that the instance is a running member of the fleet.
-    Raises Forbidden if one of them does not confirm, the nonce is not valid any more, or the fleet has no node role.
+    Raises Forbidden if one of them does not confirm, the nonce is not valid any more, or the fleet has no NodeRoleName.
     """
     cloud = _attestation(services)
     end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())

@@ -25,7 +25,7 @@ def start_drill(
     """Inject one fault into a training job.
 
     Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not
-    training or is taken over.
+    training, or if a person controls it (TakeOverTrainingJob).
     """
     now = services.now()
     with services.database.write() as session:

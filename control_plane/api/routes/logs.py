@@ -163,7 +163,7 @@ async def follow_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts from the database that a reader of a job's log needs."""
+    """Facts about a job and its generations, with which `loop.log_reader` finds the job's log lines in S3."""
 
     run: str
     place: ObjectReference

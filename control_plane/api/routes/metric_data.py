@@ -72,8 +72,8 @@ def get_metric_data(
     one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points,
     the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles
     the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that
-    changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if both
-    resolutions are set.
+    changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a
+    request sets both ResolutionInSteps and ResolutionInSeconds.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "is not allowed without ResolutionInSteps: points span steps or time"

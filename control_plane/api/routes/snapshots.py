@@ -193,7 +193,7 @@ async def release_snapshot(
 
 
 def _attempts(base: str) -> list[str]:
-    """Return the hold id of each attempt of one HoldSnapshot."""
+    """Return the ids under which agents store a hold: one id per attempt of one HoldSnapshot call."""
     return [f"{base}{attempt:x}" for attempt in range(ATTEMPTS)]
 
 

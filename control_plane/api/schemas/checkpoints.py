@@ -23,7 +23,7 @@ class Holder(Shape):
     Absent until the node has verified a step.
     """
     verified_time: datetime | None
-    """When the node reported VerifiedStep."""
+    """Time at which the node reported that it had verified VerifiedStep."""
     lag_steps: int | None
     """Number of steps from VerifiedStep to the newest step that the ranks have finished."""
     failure_domain: str | None

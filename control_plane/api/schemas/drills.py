@@ -20,7 +20,7 @@ class StartDrillRequest(Request):
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
     """A node of the job that the fault affects. The default is the node with the highest GROUP_RANK."""
     rank: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT * MAX_RANKS_PER_NODE - 1)
-    """The rank to kill, which must run on the chosen node. Only valid for kill-rank.
+    """The rank to kill, which must run on the chosen node. Only valid for the fault `kill-rank`.
 
     The default is the node's first rank.
     """

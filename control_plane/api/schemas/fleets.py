@@ -110,7 +110,7 @@ class GroupCheck(Shape):
     setting: str
     """Name of the setting in Auto Scaling's API."""
     message: str
-    """A sentence with the value that Everstep found."""
+    """A sentence about the setting, with the value that Everstep found in the group."""
 
 
 class UpdateFleetRequest(Request):

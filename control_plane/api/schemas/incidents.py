@@ -27,9 +27,9 @@ class IncidentAction(Shape):
     urgency: Urgency
     """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
     description: str
-    """One or two sentences in the imperative."""
+    """What the person should do and why, in one or two sentences."""
     command: str
-    """The command for the first step."""
+    """The command line with which the person begins the action."""
     further_commands: list[str]
     """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     instance_id: str | None

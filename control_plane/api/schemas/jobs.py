@@ -375,16 +375,16 @@ class TrainingJobSummary(Shape):
     priority: int
     node_count: int
     generation_node_count: int
-    """GenerationNodeCount of the job, as in TrainingJob."""
+    """Number of nodes of the current generation, as in TrainingJob."""
     generation: int
     committed_step: int
     boundary: int
     max_boundary: int
-    """MaxBoundary of the job, as in TrainingJob."""
+    """The highest number of steps that any generation has finished, as in TrainingJob."""
     target_step: int | None
-    """TargetStep of the job, as in TrainingJob."""
+    """The step at which the script ends, as in TrainingJob."""
     estimated_remaining_seconds: float | None
-    """EstimatedRemainingSeconds of the job, as in TrainingJob."""
+    """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
     creation_time: datetime
     last_modified_time: datetime
     """When the job last changed its state, or a user last changed the job."""
@@ -452,7 +452,7 @@ class DeleteTrainingJobResponse(Shape):
     If true, repeat the same call to continue.
     """
     s3_uris: list[str]
-    """Locations of the objects: checkpoints, logs, outputs."""
+    """S3 locations of the job's checkpoints, logs and outputs, below which the objects are."""
 
 
 class SecondaryStatusTransition(Shape):
@@ -633,7 +633,7 @@ class TrainingJob(Shape):
     boundary: int
     """Number of steps that the ranks of the current generation have finished; -1 before they start."""
     max_boundary: int
-    """The highest Boundary of any generation."""
+    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
     target_step: int | None
     """The step at which the script ends, as passed to `session.batches(until_step=…)`.
 

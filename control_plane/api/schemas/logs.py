@@ -1,4 +1,4 @@
-"""API models: logs, as lists, pages and streams."""
+"""API models: the lines that ranks print, in pages and as a stream."""
 
 from __future__ import annotations
 

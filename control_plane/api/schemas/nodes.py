@@ -32,7 +32,7 @@ class HoldAdvice(Shape):
     description: str
     """One or two imperative sentences that say what to do and why."""
     command: str
-    """The command for the first step."""
+    """The command line with which the person follows the advice."""
     further_commands: list[str]
     """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
 
@@ -115,7 +115,7 @@ class Node(Shape):
     training_job_name: str | None
     address: str
     memory_bytes: int
-    """Memory that snapshots may use."""
+    """Memory of the node that slots, and thereby snapshots and replicas, may use."""
     memory: NodeMemory | None
     """Memory of the node and of its ranks. Absent while the agent is not connected, or before its first measurement."""
     instance_type: str
@@ -132,9 +132,9 @@ class Node(Shape):
     Rejected messages are malformed, too long, or contain the id of another node.
     """
     refused_session_count: int
-    """Number of sessions that the agent rejected or closed since its start, because of an invalid message.
+    """Number of connections that the agent rejected or closed since its start, because of an invalid message.
 
-    The peers of these sessions are ranks and other agents. A restart of ranks causes a few rejections. If the number
+    They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number
     grows further, read the agent's log.
     """
     exposure: str | None

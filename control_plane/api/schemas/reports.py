@@ -10,7 +10,7 @@ from control_plane.core.reports import IncidentKind
 
 
 class ReportIncidents(Shape):
-    """Sums over the incidents of one kind."""
+    """Sums over incidents of one kind: failures, planned stops or drills."""
 
     count: int
     """Number of incidents whose failure is in the time range."""
@@ -49,7 +49,7 @@ class ReportFigures(Shape):
     cost_usd: float | None
     """Cost of NodeSeconds. It excludes idle nodes. Absent if no fleet has a price."""
     failures: ReportIncidents
-    """Incidents that are failures."""
+    """Incidents that neither a drill nor a planned stop caused."""
     planned_stops: ReportIncidents
     """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
     drills: ReportIncidents
@@ -124,13 +124,16 @@ class Report(Shape):
     buckets: list[ReportBucket]
     """The figures over time, oldest first, without gaps."""
     projects: list[ProjectReport]
-    """The most expensive project first."""
+    """Figures of each project, the most expensive project first."""
     fleets: list[FleetReport]
-    """The most expensive fleet first. A job counts for the fleet in which it runs now or ran last."""
+    """Figures of each fleet, the most expensive fleet first.
+
+    A job counts for the fleet in which it runs now or ran last.
+    """
     jobs: list[JobReport]
-    """At most MaxJobs jobs, the most expensive first."""
+    """Figures of at most MaxJobs jobs, the most expensive job first."""
     other_jobs: ReportFigures | None
     """Sums over the jobs that Jobs leaves out. Absent if Jobs contains all jobs."""
     job_count: int
     causes: list[CauseReport]
-    """The most frequent cause first."""
+    """Incidents by cause, the most frequent cause first."""

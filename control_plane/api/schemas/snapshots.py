@@ -13,7 +13,7 @@ SNAPSHOT_ID = r"^[0-9]{1,10}-[0-9]{1,19}-[0-9a-f]{32}$"
 
 
 class HoldSnapshotRequest(Request):
-    """A snapshot to hold in memory."""
+    """A request to keep a snapshot in memory, or to keep an already held snapshot for longer."""
 
     snapshot_id: Annotated[str | None, StringConstraints(pattern=SNAPSHOT_ID)] = None
     """A snapshot whose hold this request extends.
