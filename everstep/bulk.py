@@ -120,7 +120,7 @@ def full_jitter(attempt: int, draw: Callable[[], float] = random.random) -> floa
 
 
 PartDigest = tuple[int, int, bytes]
-"""Size in bytes, CRC64NVME and SHA-256 of a part."""
+"""Size in bytes, CRC64NVME and SHA-256 of one part of an upload."""
 
 
 class Part:
@@ -192,7 +192,7 @@ class Part:
         return sum(len(piece) for piece in self._pieces[: self._next])
 
     def seek(self, offset: int) -> int:
-        """Restart from the beginning; `offset` must be 0."""
+        """Make the next `read` start at the beginning of the part; `offset` must be 0."""
         assert offset == 0, "parts are read from their beginning"
         self._next = 0
         return 0

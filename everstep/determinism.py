@@ -58,7 +58,7 @@ class Kind(StrEnum):
     GRADIENT = "gradient"
     """Gradient of a parameter, right before the optimizer's step."""
     STATE = "state"
-    """Tensor of the model or of an optimizer, after the step."""
+    """Tensor of the model or of an optimizer, right after the optimizer's step."""
     OBJECT = "object"
     """Scheduler or other object that the script registered, after the step."""
     VALUE = "value"
@@ -178,7 +178,7 @@ class Verdict(msgspec.Struct, frozen=True):
     is_deterministic: bool
     source: Source | None
     sentence: str
-    """The first difference, the problem or the success, for people."""
+    """One sentence for people: the first difference, the problem, or that all passes were equal."""
     advice: str
     """How the user removes the difference. Empty without a difference."""
     ranks: tuple[RankReport, ...]

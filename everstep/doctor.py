@@ -144,7 +144,7 @@ class Facts:
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions of the packages that training uses. A package that is not installed has no entry."""
     service: ServiceFacts | None = ServiceFacts()
-    """None: the doctor did not query the service."""
+    """Facts about the Everstep service. None: the doctor did not query the service."""
     shared_memory_free: int | None = None
     """Free bytes of /dev/shm. None: /dev/shm does not exist."""
     shared_memory_total: int = 0
@@ -164,7 +164,7 @@ class Facts:
     closed_folder: str = ""
     """A parent directory of this Python that other users cannot enter. Empty if every user can enter all of them."""
     has_ip: bool = True
-    """Whether iproute2 is installed."""
+    """True if iproute2, the package with the command `ip`, is installed."""
     allows_builds: bool = False
     """True if the agent's settings permit pip to build packages."""
     hardware: NodeFacts | None = None

@@ -157,7 +157,7 @@ def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
 
 
 class _Digesting:
-    """A file that computes the digest of the data written to it."""
+    """A writable file that also computes the SHA-256 of the data written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

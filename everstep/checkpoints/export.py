@@ -73,7 +73,7 @@ class _Saved:
     tensor: LogicalTensor
     dtype: str
     ties: tuple[str, ...]
-    """Further names of the same tensor, as with tied parameters."""
+    """Further names of this tensor, if the model has several names for it (tied parameters)."""
 
     @property
     def bytes(self) -> int:

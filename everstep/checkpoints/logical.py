@@ -26,7 +26,7 @@ class Box:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     rank: int
-    """The rank whose shard holds the box."""
+    """The rank whose shard holds this piece of the tensor."""
     begin: int
     """First byte of the box within the payload of the rank's shard. The bytes are in row-major order of the box."""
 

@@ -124,7 +124,7 @@ class _Snapshot:
         self._read_bytes = int(answer["MaxReadBytes"])
 
     def open(self, key: str) -> StoredObject:
-        """See `Objects.open`."""
+        """Open the shard of a rank for reading (see `Objects.open`). `key` is the rank's number."""
         return _HeldObject(self, key, self._sizes[key])
 
     def read(self, rank: str, begin: int, end: int) -> bytearray:

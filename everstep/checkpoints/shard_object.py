@@ -205,7 +205,7 @@ class _Span:
     end: int
     stored: StoredObject
     place: int
-    """First byte of the range within the object."""
+    """Position of the range's first byte within the stored object."""
 
 
 def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Span]:

@@ -124,7 +124,7 @@ def store_of(uri: str) -> tuple[Store, str]:
 
 
 class Files:
-    """Objects in the file system. Keys are paths."""
+    """A store whose objects are files. Keys are paths in the file system."""
 
     def open(self, key: str) -> StoredObject:
         try:

@@ -46,7 +46,7 @@ class Board:
     jobs: tuple[Json, ...] = ()
     """Job summaries as the service lists them, newest first."""
     paces: Mapping[str, Pace] = field(default_factory=dict[str, Pace])
-    """Step rates by run id."""
+    """Step rate of each unfinished job, by run id."""
     events: tuple[Json, ...] = ()
     """The latest `EVENTS_SHOWN` events, oldest first."""
     looked_at: datetime | None = None

@@ -14,7 +14,7 @@ from everstep.errors import ConfigurationError, NothingToDownload, WaitFailed
 from everstep.protocol.plan import CHECK_VARIABLE
 
 STEPS: Final = 8
-"""Number of steps of a check without `--check-steps`."""
+"""Default of `--check-steps`: number of steps that a determinism check trains."""
 POLL_SECONDS: Final = 1.0
 
 

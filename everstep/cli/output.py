@@ -71,7 +71,7 @@ Part = str | Rows | Facts
 
 
 def show(person: Part | Sequence[Part]) -> None:
-    """Print the parts of an answer for a person to stdout."""
+    """Print to stdout the parts of a command's output that are meant for people."""
     for part in (person,) if isinstance(person, (str, Rows, Facts)) else person:
         if isinstance(part, Facts):
             show_cells(
@@ -102,7 +102,7 @@ class _Pipe(Console):
 
 
 def stdout() -> Console:
-    """Return a console for the present value of `sys.stdout`."""
+    """Return a rich console that prints to the present `sys.stdout`."""
     return _Pipe(
         width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
         highlight=False,
@@ -111,7 +111,7 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return a console for the present value of `sys.stderr`."""
+    """Return a rich console that prints to the present `sys.stderr`."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
 
@@ -173,7 +173,7 @@ def seconds(value: float | None) -> str:
 
 
 def step(value: int | None) -> str:
-    """Return a step number as text; a dash for None and for -1."""
+    """Return a step number as text; a dash for None and for -1, which mean that there is no step."""
     return "-" if value is None or value < 0 else str(value)
 
 

@@ -16,7 +16,7 @@ import typer
 # The started program parses all options, --help included.
 _PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _COMMANDS: Final = {"server": "server", "worker": "agent", "local": "aws-conformance"}
-"""For each extra of the distribution: the command that needs it."""
+"""For each optional extra of the Python package: the command that needs it."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -44,7 +44,8 @@ TESTED_TYPES: Final = (
     DistributedType.FSDP,
     DistributedType.DEEPSPEED,
 )
-"""accelerate's ways to distribute training that Everstep's tests use, or that run the same code on another device."""
+"""accelerate's distribution types that Everstep accepts. Everstep's tests use each of them, or a type that runs the
+same code on another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

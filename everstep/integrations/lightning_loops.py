@@ -57,7 +57,7 @@ _PLAIN_FIELDS: Final = (
     "dataloader_idx",
     "metric_attribute",
 )
-"""Fields of Lightning's `_Metadata` that are plain values."""
+"""Fields of Lightning's `_Metadata`, the options of a value logged with `self.log`, that are plain values."""
 _COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
 """Attributes of a torchmetrics `Metric` that affect its results, in addition to its registered states."""
 
@@ -189,7 +189,7 @@ def _stored(result: _ResultMetric) -> dict[str, Any]:
 
 
 def _result(stored: Mapping[str, Any], trainer: Any, modules: Mapping[str, torch.nn.Module]) -> _ResultMetric:
-    """Decode a value that `_stored` encoded."""
+    """Decode a value of `self.log` that `_stored` encoded."""
     meta = _Metadata(**stored["meta"], reduce_fx=_REDUCTIONS[stored["reduction"]])
     should, operation, is_of_rank_zero = stored["sync"]
     meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=is_of_rank_zero, _op=operation)

@@ -208,7 +208,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         self._begun().fence()
 
     def _wait_for_saving(self) -> None:
-        """Do nothing, because no save runs in the background."""
+        """Do nothing, because this manager never saves checkpoints in the background."""
 
     def _close(self) -> None:
         if self.session is not None:

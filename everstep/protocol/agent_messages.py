@@ -912,7 +912,7 @@ class SnapshotBytes(Message, frozen=True):
 
 
 class ReleaseSnapshot(Message, frozen=True):
-    """Command to end a hold, so that ranks may use the slots again."""
+    """Command to end a hold (slots that a node keeps for an export), so that ranks may use the slots again."""
 
     run: RunId
     generation: Generation

@@ -99,7 +99,7 @@ KINDS: Final = {
 
 
 def unknown(field: str) -> str:
-    """Return the sentence about an unknown field.
+    """Return the error sentence about a field that the API contract does not contain.
 
     Args:
         field: path of the field, for example `CheckpointConfig.LocalPath`.
@@ -119,47 +119,47 @@ def unknown(field: str) -> str:
 
 
 def wrong_type(kind: str, given: object) -> str:
-    """Return the sentence about a value of a wrong type. `kind`, a key of `KINDS`, is the expected type."""
+    """Return the error sentence about a value of a wrong type. `kind`, a key of `KINDS`, is the expected type."""
     return f"must be {KINDS[kind]}{_not(given)}"
 
 
 def at_least(minimum: float, given: object) -> str:
-    """Return the sentence about a number below the minimum."""
+    """Return the error sentence about a number below the minimum."""
     return f"must be at least {_number(minimum)}{_not(given)}"
 
 
 def at_most(maximum: float, given: object) -> str:
-    """Return the sentence about a number above the maximum."""
+    """Return the error sentence about a number above the maximum."""
     return f"must be at most {_number(maximum)}{_not(given)}"
 
 
 def too_short(minimum: int) -> str:
-    """Return the sentence about text with too few characters."""
+    """Return the error sentence about text with too few characters."""
     return f"must have at least {minimum} characters"
 
 
 def too_long(maximum: int) -> str:
-    """Return the sentence about text with too many characters."""
+    """Return the error sentence about text with too many characters."""
     return f"must have at most {maximum} characters"
 
 
 def too_few(minimum: int) -> str:
-    """Return the sentence about a list or map with too few entries."""
+    """Return the error sentence about a list or map with too few entries."""
     return f"must have at least {minimum} entries"
 
 
 def too_many(maximum: int) -> str:
-    """Return the sentence about a list or map with too many entries."""
+    """Return the error sentence about a list or map with too many entries."""
     return f"must have at most {maximum} entries"
 
 
 def mismatch(pattern: str, given: object) -> str:
-    """Return the sentence about text that does not match a pattern."""
+    """Return the error sentence about text that does not match a pattern."""
     return f"must match {pattern}{_not(given)}"
 
 
 def none_of(values: Sequence[str], given: object) -> str:
-    """Return the sentence about a value that is not one of the allowed values."""
+    """Return the error sentence about a value that is not one of the allowed values."""
     return f"must be one of {', '.join(values)}{_not(given)}"
 
 

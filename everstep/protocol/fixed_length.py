@@ -15,7 +15,7 @@ Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Sha256: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """A SHA-256 digest, or an HMAC-SHA256 proof of a key: 32 bytes."""
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""Random bytes that make a session unique: 32 bytes."""
+"""Random bytes that make a session between two agents unique: 32 bytes."""
 Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """The key of a generation: 32 bytes."""
 PublicKey: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]

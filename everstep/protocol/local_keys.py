@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "LOCAL"
-"""Prefix of local access key ids. No AWS access key has this prefix."""
+"""Prefix of the access key ids of local clusters. No AWS access key has this prefix."""
 PRIVATE: Final = 0o077
 """Permission bits of group and other users. The key file must have none of them."""
 
@@ -69,5 +69,5 @@ class LocalKeys:
         return keys
 
     def encoded(self) -> bytes:
-        """Return the file's content. The caller must write it with mode 0600."""
+        """Return the content of the key file. The caller must write the file with mode 0600."""
         return json.dumps({"AccessKeyId": self.access_key_id, "SecretAccessKey": self.secret_access_key}).encode()

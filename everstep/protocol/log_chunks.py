@@ -66,7 +66,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: int = msgspec.field(name="b")
-    """Offset of the byte after the line in its stream."""
+    """Offset in bytes of the line's end within the output stream that the rank wrote."""
     is_piece: bool = msgspec.field(name="p", default=False)
     """True if the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
@@ -80,7 +80,7 @@ class ChunkName:
     node_id: NodeId
     first: int
     at_ms: int
-    """Unix time in milliseconds. None of the lines is older."""
+    """Unix time in milliseconds. None of the chunk's lines is older."""
 
     @property
     def path(self) -> str:

@@ -43,7 +43,7 @@ class PartsHasher:
         self._whole = hashlib.sha256()
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes of the object."""
+        """Add the next bytes of the object to the digest."""
         view = memoryview(data)
         while len(view):
             if not self._left:
@@ -98,7 +98,7 @@ class SharedObject(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The complete set of shards of one step."""
+    """The content of a manifest: the complete set of shards of one step in S3."""
 
     version: int
     """Format version: 3 with replicated objects, 2 with frozen objects only, 1 without shared objects."""

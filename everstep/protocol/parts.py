@@ -33,15 +33,15 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     """Shape of the whole logical tensor."""
     offsets: tuple[int, ...]
-    """First index of the box in each dimension."""
+    """First index of this box in each dimension of the logical tensor."""
     sizes: tuple[int, ...]
-    """Length of the box in each dimension."""
+    """Length of this box in each dimension of the logical tensor."""
     start: int
     """First element of the box within the slot's tensor, counted in row-major order."""
 
     @property
     def elements(self) -> int:
-        """Number of elements of the box."""
+        """Number of elements of this rectangular piece."""
         return math.prod(self.sizes)
 
     def fits(self, elements: int) -> bool:
@@ -96,7 +96,7 @@ def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, star
 
 
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""A box of a logical tensor as (offsets, sizes), one number per dimension."""
+"""A box (rectangular piece) of a logical tensor as (offsets, sizes), one number per dimension."""
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[_Box]:

@@ -58,7 +58,7 @@ MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
 HEADER_PIECE_BYTES = 512 * 1024
-"""Maximum bytes of an object's header in one `ObjectHeader`."""
+"""Maximum bytes of a checkpoint object's header in one `ObjectHeader` message."""
 
 SessionKind = Literal["replica", "fetch", "round", "stream", "upload", "load", "division"]
 
@@ -148,7 +148,7 @@ class BeginShard(Message, frozen=True):
     """
 
     transfer: int
-    """Number of the shard within the session. Later shards have higher numbers."""
+    """Number of this transfer of a shard within the session. Later shards have higher numbers."""
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -246,7 +246,7 @@ class HolderInventory(Message, frozen=True):
 
     owner_rank: Rank
     sealed: tuple[tuple[Generation, Step, Digest], ...]
-    """One entry per sealed copy: (origin generation, step, digest)."""
+    """One entry per sealed copy of the shard: (origin generation, step, digest)."""
 
 
 class FetchShard(Message, frozen=True):
@@ -278,9 +278,9 @@ class UploadPart(Message, frozen=True):
     upload_id: str
     """S3's id of the owner's multipart upload."""
     part_bytes: int
-    """Size of all parts but the last, which may be smaller."""
+    """Size in bytes of all upload parts but the last, which may be smaller."""
     number: int
-    """Number of the part, from 1."""
+    """Number of the part within the multipart upload, from 1."""
     shared: SharedGroups = NOTHING_SHARED
     """The tensors that are stored in separate S3 objects. This upload does not contain them."""
 
@@ -357,7 +357,7 @@ class TensorsDivided(Message, frozen=True):
     Empty if the coordinator's agent divided the step's tensors without this offer.
     """
     writes: tuple[int, ...] = ()
-    """Numbers of the objects that this owner uploads to S3."""
+    """Numbers of the objects that the requesting owner uploads to S3."""
 
 
 PeerMessage = (

@@ -67,7 +67,7 @@ class SlotReference(Message, frozen=True):
 
 
 class ObjectReference(Message, frozen=True):
-    """Bucket and key of one S3 object."""
+    """Bucket and key of one S3 object, or bucket and key prefix of several objects."""
 
     bucket: str
     key: str
@@ -315,7 +315,7 @@ class GenerationPlan(Message, frozen=True):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks of the generation."""
         return len(self.ranks)
 
     @property

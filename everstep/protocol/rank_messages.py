@@ -288,7 +288,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
             verified,
             hold,
         )
-    except ValueError:  # The half contains a value that this layout does not define.
+    except ValueError:  # The agent's half contains a value that this layout does not define.
         return None
 
 
@@ -336,7 +336,7 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
             limit,
             first_passed,
         )
-    except ValueError:  # The half contains invalid values, because the script overwrote the page.
+    except ValueError:  # The rank's half contains invalid values, because the script overwrote the page.
         return None
 
 
@@ -410,7 +410,7 @@ class FetchShard(Message, frozen=True):
 
     generation: Generation
     owner_rank: Rank
-    """The earlier rank that owns the shard."""
+    """The rank, in the launch that captured the step, whose shard is requested."""
 
 
 class FetchedShard(Message, frozen=True):

@@ -110,7 +110,7 @@ class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tensors(self) -> frozenset[int]:
-        """Positions of all tensors whose data is in shared objects."""
+        """Positions, in `tensors_in_order`, of all tensors whose data is in shared S3 objects."""
         return frozenset(number for group in (*self.frozen, *self.replicated) for number in group.tensors)
 
 
@@ -190,7 +190,7 @@ class Restore:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of data that follow the header."""
+        """Bytes of tensor data that follow the header in the shard's own object."""
         return sum(end - begin for begin, end in self.spans)
 
     def gaps(self) -> Iterator[tuple[int, int]]:

@@ -182,7 +182,7 @@ class ShardHasher:
         self._open = xxhash.xxh3_128()
 
     def digests(self) -> bytes:
-        """Return the chunks' digests. Do not call `update` afterwards."""
+        """Return the digests of the payload's chunks, concatenated. Do not call `update` afterwards."""
         if self._position % self._chunk_bytes:
             self._end_chunk()
         return bytes(self._chunks)
@@ -318,13 +318,11 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a payload: its tensors, and the plain values of the same step."""
+    """The content of a payload: its tensors, and the values of the same step that are not tensors."""
 
     tensors: tuple[TensorEntry, ...]
     values: bytes
-    """Plain values in msgpack.
-
-    Only `everstep.training.state_tree` writes and reads their content.
+    """The values that are not tensors, in msgpack. Only `everstep.training.state_tree` writes and reads their content.
     """
     version: int = 1
 

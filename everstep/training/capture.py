@@ -63,7 +63,8 @@ class CapturePlan:
     """
     index_offset: int
     index: IndexWriter
-    """Writes the index at the end of the payload: names and places of the tensors, and plain values of each step."""
+    """Writes the index at the end of the payload: names and places of the tensors, and all other values of each
+    step."""
 
     @classmethod
     def make(
@@ -148,7 +149,7 @@ class SlotMemory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address and size of the mapping, including the header."""
+        """Address and size in bytes of the mapped slot file, including its header."""
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
@@ -166,7 +167,7 @@ class SlotMemory:
         return self._views
 
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
-        """Write the plain values of a step to the end of the index.
+        """Write the values of a step that are not tensors to the end of the index.
 
         Return the index's size in bytes. Call `views` with the same plan first.
         """

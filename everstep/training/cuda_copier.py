@@ -239,7 +239,7 @@ def cuda_runtime() -> ctypes.CDLL:
 
 @dataclass(slots=True)
 class _Buffer:
-    """One pinned host buffer of the ring, and the copy that fills it."""
+    """One pinned host buffer of the ring (buffers that are reused in turn), and the copy that fills it."""
 
     memory: torch.Tensor
     event: Event
@@ -259,10 +259,10 @@ class _Registered:
     piece_bytes: int
     """Size in bytes of each piece that the copier registers in one call of the driver."""
     pieces: list[int] = field(default_factory=list)
-    """Addresses of the registered pieces."""
+    """Addresses of the pieces that are registered so far."""
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is inside the mapping."""
+        """Return whether an address is inside the mapped slot."""
         begin, size = self.memory.span
         return begin <= address < begin + size
 

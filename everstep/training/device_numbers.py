@@ -67,7 +67,7 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays records until their values have arrived in host memory, then adds the records to the ring.
+    """Delays records until their values have arrived in host memory, then adds them to the ring (the send buffer).
 
     Used only by the training thread.
 
@@ -126,7 +126,7 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass records to the ring, oldest first, as long as all values of a record have arrived. Never waits.
+        """Pass records to the send buffer, oldest first, as long as all values of a record have arrived. Never waits.
 
         While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """
@@ -142,7 +142,7 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Wait for the device and pass all records to the ring.
+        """Wait for the device and pass all records to the ring (the send buffer).
 
         Values that a failed device does not return are counted as dropped.
         """

@@ -118,7 +118,7 @@ class EarlierShard:
     index: SlotIndex
     values: SlotValues
     facts: Mapping[str, str]
-    """Layout facts of the earlier rank (`Adapter.facts`)."""
+    """Facts about the earlier rank's models and optimizers, such as shapes (`Adapter.facts`)."""
 
     def box(self, entry: TensorEntry, part: TensorPart) -> torch.Tensor:
         """Return one box (rectangular piece) of a logical tensor as a view of the slot."""
@@ -255,7 +255,7 @@ class EarlierTensors:
             owner: `optimizer/<parameter>`, or `optimizer/<optimizer>/<parameter>`.
 
         Returns:
-            The state tensors of which the mapped shards hold boxes; empty if the parameter has no state there.
+            The state tensors of which the mapped shards hold pieces; empty if they hold no state of the parameter.
         """
         return self._entries.get(owner, {})
 
@@ -283,7 +283,7 @@ class Target:
     """A tensor that this rank loads, and the boxes (pieces of logical tensors) that fill it."""
 
     name: str
-    """Name of the tensor in a slot of the new layout."""
+    """Name that the tensor has in a slot of the new launch."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
@@ -292,9 +292,10 @@ class Target:
     If boxes of several logical tensors fill the same elements, these boxes have equal content, so one of them suffices.
     """
     is_padded: bool = False
-    """True if elements without a box are padding and become zeros."""
+    """True if elements in no box (piece of a logical tensor) are padding and become zeros."""
     is_own: bool = False
-    """True if this rank copies the whole tensor, unchanged, from the shard that supplies its values."""
+    """True if this rank copies the whole tensor, unchanged, from the shard that supplies its values other than
+    tensors."""
     is_optional: bool = False
     """True if the earlier launch may not have had this tensor.
 

@@ -133,7 +133,10 @@ class Relaid:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values without tensors that this rank loads. They come from the earlier rank number (rank mod W)."""
+    """The values, other than tensors, that this rank loads.
+
+    They come from the earlier rank with the number (rank mod W), where W is the number of earlier ranks.
+    """
 
     state: RankState
     pairs: Sequence[EarlierState]
@@ -210,7 +213,7 @@ class _Piece:
     source: torch.Tensor
     """The common elements, as a view of the mapped shard."""
     part: TensorPart
-    """The box of this rank's tensor that receives the elements."""
+    """The box (rectangular piece) of this rank's tensor that receives the elements."""
     offsets: tuple[int, ...]
     """Position of the common elements within `part`."""
 
@@ -386,7 +389,7 @@ class RelaidTensors(SavedTensors):
         self._copy(waiting)
 
     def _copy(self, filled: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
-        """Copy the planned parts of the mapped shards into tensors, all in one call."""
+        """Copy the planned parts of the mapped shards into this rank's tensors, all in one call."""
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for reads, live in filled:

@@ -71,7 +71,7 @@ class Restorable(Protocol):
         ...
 
     def adapters(self) -> Tree:
-        """Return the values for the adapters' `load`, one item per adapter."""
+        """Return the values that each adapter's `load` receives, one item per adapter."""
         ...
 
     def others(self) -> Tree:

@@ -224,7 +224,7 @@ def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
 
 
 def is_same(one: Tree, other: Tree) -> bool:
-    """Return whether two states of a generator are equal."""
+    """Return whether two states of a random generator are equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, cast(torch.Tensor, other))
     if isinstance(one, np.ndarray):
@@ -270,7 +270,7 @@ def _draw_seed(generator: Generator) -> int:
 
 
 def generator_state(generator: Generator) -> Tree:
-    """Return the state of one generator as a state tree."""
+    """Return the state of one random generator as a state tree."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -281,7 +281,7 @@ def generator_state(generator: Generator) -> Tree:
 
 
 def set_generator_state(generator: Generator, state: Tree) -> None:
-    """Set a generator to a state that `generator_state` returned."""
+    """Set a random generator to a state that `generator_state` returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(cast(torch.Tensor, state))
     elif isinstance(generator, np.random.Generator):
@@ -293,12 +293,12 @@ def set_generator_state(generator: Generator, state: Tree) -> None:
 
 
 def generator_states(generators: Iterable[Generator]) -> list[Tree]:
-    """Return the state of each generator, in the order of `generators`."""
+    """Return the state of each random generator, in the order of `generators`."""
     return [generator_state(generator) for generator in generators]
 
 
 def set_generator_states(generators: Sequence[Generator], states: Sequence[Tree]) -> None:
-    """Set each generator to its state from `generator_states`."""
+    """Set each random generator to its state in `states`, a result of `generator_states`."""
     for generator, state in zip(generators, states, strict=True):
         set_generator_state(generator, state)
 

@@ -44,7 +44,7 @@ class Environment:
     local_rank: int = 0
     ranks_per_node: int = 1
     cores: float = 1.0
-    """Number of cores of this node per rank."""
+    """Number of processor cores of this node, divided by its number of ranks."""
 
     @property
     def is_crowded(self) -> bool:

@@ -424,8 +424,8 @@ class TrainingSession:
     def log(self, **values: float | torch.Tensor) -> None:
         """Log numbers for the current step.
 
-        The call never blocks. Values beyond the ring's capacity are dropped and counted. The checks are the same with
-        an agent, without an agent and after `close`. The values are stored only if the rank has an agent.
+        The call never blocks. If the buffer for the agent is full, values are dropped and counted. The checks are the
+        same with an agent, without an agent and after `close`. The values are stored only if the rank has an agent.
 
         Args:
             **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
@@ -650,7 +650,7 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step that other ranks, or ranks with another layout, have made."""
+        """Load a step that another number of ranks, or ranks with another layout, captured."""
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None

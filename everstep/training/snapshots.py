@@ -485,7 +485,7 @@ class Snapshotter:
                 self._guard.reach()
 
     def close(self) -> None:
-        """Close the copier and unmap the slots."""
+        """Close the copier, which ends its thread, and unmap the slots."""
         self._end_mapping()
         self._copier.close()
         self._memories = {}

@@ -123,5 +123,5 @@ def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def same_tensors(one: Collection[torch.Tensor], other: Collection[torch.Tensor]) -> bool:
-    """Return whether two lists hold the same tensor objects."""
+    """Return whether two lists contain the same tensor objects in the same order."""
     return len(one) == len(other) and all(map(operator.is_, one, other))

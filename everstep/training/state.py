@@ -55,7 +55,7 @@ class Observed:
     """The complete state of a rank when `observe` was called."""
 
     lists: Sequence[list[StateTensor]]
-    """Live tensors in canonical order.
+    """The tensors that training uses, in a fixed order.
 
     As long as the tensor objects are the same, `observe` returns the same list objects.
     """
@@ -123,11 +123,11 @@ class RankState:
         return [optimizer for adapter in self.adapters for optimizer in adapter.optimizers().values()]
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return every parameter of the adapters by its name in a slot."""
+        """Return every model parameter, or its master weight, by its name in a slot."""
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
     def modules(self) -> Sequence[Sequence[torch.nn.Module]]:
-        """Return all modules of each root module."""
+        """Return, for each registered model, the model and all of its submodules."""
         return self._modules
 
     def companions(self) -> Sequence[object]:

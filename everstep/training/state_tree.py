@@ -72,7 +72,7 @@ class _Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTree:
-    """An encoded tree: its bytes and its large tensors."""
+    """An encoded state tree (nested plain values and tensors): its bytes and its large tensors."""
 
     data: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]

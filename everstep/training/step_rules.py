@@ -42,7 +42,7 @@ class Decision:
 
     capture_slot: int | None = None
     abandon: tuple[int, str] | None = None
-    """Proposed step to abandon, and the reason."""
+    """Proposed step that the rank abandons, and the reason."""
     echo: tuple[int, int] | None = None
     """Answer to the announced stop: its step, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False

@@ -93,7 +93,7 @@ class StepWatch:
         _open(self)
 
     def close(self) -> None:
-        """Stop watching. Idempotent."""
+        """Stop checking the updates of the session's parameters. Idempotent."""
         _close(self)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:

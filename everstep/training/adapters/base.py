@@ -51,7 +51,7 @@ WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wra
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The part of a snapshot that one adapter provides: live tensors of models and optimizers, and plain values."""
+    """The part of a snapshot that one adapter provides: tensors of models and optimizers, and values of other types."""
 
     lists: Sequence[list[StateTensor]]
     """Lists of live tensors. While the tensor objects stay the same, the adapter returns the same list objects, so that
@@ -277,7 +277,7 @@ class NamedOptimizer:
     name: str
     optimizer: Optimizer
     members: Sequence[tuple[str, torch.Tensor]]
-    """Name and parameter of each tensor that the optimizer may change, in canonical order."""
+    """Name and parameter of each tensor that the optimizer may change, in a fixed order."""
     local: Callable[[torch.Tensor], torch.Tensor]
     """Function that returns the part of a tensor that is in this rank's own memory."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -292,7 +292,7 @@ class NamedOptimizer:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of all tensors of this optimizer."""
+        """Prefix that the names of this optimizer's tensors have in a snapshot."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
@@ -584,7 +584,7 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the extra states in a snapshot."""
+        """Names that the modules' extra states have in a snapshot."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:
@@ -720,7 +720,7 @@ def state_tensor(
     is_deferred: bool,
     is_frozen: bool = False,
 ) -> StateTensor:
-    """Return a `StateTensor` for this rank's local memory of a tensor."""
+    """Return a `StateTensor`, which snapshots copy, for this rank's local part of a tensor."""
     memory = local(tensor)
     return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor, is_frozen)
 

@@ -47,7 +47,7 @@ def buffers_of(model: torch.nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """The buffers of all registered models, in canonical order.
+    """The buffers of all registered models, in a fixed order.
 
     Args:
         local: returns this rank's local memory of a tensor.

@@ -68,7 +68,7 @@ class ShuffledBlocks(IterableDataset[object]):
         }
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Restore a position. The next `iter` continues there."""
+        """Restore a position that `state_dict` returned. The next `iter` continues there."""
         self._before = cast("dict[str, object] | None", state_dict["dataset"])
         self._block, self._yielded_count = cast(int, state_dict["block"]), cast(int, state_dict["yielded"])
         self._generators = cast("rng.States | None", state_dict["generators"])

@@ -39,15 +39,16 @@ class FileOrder:
     files: str
     """Digest of the names and lengths of all files."""
     samples: int
-    """Samples of all files together."""
+    """Number of samples in all files together."""
     lanes: int
     """Number of lanes (equal parts of the epoch's samples), and thus of files that all ranks together read at once."""
     batch: int
-    """Samples per batch of one rank."""
+    """Number of samples in one batch of one rank."""
     shuffle: bool
     """True if each epoch has another order of files, and other permutations of the blocks."""
     block: int
-    """Number of samples per block. With 1, the samples of a file keep their order."""
+    """Number of neighbouring samples that are shuffled with each other. With 1, the samples of a file keep their
+    order."""
     seed: int
     drop_last: bool
     """True if an epoch leaves out its last batch when this batch has fewer samples than the other batches."""
@@ -56,7 +57,7 @@ class FileOrder:
 
     @property
     def batches(self) -> int:
-        """Batches of one epoch, of all ranks together."""
+        """Number of batches of all ranks together in one epoch."""
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     @property
@@ -124,7 +125,7 @@ class FileOrder:
         return lane * self.batches_per_lane * self.batch
 
     def lane_length(self, lane: int) -> int:
-        """Return the number of samples of a lane."""
+        """Return the number of samples of a lane (a part of the epoch's sequence of samples)."""
         length = self.batches_per_lane * self.batch
         return length if lane < self.lanes else self.samples - self.lanes * length
 
@@ -179,5 +180,5 @@ class FileSequence:
 
 
 def derive(*parts: int | str) -> int:
-    """Return a 64-bit seed, computed from all parts."""
+    """Return a 64-bit seed, computed from all arguments."""
     return xxhash.xxh3_64_intdigest("/".join(map(str, parts)).encode())

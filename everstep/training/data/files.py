@@ -197,7 +197,7 @@ class _EpochReader:
         return self._blocks[lane][1][within]
 
     def _read(self, lane: int, number: int) -> object:
-        """Read the sample with this number in the sequence."""
+        """Read the sample with this number in the epoch's sequence of samples."""
         file, in_file = self._sequence.find(number)
         opened = self._open.get(lane)
         if opened is None or opened.file != file or opened.read_count > in_file:

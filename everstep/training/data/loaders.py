@@ -1,4 +1,4 @@
-"""Chooses the source (`Resumable`) that resumes a registered loader."""
+"""Chooses the wrapper (`Resumable`, also called source) that resumes a registered loader."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Order(Protocol):
 
     @property
     def batch(self) -> int:
-        """Samples per batch of one rank."""
+        """Number of samples in one batch of one rank."""
         ...
 
     def tree(self) -> dict[str, Tree]:
@@ -70,7 +70,10 @@ class Resumable(Protocol):
 
     @property
     def order(self) -> Order | None:
-        """The order over all ranks. None if another number of ranks cannot continue at a position of this source."""
+        """The order in which all ranks together receive the data.
+
+        None if another number of ranks cannot continue at a position of this source.
+        """
         ...
 
     def begin(self, epoch: int) -> Iterator[object]:
@@ -84,7 +87,7 @@ class Resumable(Protocol):
         """End the epoch. Until the next `begin`, `state_dict` then returns a position between two epochs."""
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the position of the source as a state tree."""
+        """Return the position in the loader's data as a state tree, for a snapshot."""
         ...
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:

@@ -21,7 +21,7 @@ class SampleOrder:
     """
 
     samples: int
-    """Length of the dataset."""
+    """Number of samples in the dataset."""
     shuffle: bool
     seed: int
     drop_last: bool
@@ -32,7 +32,7 @@ class SampleOrder:
     replicas: int
     """Number of ranks that divide the samples."""
     batch: int
-    """Samples per batch of one rank."""
+    """Number of samples in one batch of one rank."""
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> SampleOrder | None:

@@ -127,7 +127,7 @@ class DataStream:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of all ranks together per optimizer step; 0 if unknown."""
+        """Number of samples that all ranks together use per optimizer step; 0 if unknown."""
         order = self._source.order
         return 0 if order is None else self.batches_per_step * order.batch * order.replicas
 

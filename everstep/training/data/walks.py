@@ -176,8 +176,8 @@ class Fork:
     """The item at which a walk changed from a shared generator to its own random stream."""
 
     number: int
-    """Number of the last item for which the walk used the shared generator."""
+    """Number of the last item for which the walk (pass through the sampler) used the shared generator."""
     index: int
-    """Index of the generator among the walk's generators."""
+    """Index of the shared generator among the generators of the walk (pass through the sampler)."""
     found: Tree
     """State of the shared generator before the walk drew the item `number`."""

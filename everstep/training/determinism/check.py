@@ -210,7 +210,7 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Record a batch that the script receives, and return the batch without its `Trace`."""
+        """Record a batch that the script receives, and return the batch without its `Trace` (its digests)."""
         batch, trace = untraced(item)
         if trace is None:
             self._add(Kind.LOADED, name, batch)

@@ -45,7 +45,7 @@ class Pass:
     varies_hash: bool
     """True if pass 3 has another hash seed than passes 1 and 2. False if the job sets PYTHONHASHSEED."""
     state: Path
-    """File in the format of a slot, with the snapshot of the kept step."""
+    """File in the format of a slot, with the snapshot that pass 1 stores and passes 2 and 3 restore."""
     records: Path
     """File with one line per finished pass: the `Record` of the pass as JSON."""
 
@@ -75,7 +75,7 @@ class Pass:
 
     @property
     def kept_step(self) -> int:
-        """The step that passes 2 and 3 restore."""
+        """The step whose snapshot pass 1 stores and passes 2 and 3 restore."""
         return max(1, self.last_step // 4)
 
     def variables(self) -> dict[str, str]:

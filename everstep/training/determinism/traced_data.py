@@ -25,9 +25,9 @@ class Trace:
     """Digests that describe how a loader made one batch."""
 
     order: str
-    """Digest of the indices that the sampler drew."""
+    """Digest of the indices that the sampler drew for the batch."""
     samples: tuple[str, ...]
-    """Digest of each sample."""
+    """Digest of each sample of the batch, before `collate_fn`."""
     repeats: tuple[bool, ...]
     """For each sample, whether a second call of the dataset returned the same content."""
     batch: str
@@ -126,7 +126,7 @@ class TracedCollate:
 
 
 def untraced(item: object) -> tuple[object, Trace | None]:
-    """Split an item of a loader into the batch and its trace.
+    """Split an item of a loader into the batch and its trace (the digests of the batch and of its samples).
 
     The trace is None if the loader has no `TracedCollate`.
     """
