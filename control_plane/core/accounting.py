@@ -30,7 +30,7 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 class Bucket(StrEnum):
-    """The category to which the ledger charges a second of a job's life.
+    """The categories of a job's time. The ledger adds each period of the job's life to one of them.
 
     - QUEUE: the job waits in the queue.
     - PROVISION: the job waits for its first nodes.
@@ -318,7 +318,7 @@ def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobReco
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
-    """Return how long nodes were idle because of an incident, summed over the job's nodes.
+    """Return how long the job's nodes were idle because of an incident, summed over the nodes.
 
     Args:
         incident: an open incident, or an incident that has closed since the job's previous charge.

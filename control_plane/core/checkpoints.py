@@ -138,7 +138,7 @@ class KeptCheckpoint:
     is_needed: bool = False
     """Whether the checkpoint is pinned, is being verified, or is the source of the job's next restore."""
     is_counted: bool = True
-    """Whether the checkpoint counts towards `Retention.max_count`. Pinned checkpoints do not count."""
+    """Whether the checkpoint counts towards the limit `Retention.max_count`. Pinned checkpoints do not count."""
     is_restorable: bool = True
     """Whether the job could restore the checkpoint.
 

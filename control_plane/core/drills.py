@@ -42,7 +42,7 @@ PATIENCE_TIMES = 2
 """Time limit for each of a drill's two waits, as a multiple of T_max (`exclude_seconds`).
 
 The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
-detects a lost instance within one T_max.
+detects a lost instance within one T_max, so two are enough.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})

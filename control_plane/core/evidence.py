@@ -201,7 +201,7 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> Verdict | None:
-    """Return the verdict that follows from the report of the node's own agent, or None.
+    """Return the verdict that follows from what the node's own agent reports, or None.
 
     The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
     is IMPAIRED while training completes steps or the launch of ranks needs its shards. Else it is GONE.

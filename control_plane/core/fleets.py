@@ -399,8 +399,8 @@ class _Table:
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and return rebooted nodes to service.
 
-        A spare is unusable if it is faulty, silent for T_max, or involved in too many incidents. A rebooted node
-        returns to service if its fault is gone. Otherwise the fleet replaces the node.
+        A spare is unusable if it is faulty, silent for T_max (`exclude_seconds`), or involved in too many incidents. A
+        rebooted node returns to service if its fault is gone. Otherwise the fleet replaces the node.
         """
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
@@ -761,7 +761,7 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return the action that protects the group's members in service from scale-in. A frozen fleet executes it too.
+    """Return the action that protects the group's members in service from scale-in. A frozen fleet also executes it.
 
     A member that was starting while CreateFleet changed its group enters service without protection.
     """

@@ -4,8 +4,8 @@
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free, or free space is unknown      usable again
 
-On a nearly full disk, small writes succeed while larger writes fail. The wait of `QUIET_SECONDS` after each failure
-keeps such a disk full.
+On a nearly full disk, small writes succeed while larger writes fail. Because of the wait of `QUIET_SECONDS` after each
+failure, such a disk continues to count as full.
 
 Invariant: once space is free, the disk counts as usable again without a restart or a person's action.
 """

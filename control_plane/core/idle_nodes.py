@@ -27,7 +27,7 @@ class IdleNodes:
     """The idle time of a fleet's nodes (the ledger), as the fleet's row stores it."""
 
     until: float | None = None
-    """Unix seconds up to which the ledger is charged. None before the first pass."""
+    """Unix seconds up to which the ledger is charged. None before the first charge."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of idle nodes since `until`, by `NodeState`."""
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -60,5 +60,5 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
 
 def ledger(idle: IdleNodes) -> Ledger | None:
-    """Convert the stored idle time to the form that `ledger_hours.full_hours` accepts. None before the first pass."""
+    """Convert the stored idle time to the form that `ledger_hours.full_hours` accepts. None before the first charge."""
     return None if idle.until is None else Ledger(at=accounting.microseconds(idle.until), spent=idle.microseconds)

@@ -114,13 +114,13 @@ def parity_groups(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups that produce the holders in a stored plan.
+    """Return the placement groups (nodes that hold each other's shards) from which the holders in a stored plan follow.
 
     Args:
         holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
 
     Returns:
-        Groups of GROUP_RANKs, the ring last. Empty if no groups produce these holders.
+        Groups of GROUP_RANKs, the ring last. Empty if these holders follow from no groups.
     """
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):

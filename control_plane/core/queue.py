@@ -85,7 +85,7 @@ class Schedule:
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     """Return which jobs may hold nodes.
 
-    Every pass over a job or a fleet calls this function.
+    The job loop and the fleet loop call this function in each pass (one decision about a job or a fleet).
 
     Args:
         jobs: the unfinished jobs of one fleet. A job that a person paused does not wait in the queue.

@@ -28,7 +28,7 @@ from everstep.protocol.parity import Rebuild, holder_of, is_share
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 
 FARTHEST = ("local", "peer", "parity", "s3")
-"""Kinds of sources of a shard, nearest first."""
+"""Kinds of sources from which a rank can restore its shard, nearest first."""
 UNBOUNDED = Step(2**62)
 
 Path = Mapping[Generation, Step]

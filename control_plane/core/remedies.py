@@ -164,7 +164,7 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the most severe of a node's faults for which a job must give up the node, or None.
+    """Return the most severe fault of a node, if it requires that the job gives up the node, or None.
 
     `faults` are the faults of the node, as its live agent reports them. If several faults are equally severe, the
     result is the first. It is None if no fault requires a reboot or a replacement.

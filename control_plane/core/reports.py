@@ -71,7 +71,7 @@ class JobTime:
     fleet_name: str
     ranks_per_node: int
     points: tuple[Ledger, ...]
-    """States of the job's ledger, oldest first. The first is the job's creation, the last is the newest charge."""
+    """States of the job's ledger, oldest first, from the job's creation to the last charge."""
     cost_micro_usd: int | None
     """Cost of the job's whole node time. None if its fleet has no price."""
 
@@ -82,7 +82,7 @@ class FleetTime:
 
     name: str
     points: tuple[Ledger, ...]
-    """States of the ledger, oldest first. Empty before the first pass over the fleet."""
+    """States of the ledger, oldest first. Empty before the fleet loop has first handled the fleet."""
     price_micro_usd: int | None
     """Price of one node for one hour. None if the fleet has no price."""
 

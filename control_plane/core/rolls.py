@@ -6,8 +6,8 @@
 
 A roll makes the requests that a person could make with ReplaceNode or RebootNode. It begins another node only while
 each job of the fleet has its full protection, and never so that more than `max_unavailable` nodes are out of service.
-The roll begins with spares, so that jobs then move to nodes that are already rolled. A node has one request per roll:
-if a person cancels the request, the roll skips the node.
+The roll begins with spares, so that jobs later move to nodes that were already replaced or rebooted. A node has one
+request per roll: if a person cancels the request, the roll does not repeat it.
 
 The database stores the roll and its progress, so a roll continues after a restart of the control plane.
 

@@ -196,8 +196,8 @@ class FleetStatus(StrEnum):
     status has no transition table.
 
     - ACTIVE: the fleet takes all actions.
-    - FROZEN: the group differs from the registered contract, or most agents are silent at the same time. Until this
-      condition ends, the fleet terminates only instances that AWS is ending.
+    - FROZEN: the group's settings differ from the registered settings, or most agents are silent at the same time.
+      Until this condition ends, the fleet terminates only instances that AWS is ending.
     - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 

@@ -169,7 +169,7 @@ class AgentRegistry:
         self.snapshots = SnapshotDesk(self.send)
         """Passes requests for snapshots to agents."""
         self.logged = MetricInbox()
-        """Holds metrics until the database contains them."""
+        """Holds metric values that agents sent until the database contains them."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()

@@ -225,7 +225,7 @@ class JobLoop:
         return decision
 
     def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
-        """Record in the job's trace a change of its state, messages sent for the first time, and ended recoveries."""
+        """Record changes of the job's state, first messages to agents and ended recoveries as OpenTelemetry spans."""
         tracer = self._context.tracer
         if not tracer.is_recording:
             return

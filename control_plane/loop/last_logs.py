@@ -53,7 +53,7 @@ class LastLogs:
         self._bucket = bucket
         self._now = now
         self._begun: dict[NodeId, datetime] = {}
-        """When each node's end was first decided; the oldest node first."""
+        """Time of the first call of `may_end` for each node, the node with the oldest call first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
         """Request the logs of a node whose instance the control plane will end, and return whether it may end it now.

@@ -181,7 +181,7 @@ class LogReader:
 
     Args:
         objects: S3, which holds the chunks.
-        place: prefix of the run's log.
+        place: bucket and key prefix of the run's log chunks.
         generations: generations of the run, oldest first.
         alive: ids of the nodes whose instances have not ended.
         has_ended: whether the job has ended.
@@ -223,11 +223,11 @@ class LogReader:
         self._has_ended = has_ended
 
     def head(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's start."""
+        """Return the cursor before the first line that `wanted` can select."""
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the log's current end.
+        """Return the cursor at the current end of the lines that `wanted` can select.
 
         The cursor is also past each gap, so the reader does not return the gap again.
         """

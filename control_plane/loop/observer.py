@@ -92,7 +92,7 @@ class StoredFleet:
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """Times at which Everstep replaced a node by its own verdict, for at least the last hour."""
+    """Times of the replacements that Everstep itself decided, not AWS or a person, for at least the last hour."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""

@@ -387,7 +387,7 @@ class _Reader:
         self._stream = stream
         self._chunks: Iterator[bytes] | None = None
         self._received = 0
-        """End of the newest chunk within the object."""
+        """Position in the object at which the stream continues."""
         self._is_stopped = is_stopped
         self._hasher = hasher
         self._left = memoryview(b"")

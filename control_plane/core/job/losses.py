@@ -50,7 +50,8 @@ def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
 def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     """Add lost nodes to the open incident.
 
-    Unless the job gave up all these nodes as planned, the incident's `decision` then describes Everstep's response.
+    The function also sets the incident's `decision` (Everstep's response), unless the job gave up all these nodes as
+    planned.
     """
     incident, plan = view.record.incident, view.seen.plan
     fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)

@@ -42,7 +42,8 @@ def prepare(view: JobView) -> Decision:
     view = with_late_reports(view)
     # Store the committed step now. Agents read it from the memory pages that they share with the ranks, and the next
     # message (Load) clears these pages.
-    # An agent that was cut off can name a committed step that no report has shown. All ranks have finished that step.
+    # An agent that was cut off can name a committed step that is newer than every reported step. All ranks have
+    # finished a committed step, so `max_boundary` rises to it.
     committed = launch.committed_of(view.spec, view.seen, view.record)
     view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
     view = with_faulty(view)

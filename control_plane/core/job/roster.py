@@ -155,9 +155,9 @@ def without_lost(view: JobView) -> JobView:
 def without_unreachable(view: JobView) -> JobView:
     """Exclude members that have not promised in time to join the issued generation.
 
-    If the exclusion loses no committed step, the job waits for the deadline of a promise, or `T_max` for a connected
-    member. Otherwise the job waits for `blind_wait`, or `blind_wait` plus `T_max` for a connected member. A connected
-    member may have reconnected a moment ago and may hold the only copy of a shard.
+    If the exclusion loses no committed step, the job waits for the deadline of a promise, or T_max (`exclude_seconds`)
+    for a connected member. Otherwise the job waits for `blind_wait`, or `blind_wait` plus T_max for a connected member.
+    A connected member may have reconnected a moment ago and may hold the only copy of a shard.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)

@@ -41,7 +41,8 @@ class RollProgress:
     finished: tuple[NodeId, ...] = ()
     """The nodes that need no more work, in the order of `FleetRoll.node_ids`.
 
-    Nodes that ended or were held meanwhile count as finished, and so do nodes whose request a person cancelled.
+    Nodes that ended or were held during the roll also count as finished, and so do nodes whose request a person
+    cancelled.
     """
     reason: str = ""
     """Text that says what the roll does or waits for, as the API shows it."""
