@@ -223,11 +223,11 @@ class LogReader:
         self._has_ended = has_ended
 
     def head(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor before the first line that `wanted` can select."""
+        """Return the cursor at the start of the log, or of the generation that `wanted` selects."""
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return the cursor at the current end of the lines that `wanted` can select.
+        """Return the cursor at the current end of the log, or of the generation that `wanted` selects.
 
         The cursor is also past each gap, so the reader does not return the gap again.
         """
