@@ -28,7 +28,7 @@ A placement over at most sixteen domains stays below this limit, and so does eve
 Domain = str
 Edge = frozenset[Domain]
 Losses = Collection[Collection[NodeId]]
-"""The smallest sets of nodes whose joint loss loses a shard from memory."""
+"""The smallest sets of nodes for which the loss of all nodes in one set loses a shard from memory."""
 
 
 def fatal_domains(losses: Losses, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_cou
 
 
 def domain_count(losses: Losses, domains: Mapping[NodeId, str]) -> int:
-    """Return the number of domains that contain holders of shards."""
+    """Return the number of failure domains that contain at least one holder of a shard."""
     return len(frozenset[Domain]().union(*_edges(losses, domains)))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Expected interruptions of a job, if the fleet's failure rate and recovery time stay as measured."""
+    """Expected interruptions of a job, if the fleet's failure rate and recovery time do not change."""
 
     mttf_seconds: float
     mttr_seconds: float

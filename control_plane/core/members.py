@@ -34,5 +34,5 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 
 
 def ranks_of(place: int, ranks_per_node: int) -> tuple[Rank, ...]:
-    """Return the ranks of the node at a GROUP_RANK."""
+    """Return the ranks of the node whose GROUP_RANK is `place`."""
     return tuple(Rank(place * ranks_per_node + local) for local in range(ranks_per_node))

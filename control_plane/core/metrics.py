@@ -130,7 +130,7 @@ def chunk_of(step: int, width: int) -> int:
 
 
 def first_step(chunk: int, width: int) -> int:
-    """Return the first step that a chunk may contain."""
+    """Return the first step that the chunk with this number and width may contain."""
     return chunk * width * POINTS_PER_CHUNK
 
 

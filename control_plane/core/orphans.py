@@ -30,7 +30,7 @@ manifest names the objects of this checkpoint, although they belong to it.
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object below the prefix of a run's checkpoints."""
+    """One S3 object under the key prefix of a run's checkpoints."""
 
     key: str
     modified_at: float

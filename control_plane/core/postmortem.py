@@ -72,7 +72,7 @@ class SimilarIncident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostMortem:
-    """The content of a post-mortem."""
+    """All facts from which `markdown` writes the post-mortem of one incident."""
 
     account: Account
     owner: str

@@ -33,7 +33,7 @@ class Reduction:
     keep_count: int
     """Number of nodes with which the job continues."""
     head: FleetJob
-    """The job that receives the nodes."""
+    """The job that receives the nodes: the first job of the queue (the head)."""
 
 
 def kept_counts(

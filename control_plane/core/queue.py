@@ -66,7 +66,7 @@ class Schedule:
     """
     capacity: int
     free_count: int
-    """Number of nodes that remain free under this schedule."""
+    """Number of nodes that no job holds if each job holds the nodes that this schedule permits."""
     counts: Mapping[RunId, int] = field(default_factory=dict[RunId, int])
     """Number of nodes that each admitted job may hold."""
     reductions: Mapping[RunId, Reduction] = field(default_factory=dict[RunId, Reduction])

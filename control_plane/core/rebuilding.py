@@ -40,7 +40,7 @@ def rebuilds(
     Args:
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong ones.
-        worlds: number of ranks of each generation. Shares of other generations are ignored.
+        worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
         existing: contents for which the result also contains rebuilds of shards that still exist, in stripes without a
             missing shard. For all other contents, the result contains only rebuilds of missing shards.
 
@@ -84,7 +84,7 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
 def _rebuild(
     stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
 ) -> Rebuild | None:
-    """Return the rebuild of one shard, or None if a share is missing or names other shards.
+    """Return the rebuild of one shard, or None if a share of the stripe is missing or its record names other shards.
 
     A rank is a survivor if one node has both its shard and its share.
     """

@@ -197,7 +197,7 @@ def choose(survey: Survey) -> Restore:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The training state after one step, divided into the shards of `world_size` ranks."""
+    """The training state after one step of one generation, divided into the shards of `world_size` ranks."""
 
     step: Step
     world_size: int

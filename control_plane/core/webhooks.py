@@ -36,7 +36,7 @@ class WebhookRefused(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """Receivers that webhooks may reach."""
+    """The hosts and networks to which the server may send webhooks."""
 
     hosts: frozenset[str]
     """Lower-case host names. `*.example.com` allows all names below example.com."""
@@ -173,7 +173,7 @@ def signed_headers(keys: Sequence[bytes], message_id: str, timestamp: int, body:
 
 
 def _meant(address: Address) -> Sequence[Address]:
-    """Return all addresses that a connection to `address` may reach: itself, or IPv4 addresses embedded in it."""
+    """Return all addresses that a connection to `address` may reach: itself, or IPv4 addresses that it embeds."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]

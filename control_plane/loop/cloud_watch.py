@@ -92,7 +92,7 @@ class _Known:
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """Failed EC2 status checks by node, each with the time of the server's request in monotonic seconds."""
     absent: frozenset[NodeId] = frozenset()
-    """Nodes that EC2's newest answer does not list."""
+    """Nodes that EC2's newest answer does not list. If the next answer omits them too, their condition is ABSENT."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty if the group lacks no instance."""
@@ -334,7 +334,7 @@ class CloudWatch:
         return dict(known.domains) if known is not None else {}
 
     def waiting_words(self, fleet: FleetName) -> str:
-        """Return AWS's reason why the group's instances do not start.
+        """Return text for users: AWS's reason why launches of the group's instances fail, and when Everstep retries.
 
         Empty while instances start normally.
         """

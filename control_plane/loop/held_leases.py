@@ -99,7 +99,7 @@ class HeldLeases:
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:
-        """Return whether another server has recently renewed this lease."""
+        """Return whether another server has claimed or renewed this lease so recently that it is still valid."""
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def lose(self, key: str) -> None:

@@ -212,7 +212,7 @@ def _in_words(initial: jobs.InitialState) -> str:
 
 
 def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
-    """Return a job's lineage (its generations) as core records, oldest generation first.
+    """Return a job's lineage (the records of all its generations with a plan) for the core, oldest generation first.
 
     If the job starts from another job's checkpoint, generation 0 comes first.
     """

@@ -59,7 +59,7 @@ class SnapshotDesk:
         The call of `begin` continues if one of its callers is cancelled.
 
         Args:
-            key: id that copies of one request have in common.
+            key: id of the hold, which a client's repeated request has in common with the first request.
             begin: called at most once at a time per key.
 
         Returns:

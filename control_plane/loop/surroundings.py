@@ -77,7 +77,7 @@ class SharedRows:
 
 
 def read_surroundings(session: Session, name: FleetName) -> Surroundings:
-    """Read the shared rows of a fleet in the caller's transaction."""
+    """Read the rows of a `Surroundings` (all that the passes over a fleet's jobs share) in the caller's transaction."""
     return Surroundings(
         name=name,
         fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},

@@ -268,7 +268,7 @@ class _Piece:
     """The bytes of the payload's index, if the range is the index."""
 
     def part(self, begin: int, end: int) -> _Piece:
-        """Return the part of the piece between two positions of the payload."""
+        """Return the part of this piece from position `begin` of the shard's payload up to position `end`."""
         first, last = max(begin, self.begin), min(end, self.end)
         index = self.index[first - self.begin : last - self.begin]
         return _Piece(first, last, self.source, self.place + first - self.begin, index)

@@ -77,7 +77,7 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add a failure to a node's history, once training without this node has passed the failed step.
+    """Add a failure to a node's fault history, once training without this node has passed the step that failed on it.
 
     The function ignores failures from a lack of memory, because the hardware does not cause these.
     """

@@ -37,7 +37,7 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 
 
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
-    """Return the committed step that the job must not lose.
+    """Return the committed step that the job must still be able to restore after it gives up nodes.
 
     Once all members have promised to join the next generation, the result is at most the newest step that they and S3
     can restore.

@@ -234,7 +234,7 @@ def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) 
 
 
 def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
-    """Return all exits of ranks that the members report."""
+    """Return how each rank that has ended exited, as the members' agents report it."""
     return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
 
 
@@ -309,6 +309,6 @@ def last_progress_at(view: JobView) -> float:
 
 
 def waiting_words(view: JobView, missing: int) -> str:
-    """Return a clause about the missing nodes and why the fleet lacks them, for the job's reason text."""
+    """Return a clause that says how many nodes the job lacks, and why the fleet has none, for the job's reason text."""
     words = f"waits for {missing} node{'s' if missing != 1 else ''}"
     return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words

@@ -150,7 +150,7 @@ class NodeRequest(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A row of the fleet's node table."""
+    """A node's row in the database, as decisions about its fleet read and change it."""
 
     node_id: NodeId
     state: NodeState
