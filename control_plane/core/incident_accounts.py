@@ -372,7 +372,7 @@ def _capital(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time for people: `0.4 s`, `12 s`, `4 min 05 s`, `2 h 05 min`, `3 d 4 h`.
+    """Return a length of time as text for people: `0.4 s`, `12 s`, `4 min 05 s`, `2 h 05 min`, `3 d 4 h`.
 
     The dashboard formats durations in the same way (`duration` in web/src/model/format.ts).
     """

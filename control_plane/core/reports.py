@@ -73,7 +73,7 @@ class JobTime:
     points: tuple[Ledger, ...]
     """States of the job's ledger, oldest first, from the job's creation to the last charge."""
     cost_micro_usd: int | None
-    """Cost of the job's whole node time. None if its fleet has no price."""
+    """Cost of the node time of the job's whole life. None if its fleet has no price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

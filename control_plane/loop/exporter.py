@@ -166,7 +166,7 @@ class EventExporter(Exporter):
         self._sink = sink
 
     def export_some(self) -> bool:
-        """Send the next events. See `Exporter.export_some`."""
+        """Send the next events to the receiver. See `Exporter.export_some`."""
         with self._database.write() as session:
             claimed = self._claim(session)
             if claimed is None:

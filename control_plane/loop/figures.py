@@ -111,7 +111,7 @@ class LoopFigures:
         self._leases_lost.labels(kind).inc()
 
     def recovered(self, phase_seconds: Mapping[str, float]) -> None:
-        """Record the phases of a completed recovery.
+        """Record the lengths of a completed recovery's phases (detect, replace, restore, rework) in the metrics.
 
         Args:
             phase_seconds: duration of each phase, with keys like `detect_seconds`.

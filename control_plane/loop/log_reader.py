@@ -57,7 +57,7 @@ A filter that matches few lines therefore yields short pages.
 SCAN_GENERATIONS: Final = 100
 """Limit of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
-"""Size limit of the cache of decoded chunks, counted in stored bytes."""
+"""Size limit of the cache of decoded chunks, in bytes of the chunks as S3 stores them."""
 PATIENCE: Final = timedelta(seconds=30)
 """Time after a generation's end for which the reader waits until a live node has uploaded its last chunk."""
 

@@ -59,7 +59,7 @@ class SnapshotDesk:
         The call of `begin` continues if one of its callers is cancelled.
 
         Args:
-            key: id of the hold, which a client's repeated request has in common with the first request.
+            key: id of the request. If a client repeats a request, both requests have the same id.
             begin: called at most once at a time per key.
 
         Returns:
