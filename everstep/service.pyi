@@ -581,9 +581,9 @@ class Incident(TypedDict):
     GenerationBefore: int
     GenerationAfter: NotRequired[int]
     NodeCountBefore: NotRequired[int]
-    """Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan."""
+    """Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan."""
     NodeCountAfter: NotRequired[int]
-    """Number of nodes of the next generation. Absent until it has a plan."""
+    """Number of nodes of the generation after the failure or stop. Absent until that generation has a plan."""
     InstanceId: NotRequired[str]
     """The first of InstanceIds. Absent if the job lost no instance."""
     ReplacementInstanceId: NotRequired[str]

@@ -126,7 +126,7 @@ def require_own_site(request: Request) -> None:
     that rule.
 
     Args:
-        request: with or without a cookie.
+        request: the request to check. It may have no session cookie.
 
     Raises:
         Forbidden: the request comes from another site, or a request that changes something does not state its origin.

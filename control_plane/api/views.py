@@ -99,7 +99,7 @@ class History:
 def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
     """Return the fields that a stored record and a response model have in common, by name.
 
-    The result omits the fields `others`, which the caller computes itself.
+    The result omits the fields whose names are in `others`. The caller computes these fields itself.
     """
     return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
 

@@ -34,7 +34,10 @@ _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """The parts with which the server verifies the identity of instances. Exists only if the cloud is AWS."""
+    """STS, region and account with which the server verifies the identity of instances.
+
+    Exists only if the cloud is AWS.
+    """
 
     sts: RegionalSts
     region: str

@@ -60,7 +60,7 @@ class AuditFilter:
     before: datetime | None = None
     """Select only entries before this time."""
     before_id: int | None = None
-    """Select only entries with a lower id."""
+    """Select only entries with a lower id, to continue a list that is sorted newest first."""
 
 
 def begin(session: Session, entry: NewAuditEntry) -> int:

@@ -23,7 +23,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrill:
-    """A requested drill that has no id yet."""
+    """The columns of a drill that a user requests, without the id that `create` assigns."""
 
     run_id: str
     job_name: str

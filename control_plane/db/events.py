@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event to store."""
+    """An event to store, without the id that the database assigns."""
 
     at: datetime
     type: str

@@ -31,7 +31,7 @@ class ExportRecord:
 
 
 class ExportUpdate(TypedDict, total=False):
-    """Columns that an exporter changes."""
+    """Columns that the background loop which sends an export's events may change. A missing key leaves its column."""
 
     position: int
     failing_since: datetime | None

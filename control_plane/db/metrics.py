@@ -108,7 +108,7 @@ def _store_generation(
     generation: int,
     points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
-    """Store values that one generation logged, and return the number of dropped values."""
+    """Store the values of a batch that one generation logged. Return how many of them were dropped."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:

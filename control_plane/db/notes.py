@@ -21,7 +21,7 @@ MAX_NOTES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewNote:
-    """A note to store."""
+    """A note to store, without the id and the time that `create` assigns."""
 
     run_id: str
     incident_id: str | None

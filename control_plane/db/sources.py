@@ -53,7 +53,7 @@ def get(session: Session, sha256: str, project: str | None) -> SourceRecord:
 def find(session: Session, sha256: str, project: str | None) -> SourceRecord | None:
     """Return one source, or None if the project has not uploaded this archive.
 
-    If `project` is None, any project counts.
+    If `project` is None, the source of any project is returned.
     """
     query = select(Source).where(Source.sha256 == sha256).order_by(Source.project).limit(1)
     row = session.scalar(query if project is None else query.where(Source.project == project))

@@ -933,9 +933,9 @@ export interface Incident {
   LostSteps?: number
   GenerationBefore: number
   GenerationAfter?: number
-  /** Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan. */
+  /** Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan. */
   NodeCountBefore?: number
-  /** Number of nodes of the next generation. Absent until it has a plan. */
+  /** Number of nodes of the generation after the failure or stop. Absent until that generation has a plan. */
   NodeCountAfter?: number
   /** The first of InstanceIds. Absent if the job lost no instance. */
   InstanceId?: string

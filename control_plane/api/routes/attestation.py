@@ -57,7 +57,7 @@ class SessionRequest(common_schemas.Request):
 
 
 class SessionResponse(common_schemas.Shape):
-    """The session token with which the agent connects."""
+    """The session token with which the agent connects to the websocket."""
 
     session_token: str
     expiration_time: datetime

@@ -82,7 +82,7 @@ class Shape(BaseModel):
 
 
 class SentObject(dict[str, Any]):
-    """A JSON object parsed from a request body.
+    """A JSON object that `api.json_body` has parsed from the body of a client's request.
 
     Validation uses the type to distinguish a client's input from objects that the service builds itself.
     """

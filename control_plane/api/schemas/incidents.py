@@ -60,9 +60,9 @@ class Incident(Shape):
     generation_before: int
     generation_after: int | None
     node_count_before: int | None
-    """Number of nodes of the generation that failed or stopped. Absent until the next generation has a plan."""
+    """Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan."""
     node_count_after: int | None
-    """Number of nodes of the next generation. Absent until it has a plan."""
+    """Number of nodes of the generation after the failure or stop. Absent until that generation has a plan."""
     instance_id: str | None
     """The first of InstanceIds. Absent if the job lost no instance."""
     replacement_instance_id: str | None
