@@ -43,7 +43,7 @@ class Begun:
     at: float
     """Monotonic time in seconds at which the run started."""
     home: Path = HOME
-    """Folder for the run's files, empty at the start."""
+    """Folder for the files that the run creates. It is empty when the run starts."""
     results: Path = HOME / "results.json"
     """Path of the results. During the run, the file still contains the results of the previous run."""
     document: Path = HOME / "page.md"

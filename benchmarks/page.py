@@ -66,7 +66,7 @@ class Page:
     draw: Callable[[Any], str | None] = lambda _: None
     """Returns the SVG document; None for a page without a picture."""
     picture: str = ""
-    """Alternative text of the picture."""
+    """Alternative text of the page's picture, for readers who cannot see it."""
     is_section: bool = False
     """True if the page is a section of `docs/benchmarks.md`."""
 

@@ -44,7 +44,7 @@ class Panel:
     """Value at which a dashed line crosses all bars: a bound that no system can beat."""
     floor_label: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Colour of each legend entry, by the entry's text."""
+    """Entries of the picture's legend: the colour of each entry, by its text."""
 
 
 def panels(title: str, drawn: Sequence[Panel], *, most: float | None = None) -> str:

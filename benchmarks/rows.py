@@ -29,7 +29,7 @@ class Row:
     n: int = 1
     low: float | None = None
     high: float | None = None
-    """Upper bound of the 95 % interval."""
+    """Upper bound of the value's 95 % confidence interval. `low` is the lower bound. None without an interval."""
     limit: float | None = None
     is_least: bool = False
     """True: the value must not be below the limit. False: the value must not be above the limit."""

@@ -53,7 +53,7 @@ class Service:
     database: str
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that the server has used."""
+        """Return the CPU time in seconds that the server's process has used since its start."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -164,7 +164,7 @@ def measure_heartbeats(service: Service, *, rounds: int, each: int) -> dict[str,
 
 
 def measure_logs(begun: Begun, *, seconds: float) -> dict[str, Any]:
-    """Follow a job's log; return the delay of each line."""
+    """Follow a job's log. Return the seconds from each line's output until the client received the line."""
     with started_bench(begun.home, begun.say, ClusterOptions(nodes=1, spares=0)) as bench:
         bench.wait_until_warm(1)
         source = begun.home / "talking"
@@ -190,7 +190,7 @@ def measure_logs(begun: Begun, *, seconds: float) -> dict[str, Any]:
 
 
 def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
-    """Run CLI commands; return the duration of each command."""
+    """Run commands of the CLI `everstep` repeatedly. Return the duration in seconds of each run, by command."""
     environment = {
         **os.environ,
         "EVERSTEP_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",

@@ -71,7 +71,7 @@ class _Requester(asyncio.Protocol):
 
 
 def request(port: int, path: str, token: str | None = None) -> bytes:
-    """Return the bytes of a GET request."""
+    """Return the bytes of an HTTP GET request, with a token if one is given."""
     authorization = f"authorization: Bearer {token}\r\n" if token is not None else ""
     return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{authorization}accept: application/json\r\n\r\n".encode()
 

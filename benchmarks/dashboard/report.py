@@ -21,7 +21,7 @@ SHIFT: Final = 0.05
 """Limit of the cumulative layout shift. Source: half of what web.dev calls good."""
 FIRST_LOAD_KB: Final = 250.0
 METRICS_TAB: Final = "an open Metrics tab"
-"""Key of `Run.bytes_per_hour` whose traffic has a limit."""
+"""Name in `Run.bytes_per_hour` of the only page whose traffic has a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ _FIRST_LOAD: Final = """(ahead) => ['navigation', 'resource'].flatMap((type) => 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that one open page receives."""
+    """Bytes that an open page of the dashboard receives while it polls the API."""
 
     bytes_per_hour: float
     plain_bytes_per_hour: float
@@ -73,7 +73,7 @@ class Logger:
         self._step = 0
 
     def log(self, steps: int) -> None:
-        """Store the values of the next steps."""
+        """Store the metric values of the next `steps` training steps in the database."""
         first, self._step = self._step, self._step + steps
         points = tuple(
             MetricPoint(
@@ -203,7 +203,7 @@ class Load:
     shift: float
     """Cumulative layout shift, without shifts that follow an input."""
     first_load_bytes: int
-    """Compressed bytes of the document, scripts, styles and fonts."""
+    """Bytes of the document, scripts, styles and fonts that the first load transfers, compressed."""
 
 
 def load_of(browser: Browser, served: Living, path: str) -> Load:

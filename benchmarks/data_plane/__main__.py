@@ -231,7 +231,8 @@ def _launch(
         return run_peer(
             peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
         )
-    except BenchmarkFailed as error:  # DLRover's saver process sometimes fails to start
+    # Try again, because DLRover's saver process sometimes fails to start.
+    except BenchmarkFailed as error:
         bench.say(f"  retrying once: {error}")
         return run_peer(
             peer,

@@ -111,7 +111,7 @@ def _run_to_the_end(
     name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
-    # Add the environment's programs to PATH, because DeepSpeed searches PATH for ninja.
+    # Add the environment's programs to PATH, because DeepSpeed searches PATH for the build tool ninja.
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
@@ -234,7 +234,7 @@ class Talk:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the started process."""
         return self._process.pid
 
     def say(self, words: object) -> None:

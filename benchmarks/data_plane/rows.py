@@ -104,7 +104,7 @@ class LaunchFloor:
 
     @property
     def median(self) -> float:
-        """Mean of the launches' medians."""
+        """Mean of the medians of all launches, in milliseconds per GiB."""
         return statistics.fmean(launch.median for launch in self.launches)
 
 

@@ -47,12 +47,12 @@ class Measured:
     verified: dict[str, bool] = field(default_factory=dict)
 
     def add(self, metric: str, values: Sequence[float]) -> None:
-        """Add the values of one more launch."""
+        """Add the values that one more launch measured for a metric."""
         if values:
             self.values.setdefault(metric, []).extend(values)
 
     def verify(self, metric: str, is_equal: bool) -> None:
-        """Add the result of one more comparison of bytes."""
+        """Add the result of one more comparison of the bytes that belong to a metric."""
         self.verified[metric] = self.verified.get(metric, True) and is_equal
 
 

@@ -30,7 +30,7 @@ class System:
     """Names of the metrics that the benchmark can measure with this system."""
 
     def python(self, environments: Path) -> Path:
-        """Return the path of the system's interpreter."""
+        """Return the path of the Python interpreter in the system's virtual environment."""
         return environments / self.package / "bin" / "python" if self.requirements else Path(sys.executable)
 
     def version(self, environments: Path) -> str:

@@ -112,7 +112,8 @@ def run_one(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, 
     folder.mkdir(parents=True)
     if part != GPT:
         return run_part(part, sizes, folder, device=device)
-    from benchmarks.device import gpt  # import here, because only this part needs the local cloud
+    # Import the module here, because only the part `gpt` needs the local cloud.
+    from benchmarks.device import gpt
 
     return gpt.measure(folder, sizes, device=device, say=say)
 

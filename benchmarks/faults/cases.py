@@ -166,7 +166,8 @@ def _is_arriving(node: str, rank: int) -> bool:
                 if unpack_header(file.read(HEADER_BYTES)).state is SlotState.WRITING:
                     return True
         except (CorruptSlot, UnknownVersion, FileNotFoundError):
-            continue  # the agent is just creating or writing this slot
+            # The header is not valid yet, because the agent is creating or writing this slot.
+            continue
     return False
 
 

@@ -56,7 +56,7 @@ class Recovery:
 
     @property
     def incident_seconds(self) -> float:
-        """Sum of the incident's phases."""
+        """Seconds of all phases of the incident together."""
         return sum(self.phases.values())
 
     @property

@@ -29,7 +29,10 @@ PICTURE = "Seconds of each recovery by phase"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of all parts of the benchmark. Parts that were not measured are empty."""
+    """Results of the benchmark's parts (blocked times, slowdown, recoveries).
+
+    Parts that were not measured are empty.
+    """
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None

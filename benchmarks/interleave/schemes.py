@@ -67,7 +67,7 @@ class Case:
     copies: int = 2
     """Number of copies of a snapshot, including the owner's: m in GEMINI's paper."""
     state_kib: int = 1536
-    """KiB of state on one node: the size of one copy."""
+    """Size of one node's snapshot in KiB. Each holder receives a copy of this size."""
     schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
     """Duration of the computation before each collective; a timed wait replaces the computation."""
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def state_bytes(self) -> int:
-        """Size of one copy of the state, in bytes."""
+        """Size in bytes of one node's snapshot, of which each holder receives a copy."""
         return self.state_kib * KIB
 
     @property
@@ -97,7 +97,8 @@ class Case:
 
         A ring of n nodes sends 2 (n - 1) / n of these bytes over each link.
         """
-        carried = self.collective_seconds * self.link_bytes_per_second * 0.94  # headers of Ethernet, IP and TCP
+        # The factor excludes the headers of Ethernet, IP and TCP.
+        carried = self.collective_seconds * self.link_bytes_per_second * 0.94
         return int(carried * self.nodes / (2 * (self.nodes - 1))) // 4 * 4
 
     def holders(self, node: int) -> list[int]:

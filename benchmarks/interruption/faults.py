@@ -35,7 +35,7 @@ class Blackout:
     lost_steps: int
     restarted_ranks: int
     steps: int
-    """Steps that finished while no control plane ran."""
+    """Number of steps that the ranks finished while no control plane ran."""
 
 
 def interrupt(contender: Contender, fault: Fault) -> Interruption:

@@ -156,7 +156,7 @@ class Member:
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def close(self) -> None:
-        """End the senders, and close the listener, the page and the slots."""
+        """End this node's senders, and close its listener, its rank's page and its slots."""
         await end(*self._tasks)
         await self.listener.close()
         await self.shares.close()
@@ -174,7 +174,7 @@ class Line:
     rank: Rank
 
     async def session(self) -> TcpSession:
-        """Connect to the member and return the session."""
+        """Connect to the member, and return the connection for messages (a session)."""
         return await self._dial(self.kind)
 
     async def stream(self, session: Session, number: int) -> socket.socket:  # noqa: ARG002

@@ -45,7 +45,7 @@ def copy_seconds(state: State) -> float:
 
 
 def largest(value: float) -> float:
-    """Return the largest of all ranks' values. This call is the collective of a step."""
+    """Return the largest of all ranks' values. Every rank calls this once per step, as the step's collective."""
     word = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(word, dist.ReduceOp.MAX)
     return float(word)

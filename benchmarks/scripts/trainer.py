@@ -67,7 +67,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 class Replicated(TrainerCallback):  # type: ignore[misc]
-    """Keeps each step with lm-resiliency, in the memory of both nodes."""
+    """Stores a snapshot of each step in the memory of both nodes, with lm-resiliency."""
 
     def __init__(self) -> None:
         sys.path.append(os.environ["BENCH_LIBRARY"])

@@ -97,7 +97,7 @@ class _Record:
     """Additional state of a group, for which moto's class has no field."""
 
     activities: list[Activity] = field(default_factory=list)
-    """Scaling activities, newest first, at most `ACTIVITIES_KEPT`."""
+    """The group's scaling activities (DescribeScalingActivities), newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
     """Desired capacity for which the engine has recorded that all remaining members are protected from scale-in.

@@ -80,7 +80,7 @@ StartResponse = Callable[..., object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsOptions:
-    """Options for the start of the local AWS."""
+    """Options with which `everstep local up` starts the local AWS."""
 
     nodes_directory: Path
     environment: Mapping[str, str]

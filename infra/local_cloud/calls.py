@@ -57,5 +57,5 @@ class CallRecord:
             self._calls.append(Call(at=at, service=service, action=action, parameters=given, status=code))
 
     def every(self) -> list[Call]:
-        """Return all recorded calls."""
+        """Return the recorded calls, oldest first."""
         return list(self._calls)

@@ -190,7 +190,8 @@ def play(
         report: receives each line with its outcome, once per selected instance. For a line that clears faults, the
             outcome is None.
     """
-    order = itertools.count()  # The counter keeps lines with equal times in the order of the script.
+    # The counter keeps lines that are due at the same time in the order of the script.
+    order = itertools.count()
     due = [(moment.at_seconds, next(order), moment) for moment in moments]
     heapq.heapify(due)
     while due:

@@ -117,7 +117,8 @@ class Gate:
     def _is_within_rate(self, request: Request) -> bool:
         share = self._faults.conditions.api_rate_share
         if share != self._share:
-            self._share, self._buckets = share, Buckets()  # A change of the limits begins with full buckets.
+            # After a change of the rate limits, all token buckets are full.
+            self._share, self._buckets = share, Buckets()
         family = family_of(request.service, request.action, request.parameters.keys(), self._auto_scaling_rate)
         if share is None or family is None:
             return True

@@ -118,7 +118,7 @@ class Places:
 
 @dataclass(slots=True)
 class _Lasting:
-    """The record of lasting faults, from which `clear` ends them."""
+    """The lasting faults that are in effect. `clear` reads this record to end them."""
 
     stopped: list[Process] = field(default_factory=list)
     ballooned: set[str] = field(default_factory=set)

@@ -37,7 +37,7 @@ def memory_directory(instance_id: str) -> Path:
 def remove_memory(instance_id: str) -> None:
     """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
     directory = memory_directory(instance_id)
-    # In the usual case, no tmpfs is mounted, and umount2 fails.
+    # Ignore the result: in the usual case, no tmpfs is mounted, and umount2 fails.
     ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)
     shutil.rmtree(directory, ignore_errors=True)
 

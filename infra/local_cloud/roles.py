@@ -42,7 +42,7 @@ class Role:
     """Index of the job among the running jobs. None selects the job that the previous role selected."""
     part: Part
     number: int
-    """Index of the node, rank or shard of the job."""
+    """Index of the selected node, rank or shard among those of the job, from 0."""
 
     def __str__(self) -> str:
         return f"{'last job' if self.job is None else f'job {self.job}'} {self.part} {self.number}"

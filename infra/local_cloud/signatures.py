@@ -211,7 +211,7 @@ class _Signature:
     region: str
     service: str
     names: tuple[str, ...]
-    """Names of the signed headers, in lower case."""
+    """Names of the headers that the signature covers, in lower case."""
     value: str
     timestamp: str = ""
     """Time that a presigned URL contains. Empty if the header x-amz-date contains the time."""

@@ -168,7 +168,7 @@ _CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """The status of one process of a cluster."""
+    """The status of one long-lived process of a cluster, for example of the control plane."""
 
     name: str
     pid: int
@@ -234,7 +234,8 @@ class LocalCluster:
                 raise PreflightFailed(
                     f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
                 )
-            self._end_all()  # Remove the leftovers of a crash.
+            # End the processes and remove the files that an earlier, crashed run has left.
+            self._end_all()
             write_private(self._run_file, self.run_id.encode())
             try:
                 self._start(options)
@@ -257,7 +258,8 @@ class LocalCluster:
             with self._locked():
                 if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
                     self._end_all()
-        else:  # The directory with the records was removed while the cluster ran.
+        # Without the directory, which was removed while the cluster ran, end the processes that have the marker.
+        else:
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
             for part in (STANDBY, CONTROL_PLANE, AWS):
@@ -265,7 +267,7 @@ class LocalCluster:
                 self._parts.end(part)
 
     def status(self) -> tuple[PartStatus, ...]:
-        """Return the status of the recorded processes."""
+        """Return the status of each process that `up` has recorded in the state directory."""
         records = [record for name in (AWS, CONTROL_PLANE, STANDBY) if (record := self._parts.record(name))]
         return tuple(
             PartStatus(
@@ -374,7 +376,7 @@ class LocalCluster:
         return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
-        """Return a boto3 client of this cluster's AWS."""
+        """Return a boto3 client of this cluster's local AWS, with the cluster's access key."""
         return local_client(service, self.aws_url, self.keys)
 
     def environment(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ class _Shown:
     newest: State | None = None
     """The newest state that `note` has recorded."""
     coming: list[tuple[float, State]] = field(default_factory=list)
-    """Newer states, oldest first, each with the monotonic time from which answers contain it."""
+    """States newer than `state`, oldest first, each with the monotonic time from which answers contain it."""
 
 
 class Visibility:

@@ -224,8 +224,8 @@ class LmResiliency(Nobody):
     """Protects the model with lm-resiliency's manager, used as in `systems.lm_resiliency`."""
 
     def __init__(self, model: Ddp) -> None:
-        # Append lm-resiliency's environment at the end of the path, so that packages which Everstep's environment has,
-        # too, are imported from Everstep's environment.
+        # Append lm-resiliency's environment at the end of the path, so that a package that exists in both environments
+        # is imported from Everstep's environment.
         sys.path.append(os.environ["BENCH_LM_RESILIENCY"])
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
@@ -271,7 +271,7 @@ class Block:
 
     system: str
     seconds: float = 0.0
-    """Mean seconds per timed step."""
+    """Mean duration in seconds of the block's timed steps."""
     cpu_seconds: float = 0.0
     """Mean CPU time per step of this rank. Rank 0's value also includes the agents' CPU time."""
     numbers: list[int] = field(default_factory=list)

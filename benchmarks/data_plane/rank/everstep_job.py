@@ -47,7 +47,7 @@ COMMIT_PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Steps:
-    """One rank's measurements of a sequence of steps."""
+    """One rank's measurements of consecutive steps with spans of one duration."""
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)

@@ -171,7 +171,7 @@ class Holder:
         )
 
     async def open(self, generation: int) -> dict[str, Any]:
-        """Open a generation; return the address of the holder's listener."""
+        """Open a generation. Return the address at which the holder accepts connections of the owner's node."""
         await self._listener.revoke()
         self._listener.admit(
             Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
@@ -214,7 +214,7 @@ class Owner:
         self._ear: Ear | None = None
 
     async def start(self) -> dict[str, Any]:
-        """Start to accept connections of ranks."""
+        """Start to accept connections of ranks on this node's socket."""
         await self._ranks.start()
         return {}
 
@@ -266,7 +266,7 @@ async def serve(role: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(role: str, folder: Path, mebibytes: int) -> None:
-    """Run a node with the settings of an agent process."""
+    """Run the owner's or the holder's node, with the process settings that an agent has."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

@@ -23,7 +23,7 @@ class Launch:
     repeats: dict[str, Any]
     meeting_port: int
     group_port: int
-    """Port of the compared system's process group."""
+    """Port at which the compared system's ranks form their process group."""
     memory: str
     """Folder on tmpfs for the system's files, shared by both ranks."""
     dumps: str

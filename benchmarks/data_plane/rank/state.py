@@ -144,7 +144,7 @@ class Meeting:
         self.store.wait([f"met/{self._count}"])
 
     def largest(self, value: float) -> float:
-        """Return the larger of the two ranks' values."""
+        """Return the larger of the two ranks' values. Both ranks must call this method."""
         self.store.set(f"value/{self._count}/{self.rank}", repr(value))
         self.wait()
         return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
@@ -158,7 +158,7 @@ class Meeting:
 
 
 def least(value: int) -> int:
-    """Return the smallest of all ranks' values."""
+    """Return the smallest of all ranks' values. Collective: every rank must call this function."""
     word = torch.tensor([value])
     dist.all_reduce(word, dist.ReduceOp.MIN)
     return int(word)

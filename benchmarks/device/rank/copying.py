@@ -41,7 +41,7 @@ class Captures:
     wait_seconds: list[float] = field(default_factory=list)
     """Seconds from the end of this blocking until the training thread may change the state."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """CPU time of the whole process during the capture."""
+    """CPU seconds that the whole process used during each capture."""
     allocation_count: int = 0
     """Number of allocations of device memory or pinned memory during the captures. None is expected."""
     equal: list[bool] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Model:
         self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=1e-3, capturable=device.type == "cuda")
 
     def step(self) -> None:
-        """Run one training step."""
+        """Run one training step, the function that is captured as a graph."""
         self._optimizer.zero_grad(set_to_none=False)
         torch.nn.functional.mse_loss(self._net(self._inputs), self._targets).backward()
         self._optimizer.step()
@@ -120,7 +120,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             replay()
             clones = {name: bytes_of(tensor).clone() for name, tensor in model.tensors().items()}
             between = copier.start(kept.copies(), errors.append)
-            hardware.fence(between)  # make the next replay wait for the copy
+            # Make the next replay wait on the device until the snapshot is copied.
+            hardware.fence(between)
             replay()
             between.join()
             torn += not kept.is_equal(clones)

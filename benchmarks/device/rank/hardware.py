@@ -277,7 +277,8 @@ class Host:
         return step
 
     def fence(self, ticket: CopyTicket) -> None:
-        ticket.join()  # wait here, because the host has no streams
+        # Wait for the copy here, because the host has no streams in which later work could wait.
+        ticket.join()
 
     def autocast(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()

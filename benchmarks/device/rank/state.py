@@ -91,7 +91,7 @@ class State:
         self.optimizer.state.clear()
 
     def live(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by their names in a slot."""
+        """Return the tensors of the model and the optimizer, by their names in a slot."""
         return {item.name: item.tensor.detach() for items in self.observe().lists for item in items}
 
 

@@ -349,7 +349,7 @@ def keep_step() -> None:
 
 
 def main() -> None:
-    """Run rank 0 or rank 1, as the environment selects."""
+    """Run rank 0 or rank 1, as the environment variable RANK selects."""
     dist.init_process_group("gloo")
     if rank == 0:
         train()

@@ -163,7 +163,7 @@ async def serve(node_id: str, folder: Path, memory_bytes: int) -> None:
 
 
 def main(node_id: str, folder: Path, mebibytes: int) -> None:
-    """Run a node with the settings of an agent process."""
+    """Run a node in this process, with the process settings that an agent has."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
     )

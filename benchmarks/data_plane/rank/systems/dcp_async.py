@@ -41,7 +41,8 @@ class DcpAsync:
     def snapshot(self, _: int) -> None:
         self.protect()  # Finish the previous save first, because two saves at a time would need two staging buffers.
         self._count += 1
-        tree = {f"rank{self._meeting.rank}": self._state.tree()}  # each rank saves its own state
+        # The key contains the rank, because DCP otherwise saves tensors of the same name only once.
+        tree = {f"rank{self._meeting.rank}": self._state.tree()}
         self._pending = dcp.async_save(
             tree, checkpoint_id=self._folder, async_checkpointer_type=self.writer, async_stager=self._stager
         )
