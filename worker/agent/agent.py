@@ -207,7 +207,7 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Run the agent until the task is cancelled.
+        """Connect to the control plane, and run all parts of the agent until this task is cancelled.
 
         The node's next agent process adopts the ranks, the slots and the promised generation.
         """

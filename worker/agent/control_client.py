@@ -71,7 +71,7 @@ class ControlClient:
         command: Callable[[Message], None],
         welcomed: Callable[[Timeouts], None],
     ) -> None:
-        """Create the client; `run` opens the connection.
+        """Create the client; `run` opens the connection to the control plane.
 
         Args:
             urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the

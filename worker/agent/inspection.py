@@ -39,7 +39,7 @@ class RankInspection:
         answer: Callable[[CommandEnded], None],
         on_change: Callable[[], None],
     ) -> None:
-        """Create the object without commands and samples.
+        """Create the object; no user's command runs, and no stacks are sampled yet.
 
         Args:
             settings: names the node's folders and users.

@@ -181,7 +181,7 @@ class Lifecycle:
         return answer is Answer.PROMISE
 
     async def prepare(self, command: Prepare) -> None:
-        """Promise a generation.
+        """Promise to join the generation that a Prepare command of the control plane names.
 
         If the disk cannot store the promise or the user of the run's ranks, the node promises nothing.
         """

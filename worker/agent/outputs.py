@@ -18,7 +18,7 @@ class EndedOutputs:
     """Uploads the log lines and outputs of ended generations in the background. The agent owns the object."""
 
     def __init__(self, objects: ObjectStore, rank_outputs: RankOutputs) -> None:
-        """Create the object without uploads.
+        """Create the object; no outputs of ended generations are uploaded yet.
 
         Args:
             objects: the store that receives the outputs.

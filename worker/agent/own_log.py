@@ -91,7 +91,7 @@ class Evidence:
     """Stores the logs of this agent and of its shim in S3 when the control plane requests them."""
 
     def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
-        """Create the object; nothing is stored yet.
+        """Create the object; no logs are uploaded to S3 yet.
 
         Args:
             own_log: this process's log in memory.

@@ -58,7 +58,7 @@ class PromiseFile:
         self._path = path
 
     def read(self) -> Promise | None:
-        """Read the promise.
+        """Read the promise from the file on disk.
 
         Returns:
             The newest promise. None without a file: the node has made no promise, or has deleted it at the release of
@@ -77,7 +77,7 @@ class PromiseFile:
         return promise
 
     def write(self, promise: Promise | None) -> None:
-        """Store `promise` durably; None deletes the file.
+        """Write `promise` to disk, so that it survives a power loss; None deletes the file.
 
         Raises OSError if the disk refuses the write. The earlier promise then stays valid.
         """

@@ -27,7 +27,7 @@ class SnapshotRequests:
     """Answers the requests of exports: to keep a snapshot in memory, to read it, and to release it."""
 
     def __init__(self, answer: Callable[[SnapshotHeld | SnapshotBytes], None]) -> None:
-        """Create the object without requests.
+        """Create the object; no request for a snapshot is in progress.
 
         Args:
             answer: sends the answer to each request.
@@ -39,7 +39,7 @@ class SnapshotRequests:
         """Number of requests that run or wait."""
 
     def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
-        """Begin to answer a request. Must not block.
+        """Begin to answer a request of a user's export for snapshots. Must not block.
 
         Args:
             request: the request of the control plane.

@@ -22,7 +22,7 @@ class SourcePrefetch:
     """Fetches the source archives that the control plane requests on an idle node."""
 
     def __init__(self, archives: SourceArchives, full_disks: FullDisks, *, on_change: Callable[[], None]) -> None:
-        """Create the object; `run` fetches.
+        """Create the object; `run` fetches the source archives that the control plane requests.
 
         Args:
             archives: stores and fetches the source archives on this node's disk.

@@ -84,7 +84,7 @@ class Budget:
     quiet: tuple[float, ...] = ()
     """Seconds of each of the newest iterations in which no part of a snapshot was captured or sent."""
     snapshots: tuple[Load, ...] = ()
-    """Costs of the newest snapshots. A snapshot is added when the capture of the next one begins."""
+    """Costs of the newest snapshots. A snapshot is added when the capture of the next snapshot begins."""
     newest: Load | None = None
     """Cost so far of the newest snapshot, which may still be in transfer."""
     iterations_per_snapshot: float = 1.0
@@ -96,7 +96,7 @@ class Budget:
     """
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
-        """Add one iteration.
+        """Add the measurements of one training iteration.
 
         Args:
             seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
@@ -128,8 +128,8 @@ class Budget:
     def distance(self) -> int:
         """Iterations from the last proposed step to the next: the interval, plus an occasional rest.
 
-        A rest delays one proposal to obtain a quiet iteration (`REST_EVERY`). If a snapshot is still being sent during
-        the rest, another rest follows.
+        A rest delays one proposal to obtain a quiet iteration (`REST_EVERY`). If a snapshot is still being sent
+        meanwhile, the next proposal is delayed again.
         """
         return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 

@@ -86,7 +86,7 @@ class CheckpointSchedule:
     """
 
     interval_seconds: float = 0.0
-    """Fixed interval in seconds; 0 for no fixed interval."""
+    """Fixed interval between two checkpoints in seconds; 0 for no fixed interval."""
     max_overhead: float = 0.0
     """Overhead bound p of the automatic interval, for example 0.01 for 1 %; 0 for no automatic interval."""
     max_bytes_per_second: float = 0.0
@@ -96,7 +96,7 @@ class CheckpointSchedule:
     marked: Step = NONE
     """Step of the newest checkpoint that this generation has begun to upload; `NONE` before the first."""
     is_uploading: bool = False
-    """True while any node uploads a shard."""
+    """True while any node uploads a shard of a checkpoint."""
     is_measured: bool = True
     """False from the beginning of a checkpoint until all of its shards are uploaded."""
     upload_seconds: float | None = None
@@ -176,7 +176,7 @@ class CheckpointSchedule:
 
     @property
     def cost_seconds(self) -> float:
-        """Training time that the newest upload cost, in seconds.
+        """Training time in seconds that the newest upload of a checkpoint cost.
 
         Until steps with and without an upload are measured, the estimate assumes that training stops during the upload.
         """

@@ -18,7 +18,7 @@ from everstep.protocol.ids import Generation, JobName, RunId
 
 
 class Event(StrEnum):
-    """The events that change the phase of a member.
+    """The events that change a node's phase in a generation (promise, load, start, exit).
 
     LOAD: A plan arrived.
     LOADED: Every shard of this node's ranks is verified.
@@ -65,7 +65,7 @@ class Membership:
     phase: MemberPhase
 
     def on(self, event: Event) -> Membership:
-        """Return the membership in the phase that follows `event`.
+        """Return this node's membership of its generation, in the phase that follows `event`.
 
         Args:
             event: the event that has occurred on this node.

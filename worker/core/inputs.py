@@ -67,7 +67,7 @@ def place_of(key: str, prefix: str) -> PurePosixPath | None:
 
 
 def check_places(places: Sequence[PurePosixPath]) -> None:
-    """Check that no path is both a file and a folder.
+    """Check that no path of an input channel is both a file and a folder.
 
     Args:
         places: the paths of all files of a channel.

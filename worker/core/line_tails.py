@@ -23,9 +23,9 @@ class Tail:
     """A part of the log lines of a node's ranks, with consecutive numbers, that ends with the newest line."""
 
     first: int = 0
-    """Number of the first line in `rows`."""
+    """Number of the first log line in `rows`."""
     rows: tuple[bytes, ...] = ()
-    """Encoded lines, each with its line feed."""
+    """Encoded log lines with consecutive numbers, each with its line feed."""
     size: int = 0
     """Total bytes of `rows`."""
 
@@ -61,7 +61,7 @@ class Tail:
         return longer.newest(limit_bytes) if longer.size > 2 * limit_bytes else longer
 
     def since(self, number: int) -> Tail:
-        """Return the part of the tail that begins with line `number`."""
+        """Return these log lines from line `number` on."""
         skipped = min(max(0, number - self.first), len(self.rows))
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 

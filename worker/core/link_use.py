@@ -35,7 +35,7 @@ class LinkUse:
     While no transfer has data to send, this value does not advance: it is the time at which the last transfer ended.
     """
     sender_count: int = 0
-    """Number of transfers that have data to send."""
+    """Number of transfers that now have data to send over this node's network link."""
     busy_seconds: float = 0.0
     """Total seconds in which at least one of the node's transfers to holders had data to send."""
     part_seconds: float = 0.0

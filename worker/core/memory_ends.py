@@ -80,7 +80,7 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names the ended workers."""
+    """The line of the rank's stderr that names the DataLoader workers that ended."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:

@@ -17,7 +17,7 @@ from everstep.protocol.ids import RunId
 MAX_WAITING = 20_000
 """Maximum number of logged steps in the queue. Beyond this limit, the oldest steps are dropped."""
 MAX_SENT = 1_000
-"""Maximum number of logged steps per message."""
+"""Maximum number of logged steps per message to the control plane."""
 MAX_SENT_VALUES = 10_000
 """Maximum number of values per message. A step with more values is sent in a message of its own."""
 AGAIN_SECONDS = 5.0
@@ -70,7 +70,7 @@ class MetricOutbox:
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:
-        """Return the message to send now.
+        """Return the message with logged values that the agent sends to the control plane now.
 
         Args:
             now: monotonic seconds.
@@ -94,7 +94,7 @@ class MetricOutbox:
         return MetricBatch(run=run, first_number=first, points=tuple(points))
 
     def confirm(self, next_number: int) -> None:
-        """Remove the values that the control plane has stored.
+        """Remove the logged values that the control plane has confirmed as stored.
 
         Args:
             next_number: the first number that is not stored.

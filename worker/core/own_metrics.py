@@ -85,7 +85,7 @@ class OwnMetrics:
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Return a new set of values, and the sums for the next set.
+        """Return a new set of measured values to publish, and the sums with which the next set begins.
 
         Args:
             now: monotonic time at which the last step ended.

@@ -90,7 +90,7 @@ class PacingTrial:
     paced: Tries = Tries()
     at_once: Tries = Tries()
     verdict: bool | None = None
-    """True if pacing saves time, False if it does not, None while the trial runs."""
+    """True if sending in idle network time (pacing) saves training time, False if not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
         """Add an iteration that captured a snapshot and in which all data was sent in one mode.
@@ -121,7 +121,7 @@ class PacingTrial:
 
 
 def is_tried_paced(step: Step) -> bool:
-    """Return whether the trial paces the snapshot of `step`.
+    """Return whether the trial sends the snapshot of `step` only in idle network time (paced).
 
     Of each two consecutive groups of `RUN_STEPS` steps, one group is paced, selected pseudo-randomly. The
     pattern therefore does not coincide with work that a script does every n steps.

@@ -38,7 +38,7 @@ class Stripe:
     chunk_bytes: int = CHUNK_BYTES
 
     def others(self, rank: Rank) -> frozenset[Rank]:
-        """Return all members except `rank`."""
+        """Return all ranks of the stripe except `rank`."""
         return frozenset(self.members) - {rank}
 
     def holder_of(self, rank: Rank, chunk: int) -> Rank:
@@ -251,7 +251,7 @@ def place(
         slots: the slots of the share, in order.
         content: the content that a member offers.
         keep: contents that must not be overwritten, from `worker.core.slots.kept`.
-        free: the rule that chooses the slot to overwrite.
+        free: function that chooses the slot to overwrite, from the slots and the contents to keep.
 
     Returns:
         An index into `slots`. The slot is either WRITING with `content`, or may be overwritten with it.

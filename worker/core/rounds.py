@@ -46,7 +46,7 @@ class Shard:
     base: Step
     """The base of the generation; 0 if training starts at the state that the script builds."""
     peers: tuple[NodeId, ...]
-    """The planned holders except the owner's own node."""
+    """The nodes, except the owner's own node, that the plan names as holders of this shard."""
     view: frozenset[NodeId]
     """The peers in view: the holders on other nodes for which a commit waits at this moment.
 
@@ -157,7 +157,7 @@ class Shard:
         return replace(self, capturing=step) if is_awaited else self
 
     def seal(self, step: Step) -> Shard:
-        """Record that `step` is sealed in the owner's own slot."""
+        """Record that the shard's state at `step` is sealed in a slot of its owner's node."""
         return replace(
             self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing
         )._settled()
@@ -478,7 +478,7 @@ class Coordinator:
         return replace(self, wanted=max(self.wanted, step), urgent=urgent)
 
     def request_stop(self) -> Coordinator:
-        """Request an agreed stop. Repeated requests change nothing."""
+        """Request that all ranks stop after the same step (an agreed stop). Repeated requests change nothing."""
         return replace(self, stop_requested=True).advance()
 
     def end_final_round(self) -> Coordinator:
@@ -520,7 +520,7 @@ class Coordinator:
 
     @property
     def is_uploading(self) -> bool:
-        """True while any agent uploads a shard."""
+        """True while any agent uploads a shard of a checkpoint to S3."""
         return bool(self.uploads_in_flight)
 
     @property
@@ -605,7 +605,7 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # No rank captures the base again, so a vote to abandon it is ignored.
+        # No rank captures the base, because it is already in slots. A vote to abandon the base is therefore ignored.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
@@ -630,7 +630,7 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """Return the step to upload after `committed` was committed.
+        """Return the step to upload to S3 once `committed` is committed: this step, or the step that was marked before.
 
         If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded. This also
         applies to the base: it is uploaded if a multiple lies between the newest checkpoint and the base. An earlier
@@ -645,9 +645,9 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if another upload may begin.
+        """True if another step may be marked for upload to S3.
 
-        Fewer than `max_uploads` steps are being uploaded, and all of them are among the newest marked steps.
+        Fewer than `max_uploads` steps are then being uploaded, and all of them are among the newest steps in `marked`.
         """
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}

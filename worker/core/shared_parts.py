@@ -36,7 +36,7 @@ class Outstanding:
 
     helper: NodeId
     since: float
-    """Monotonic time at which the owner requested the part."""
+    """Monotonic time at which the shard's owner requested the part from the helper node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class SharedParts:
 
     @classmethod
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
-        """Return the state before the first part.
+        """Return the state of a transfer before the owner has begun its first part.
 
         Each helper already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Otherwise
         the owner and the first helper to answer would transfer all parts of a small object.
@@ -130,7 +130,7 @@ class SharedParts:
         return replace(self, lowest=number, outstanding=outstanding), number
 
     def finish(self, helper: NodeId, number: int) -> SharedParts:
-        """Record that a helper has transferred a part.
+        """Record that a helper node has transferred a part of the S3 object.
 
         The call changes nothing if the part is not outstanding at this helper. The helper has then answered twice, or
         the owner already transfers the part itself.

@@ -50,7 +50,8 @@ class Silence:
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one attempt that failed with some progress. The next one begins a series (`failing_since`)."""
+    """True after one attempt to send failed with some progress. The next one begins a series (`failing_since`).
+    """
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0

@@ -56,10 +56,10 @@ class SlowLink:
     retry_seconds: float = FIRST_RETRY_SECONDS
     """Duration of the present or last limit of the link's rate, in seconds of sending."""
     is_faster: bool = False
-    """True if the last measurement without a limit showed a much higher rate."""
+    """True if the last measurement without a limit showed a much higher rate than the measurement before it."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
-        """Record that the link is slow, and set the first limit.
+        """Record that the link is slow, and set the first limit for the rate of snapshots on it.
 
         The caller has measured `bytes_per_second` over a sufficient time without a limit.
         """

@@ -60,9 +60,9 @@ class Strays:
     """Ranks whose shards or shares this node owns or holds under the plan. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan requires the shard's owner to keep. The key is (rank, content).
+    """Contents that the plan requires the shard's owner to keep, by (rank, content).
 
-    The value contains the ranks on the owner's node whose base no other node holds yet.
+    Each value names the ranks on the owner's node whose base no other node holds yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""

@@ -65,8 +65,8 @@ def divide(
 
     Args:
         offers: the items of each rank, in the order of the data in the rank's slot.
-        least_bytes: as `LEAST_BYTES`.
-        max_writers: as `MAX_WRITERS`.
+        least_bytes: minimum mean size in bytes of the objects with equal tensors, by default `LEAST_BYTES`.
+        max_writers: maximum number of ranks among which equal tensors are divided, by default `MAX_WRITERS`.
 
     Returns:
         The division of each rank. Equal arguments give equal divisions.

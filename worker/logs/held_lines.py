@@ -45,7 +45,7 @@ class _Held:
     limit_bytes: int
     tail: Tail = field(default_factory=Tail)
     is_on_disk: bool = False
-    """True if the file contains exactly the lines of `tail`."""
+    """True if the file on disk contains exactly the log lines in memory (`tail`)."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

@@ -83,7 +83,7 @@ class Unstored:
     path: Path
     size: int
     is_complete: bool
-    """True if the journal will add no further line to the chunk."""
+    """True if no further log line will be added to this file."""
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class RankOutputs:
         *,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """Create the object without uploads.
+        """Create the object; no output file is uploaded yet.
 
         Args:
             state: state directory of the agent; the ranks' files are below it.
@@ -124,7 +124,7 @@ class RankOutputs:
         return (*missing[:MAX_SENTENCES], *more)
 
     def is_moving(self, since: float) -> bool:
-        """Return whether pending uploads still make progress.
+        """Return whether the pending uploads of output files still make progress.
 
         The caller waits for the uploads while the result is True.
 
@@ -185,7 +185,7 @@ class RankOutputs:
 
 
 def still_seconds(size: int) -> float:
-    """Return the seconds without a finished upload after which a pending one of `size` bytes counts as stalled. Pure."""
+    """Return the seconds without a finished upload after which a pending one of `size` bytes is stalled. Pure."""
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 

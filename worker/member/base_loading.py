@@ -66,7 +66,7 @@ class BaseLoading:
         slot_count: int,
         arrived: Callable[[Rank, SlotFile, SlotHeader, int], None],
     ) -> None:
-        """Create the object; `load` starts the work.
+        """Create the object; `load` loads the shards of this node's ranks.
 
         Args:
             plan: plan of the generation, with the sources of each base.
@@ -198,7 +198,7 @@ class BaseLoading:
         before_attempt: Callable[[], None] = lambda: None,
         is_followed: bool = False,
     ) -> SourceKind:
-        """Load a shard from the first source that delivers it.
+        """Load a shard into a slot, from the first of `sources` that delivers it.
 
         Args:
             rank: the rank that owns the shard.

@@ -58,7 +58,7 @@ class CheckpointUploads:
         on_change: Callable[[], None],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Create the object without uploads.
+        """Create the object; no shard is being uploaded.
 
         Args:
             plan: plan of the running generation; never changes.
@@ -67,7 +67,7 @@ class CheckpointUploads:
             objects: the object store (S3).
             contents: names the newest committed step. Only this step or the base may be uploaded.
             faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
-            dial: opens a session of kind upload to another member.
+            dial: opens a session, in which a holder helps with an upload, to another node of the generation.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
             grant_if_due: called when the slot of a cancelled upload is free.
             on_change: called when an upload has ended or failed.
@@ -119,7 +119,7 @@ class CheckpointUploads:
                     self._background.begin(self._end_upload(shard, step), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
-        """Upload the step `persist`, which the coordinator has marked, if this node still holds it and may do so."""
+        """Upload the step `persist`, which the coordinator has marked, if a slot of this node still contains it."""
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)
@@ -145,7 +145,7 @@ class CheckpointUploads:
             self._cleaned.set()
 
     def stalls(self, now: float) -> tuple[NodeFault, ...]:
-        """Return a fault for each upload without progress.
+        """Return a fault for each upload of a shard that has made no progress for `STALL_SECONDS`.
 
         Args:
             now: monotonic time of the event loop, in seconds.
@@ -280,7 +280,7 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which shared tensors of a step the rank writes.
+        """Return which of the tensors that several ranks hold at a step this rank writes to S3.
 
         The ranks agree once per step, so a repeated attempt to upload the step receives the first result.
         """

@@ -39,7 +39,7 @@ class EarlierShards:
     def __init__(
         self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore, contents: KeptContents
     ) -> None:
-        """Create the object; `fetch` loads a shard.
+        """Create the object; `fetch` loads a shard of the previous layout.
 
         Args:
             plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
@@ -60,7 +60,7 @@ class EarlierShards:
 
     @property
     def layout(self) -> EarlierLayout | None:
-        """The previous layout in the form that ranks receive.
+        """The layout of the state before the number of ranks changed, in the form that ranks receive.
 
         None unless the number of ranks has changed (a relayout).
         """

@@ -18,7 +18,7 @@ class ReportedFaults:
 
     @property
     def present(self) -> tuple[NodeFault, ...]:
-        """The present faults, oldest first."""
+        """The present faults of the generation on this node, oldest first."""
         return tuple(self._faults.values())
 
     def report(
@@ -30,7 +30,7 @@ class ReportedFaults:
         subject: str | None = None,
         shard: Rank | None = None,
     ) -> None:
-        """Report a typed fault to the control plane.
+        """Report a fault of this node or of a rank to the control plane.
 
         Args:
             code: type of the fault, part of the protocol.

@@ -48,7 +48,7 @@ RELEASED = "the export has ended"
 
 @dataclass(slots=True)
 class _Hold:
-    """The slots that this node pins for one export, and the objects that readers receive."""
+    """The slots that stay unchanged for one export, and the checkpoint objects whose bytes the export reads."""
 
     hold_id: str
     step: Step
@@ -69,7 +69,7 @@ class HeldSnapshots:
         grant_if_due: Callable[[OwnedShard], None],
         on_change: Callable[[], None],
     ) -> None:
-        """Create the object without a hold.
+        """Create the object; no snapshot is kept for an export.
 
         Args:
             shards: shards of this node's ranks; filled when the generation opens.
@@ -98,7 +98,7 @@ class HeldSnapshots:
         """Held while a hold begins, so that two requests do not pin slots at the same time."""
 
     async def hold(self, wanted: HoldSnapshot) -> SnapshotHeld:
-        """Pin the slots of one step for an export, or prolong an export that already holds them.
+        """Keep the slots of one step unchanged for an export, or prolong the time for which they are kept.
 
         Args:
             wanted: the request of the control plane, for the running generation.
@@ -234,7 +234,7 @@ class HeldSnapshots:
         return SnapshotBytes(request_id=wanted.request_id, data=data)
 
     def release(self, hold_id: str, why: str = RELEASED) -> None:
-        """End a hold, also one that still begins, and refuse later requests for it. Another hold continues.
+        """End the export `hold_id`, even if it is just beginning, and refuse its later requests.
 
         Args:
             hold_id: id from `HoldSnapshot`; the hold may not have begun yet.
@@ -247,7 +247,7 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the hold if the final step, or a checkpoint after AWS's notice, needs its slots.
+        """End the export if the final step, or a checkpoint after AWS's notice, needs the slots that it keeps.
 
         The caller then grants the free slots to the ranks.
         """

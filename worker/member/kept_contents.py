@@ -33,7 +33,7 @@ class KeptContents:
             self._named.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
 
     def base(self, rank: Rank) -> Content | None:
-        """Return the content from which a rank is restored.
+        """Return the content (step and generation of its capture) from which a rank is restored.
 
         Return None if the generation starts without a base, after a relayout (a change of the number of ranks), or for
         a rank of the previous layout. For a share of parity, the result is the base of the rank that holds the share.

@@ -29,7 +29,7 @@ class Measurements:
         usage: Callable[[], NodeUsage],
         sent_bytes: Callable[[], int],
     ) -> None:
-        """Create the object without measurements.
+        """Create the object before any training iteration is measured.
 
         Args:
             run: the run of these ranks.

@@ -83,7 +83,7 @@ class Node:
     listener: PeerListener
     objects: ObjectStore
     now: Callable[[], float]
-    """Returns Unix time, for timestamps that users see."""
+    """Returns Unix time in seconds, for timestamps that users see."""
     outbox: MetricOutbox
     """Queues the values that rank 0 logs until the control plane has stored them."""
     archives: SourceArchives

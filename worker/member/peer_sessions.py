@@ -91,9 +91,9 @@ class _PeerDialler:
         self._owner_rank = owner_rank
 
     async def session(self) -> Session:
-        """Open a session (see `Dialler`)."""
+        """Open a session, a connection for messages, to the peer (see `Dialler`)."""
         return await self._sessions.dial(self._peer, self._kind, self._owner_rank)
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream (see `Dialler`)."""
+        """Open a stream, a connection for the chunks of a session, to the peer (see `Dialler`)."""
         return await self._sessions.stream(session, number)

@@ -79,7 +79,7 @@ class RankSlots:
             plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
-            keep: returns the contents of a shard that no slot may overwrite.
+            keep: returns the contents of a shard that must not be overwritten.
             slot_count: maximum number of slots per shard on this node.
             send: sends a message to a rank, if the rank is connected.
             on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
@@ -179,7 +179,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The rank has sent a later request, which replaces this request.
+            return  # The rank has sent a later request for slots, which replaces this request.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)

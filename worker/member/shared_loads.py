@@ -78,7 +78,7 @@ class HelpedLoad(PartSharing):
         source: ShardSource,
         slot: SlotFile,
     ) -> None:
-        """Create the object without sessions.
+        """Create the object; no session to a helper is open yet.
 
         Args:
             rank: the rank whose shard is loaded.
@@ -103,7 +103,7 @@ class HelpedLoad(PartSharing):
     # The methods below are called in the threads of the load.
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask the helpers for parts (see `LoadShare.begin`)."""
+        """Ask other nodes to read parts of the shard from S3 (see `LoadShare.begin`)."""
         self._check = check
         self._loop.call_soon_threadsafe(self._ask_all)
 
@@ -146,7 +146,7 @@ class HelpedLoad(PartSharing):
     # The methods below run on the event loop.
 
     def _give_up(self, peer: NodeId, why: str) -> None:
-        """Stop asking a helper for parts.
+        """Stop asking the helper node `peer` for parts of the shard.
 
         The owner reads the helper's unfinished parts itself after the helper's stream is closed.
         """
@@ -461,7 +461,7 @@ class _PartQueue(ChunkQueue):
         """The chunk that each thread sends, by thread. Each thread changes only its own entry."""
 
     def next(self) -> int | None:
-        """Return the next chunk to send; see `ChunkQueue.next`."""
+        """Return the next chunk to send to the owner (see `ChunkQueue.next`)."""
         found = super().next()
         if found is not None:
             self._sending[threading.get_ident()] = found

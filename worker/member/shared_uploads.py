@@ -75,7 +75,7 @@ class HelpedUpload(PartSharing):
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object without sessions.
+        """Create the object; no session to a helper is open yet.
 
         Args:
             header: header of the owner's slot.

@@ -61,7 +61,7 @@ class Traffic:
         on_distance: Callable[[int], None],
         on_pacing: Callable[[Pacing], None],
     ) -> None:
-        """Create the object without measurements.
+        """Create the object; no iteration or snapshot is measured yet.
 
         Args:
             ranks: ranks of this node; the first rank represents all ranks.
@@ -70,7 +70,8 @@ class Traffic:
                 nodes.
             max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
             on_distance: called with the new distance between proposed steps when it changes.
-            on_pacing: called with the wanted pacing when it changes.
+            on_pacing: called when this node's measurements recommend another pacing mode (idle network time, or at
+                once).
         """
         self.budget = Budget(max_slowdown)
         self._speaker = min(ranks)

@@ -104,7 +104,7 @@ class RankUser:
     uid_count: int = 1
     """Number of consecutive uids from `uid` on, of which each job receives one; with 1, all jobs share this user."""
     max_tasks: int = MAX_TASKS
-    """Maximum number of processes and threads of one uid."""
+    """Maximum number of processes and threads of each uid, which the kernel enforces."""
 
     def covers(self, uid: int) -> bool:
         """Return whether `uid` belongs to this user or to this range of users."""

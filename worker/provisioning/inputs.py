@@ -58,9 +58,9 @@ _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class FetchStopped(Exception):
-    """Raised in a thread that must stop fetching.
+    """Raised in a thread that must stop fetching input files from S3.
 
-    Its caller was cancelled, or another thread of the same fetch has failed.
+    The fetch was cancelled, or another of its threads has failed.
     """
 
 
@@ -68,7 +68,7 @@ class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of an input channel, as stored in the channel's index file."""
 
     place: str
-    """Path of the file relative to the channel's folder."""
+    """Path of the file relative to the folder of its input channel."""
     name: str
     """Name of the cached file to which the channel's folder links."""
     bytes: int

@@ -103,7 +103,7 @@ class Order:
     project: str
     """The job's project. Only jobs of the same project share installed packages."""
     source: Path
-    """Root of the unpacked source tree."""
+    """Root folder of the job's unpacked source tree."""
     source_sha256: str
     requirements: str
     """Path of the requirements file relative to the source tree."""

@@ -19,7 +19,7 @@ CANNOT_CONFINE = 78
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run pip.
+    """Run pip in this process, with builds of packages disabled.
 
     Args:
         arguments: pip's arguments, the command first.

@@ -32,7 +32,7 @@ Every process that has a lock file on such a file system open is therefore visib
 
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
-    """Remove build locks that no process holds open.
+    """Remove torch's build locks (files named `lock`) that no process holds open.
 
     The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount are not removed.
     If no lock exists, the call takes about a millisecond.

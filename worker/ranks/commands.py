@@ -39,7 +39,7 @@ MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
 """Number of finished commands whose results are kept. A repeated request receives the kept result."""
 END_SECONDS: Final = 5.0
-"""Maximum seconds to wait until a killed command has ended."""
+"""Maximum seconds to wait until a user's command has ended after it was killed."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
@@ -56,7 +56,7 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Create the runner without commands.
+        """Create the object; no user's command is running.
 
         Args:
             environment: returns the variables that a run's ranks inherit from the node; contains no tokens.

@@ -87,7 +87,7 @@ def written(user: rank_user.RankUser | None) -> str:
 
 
 def read_user(word: str) -> rank_user.RankUser:
-    """Return the user that `written` encoded."""
+    """Return the Linux user whose ids the function `written` has encoded as `word`."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 

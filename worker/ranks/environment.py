@@ -235,7 +235,7 @@ def rank_environment(
     inherited: Mapping[str, str],
     supplied: Mapping[str, str],
 ) -> dict[str, str]:
-    """Build the environment of one rank.
+    """Build the environment variables of one rank.
 
     Args:
         plan: the plan of the generation.

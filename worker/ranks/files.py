@@ -23,7 +23,7 @@ LAST_LINES_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Paths of the files of one rank in one generation."""
+    """Paths of one rank's stdout, stderr and output folder in one generation."""
 
     state_dir: Path
     run: RunId

@@ -34,7 +34,7 @@ class RankEvents(Protocol):
     """Receiver of the ranks' messages, implemented by `worker.member.rank_lines.RankLines`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """Handle a new connection of a rank.
+        """Handle the first message of a rank that has connected to this agent.
 
         Return True to accept the connection, False to refuse it.
         """
@@ -43,7 +43,7 @@ class RankEvents(Protocol):
         """Handle a message that a rank has sent to this agent. The method must not block."""
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Handle the end of a rank's connection."""
+        """Handle the end of a rank's connection to this agent."""
 
 
 class RankLine:
@@ -67,7 +67,7 @@ class RankServer:
     """Server for the ranks of this node, owned by the agent."""
 
     def __init__(self, path: Path, user: RankUser | None = None) -> None:
-        """Create the server; `start` makes it listen.
+        """Create the server for ranks; `start` listens on the socket.
 
         Args:
             path: path of the unix socket.

@@ -162,7 +162,7 @@ class StackWatch:
         gpu_percent: Callable[[Rank], float | None] = lambda _: None,
         unborn: Callable[[], Collection[Rank]] = tuple,
     ) -> None:
-        """Create the object; `ask` takes the first sample.
+        """Create the object; `ask` takes the first sample of the ranks' stacks.
 
         Args:
             living: returns the generation's ranks that are alive.

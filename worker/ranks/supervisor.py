@@ -127,7 +127,7 @@ class ExitedRank:
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
-        """Return the exit as a message for the control plane.
+        """Return this rank's exit as a message for the control plane.
 
         Args:
             boundary: the last step that the rank finished; -1 if it finished none.
@@ -153,7 +153,7 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Return the class of an exit. Pure.
+    """Return the class of a rank's exit, such as success, error or lack of memory. Pure.
 
     Args:
         code: exit code, or minus the number of the signal.
@@ -794,7 +794,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # the shim could not write this end to disk
+                self._disk.write_end(known)  # the shim could not write this rank's end to disk
                 continue
             await _kill(record)
             if record.cgroup:

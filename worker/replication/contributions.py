@@ -36,7 +36,7 @@ class Contributions:
     """Receives contributions of other ranks and adds them to this node's parity shares. Owned by `ReplicaReceiver`."""
 
     def __init__(self, shares: Shares) -> None:
-        """Create the object for one generation.
+        """Create the object that fills this node's parity shares in one generation.
 
         Args:
             shares: the parity shares that this node holds.
@@ -92,7 +92,7 @@ class Contributions:
         *,
         on_emptied: Callable[[Collection[Rank]], None],
     ) -> bytes:
-        """Receive a contribution, and wait until its share is sealed.
+        """Receive a part of another rank's shard, combine it with the parity share, and wait until the share is sealed.
 
         Args:
             session: session to the member, which runs `send_shard`; `begin` was its last message.

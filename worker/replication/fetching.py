@@ -118,12 +118,12 @@ async def fetch(
     """Request a shard or share of another node, and receive it or a part of it.
 
     Args:
-        dialler: as in `fetch_shard`.
+        dialler: opens connections to the holder.
         wanted: the request to the holder. It names the shard or share by owner, generation, step and digest.
         receive: receives the shard that the holder announced, and returns the shard's digest. Its last argument is a
             function that returns the holder's next message about the shard.
-        answer_seconds: as in `fetch_shard`.
-        silence_seconds: as in `fetch_shard`.
+        answer_seconds: maximum time for repeated attempts to connect.
+        silence_seconds: time without any data after which the connection counts as broken.
         stream_limit: maximum number of streams.
 
     Raises:

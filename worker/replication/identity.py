@@ -92,7 +92,7 @@ class PeerIdentity:
             log.warning("the certificate cannot be stored for the next agent process of this node: %s", error)
 
     def context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return the context for a new connection.
+        """Return the TLS context for a new connection to another agent.
 
         Args:
             is_server: True for a connection that this node accepts, False for one that it opens.

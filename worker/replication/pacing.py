@@ -145,11 +145,11 @@ class Unpaced:
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0 seconds (see `Pacer`)."""
+        """Return 0 seconds: a chunk never waits (see `Pacer`)."""
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
-        """Return immediately (see `Pacer`)."""
+        """Return immediately, because a chunk never waits (see `Pacer`)."""
 
 
 class SpanPacer:
@@ -236,7 +236,7 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time at which the chunk may be sent.
+        """Return the time, on the pacer's clock, at which a chunk may be sent.
 
         This is the next time at which it fits into an idle span, but at most `PATIENCE_ITERATIONS` iterations after the
         request.

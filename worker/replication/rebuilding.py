@@ -50,8 +50,8 @@ async def rebuild_shard(
         store: this node's slots.
         keep: contents of this shard that must not be overwritten.
         slot_count: maximum slots of this shard on this node.
-        answer_seconds: as in `fetch_shard`.
-        silence_seconds: as in `fetch_shard`.
+        answer_seconds: maximum time for repeated attempts to connect to a survivor.
+        silence_seconds: time without any data after which a survivor's connection counts as broken.
         stream_limit: maximum number of streams per fetch.
 
     Raises:

@@ -54,7 +54,7 @@ class Ways:
         number: int,
         dial: Callable[[NetworkCard, Address], Awaitable[T]],
     ) -> T:
-        """Open a stream over the next pair that reaches a peer.
+        """Open a stream over the next pair of network cards (own and peer's) that connects the two nodes.
 
         Args:
             peer: the peer, for the log.

@@ -95,7 +95,7 @@ class ReplicaSender:
         retry_seconds: Sequence[float] = RETRY_SECONDS,
         measured_bytes: int = TELLING_BYTES,
     ) -> None:
-        """Create the sender; `run` connects to the holder.
+        """Create the sender of a shard to one holder; `run` connects to the holder.
 
         Args:
             shard: the owned shard to send.
@@ -150,7 +150,7 @@ class ReplicaSender:
         """Maximum number of streams for this session. Lowered when a further stream cannot be opened."""
 
     async def run(self) -> None:
-        """Send steps to the holder until cancelled.
+        """Send the shard's steps to the holder until cancelled.
 
         After a broken connection, the sender pauses and connects again, any number of times. It does the same after an
         unexpected exception.

@@ -86,7 +86,7 @@ class Payload(Protocol):
 
 
 class Streams:
-    """The streams of one side of a session.
+    """The data connections (streams) of a session, as one of the two nodes owns them.
 
     This side owns the object and closes it. Every method is called on the event loop. The `work` passed to `begin` or
     `run` is executed in a thread.
@@ -190,7 +190,7 @@ class Streams:
             done.exception()  # mark the error as retrieved; a cancelled caller does not read it
 
     async def cut(self, *lines: socket.socket) -> None:
-        """Break each given connection on which a thread is working.
+        """Break each of the given connections over which a thread sends or receives.
 
         Return when these threads have finished their work.
         """
@@ -429,7 +429,7 @@ async def send_chunks(
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send chunks of a payload over all streams.
+    """Send chunks of a shard's payload over all streams of a session.
 
     Return when the queue is complete and the kernel has accepted its chunks. A cancelled call returns after all threads
     have stopped reading `source`. Chunks in flight may be sent for a short time, then their connections are cut.
@@ -453,7 +453,7 @@ async def send_chunks(
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
-        """Block the stream's thread until the pacer admits the piece.
+        """Block the stream's thread until the pacer permits the next `size` bytes of the chunk.
 
         If the transfer is cancelled during the wait, the connection is closed, because its present chunk stays
         incomplete.
@@ -513,7 +513,7 @@ async def send_chunks(
 
 
 def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send the header and the data without copying them.
+    """Send a chunk's header and data over a stream without copying them.
 
     Report how many data bytes the kernel accepted, and 0 after `PROGRESS_SECONDS` without an accepted byte.
     """
@@ -548,7 +548,7 @@ class IncomingShard:
         payload_bytes: int,
         on_land: Callable[[int, bool], None] = lambda _index, _is_good: None,
     ) -> None:
-        """Create the object for one transfer.
+        """Create the object for one incoming transfer of a shard.
 
         Args:
             target: the slot that was granted for this content.
@@ -656,7 +656,7 @@ class IncomingShard:
             self.come_bytes += size
 
     def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
-        """Verify a claimed chunk, and release its claim. Thread-safe.
+        """Verify a received chunk that this thread has reserved with `claim`, and end the reservation. Thread-safe.
 
         The thread that has received the chunk calls this immediately, while the bytes are in the processor's cache.
 
@@ -765,7 +765,7 @@ class IncomingParts(IncomingShard):
     """
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
-        """Create the object for one transfer.
+        """Create the object for one incoming transfer of chunks that are combined.
 
         Args:
             keep: combines a verified chunk, and returns whether it was combined. Called by threads, once per chunk.

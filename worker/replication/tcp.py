@@ -487,7 +487,7 @@ class ListenerLimits:
     """Limits of a node's listener: how many sessions of other agents it accepts, and how long a handshake may take."""
 
     handshake_seconds: float = HANDSHAKE_SECONDS
-    """Seconds that a peer's handshake may take."""
+    """Maximum seconds that the handshake of a connecting agent may take."""
     session_count: int = MAX_SESSIONS
     """Maximum number of sessions. Further connections are closed unread."""
     unproven_count: int = MAX_UNPROVEN
@@ -507,7 +507,7 @@ class PeerListener:
     def __init__(
         self, node_id: NodeId, limits: ListenerLimits = LISTENER_LIMITS, *, identity: PeerIdentity | None = None
     ) -> None:
-        """Create the listener, which does not listen yet.
+        """Create the listener for sessions of other agents; `start` begins to listen.
 
         Args:
             node_id: this node.
@@ -571,7 +571,7 @@ class PeerListener:
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
-        """Accept sessions of this generation from now on.
+        """Accept sessions of other nodes from now on, if they prove these credentials of a generation.
 
         The listener passes each accepted session to `serve`, which handles it until the session ends.
         """

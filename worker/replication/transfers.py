@@ -86,7 +86,7 @@ class ShardDamaged(ShardRejected):
 
 
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
-    """Return the message that announces a slot.
+    """Return the message with which a sender announces the shard in a slot to the receiver.
 
     Args:
         slot: header of the slot, or the header with which it will be sealed.
@@ -314,7 +314,7 @@ async def receive_parts(
         receiver: receiver of these streams.
         incoming: the transfer, with the digests from `announced_digests`.
         wanted: indices of chunks that the sender has announced.
-        silence_seconds: as in `receive_shard`.
+        silence_seconds: maximum time without any data; None means no limit.
 
     Raises:
         ShardDamaged: a chunk does not match its digest after all repeats.
@@ -343,7 +343,7 @@ async def announced_digests(
     Args:
         begin: the sender's announcement of the shard, not checked yet.
         next_message: returns the sender's next message about this transfer.
-        silence_seconds: as in `receive_shard`.
+        silence_seconds: maximum time without a message; None means no limit.
 
     Returns:
         The digests of the chunks, in order, and the digest of the shard, which is computed from them.

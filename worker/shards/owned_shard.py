@@ -59,7 +59,7 @@ class OwnedShard:
         on_change: Callable[[], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the shard in the state of `core`.
+        """Create the object for one rank's shard, whose state in the rounds begins with `core`.
 
         Args:
             rank: the rank that owns the shard.
@@ -150,7 +150,7 @@ class OwnedShard:
 
     @property
     def proposed(self) -> Step:
-        """The proposed step, or `NONE`."""
+        """The step that the coordinator proposes now, or `NONE`."""
         return self._core.proposed
 
     @property
@@ -360,7 +360,7 @@ class OwnedShard:
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Record that `peer` has created its slots.
+        """Record that the holder `peer` has created its slots for this shard.
 
         The call is ignored if the rank has requested slots of another size or layout since.
         """
@@ -415,7 +415,7 @@ class OwnedShard:
         self._apply(self._core.capture(step))
 
     def seal(self, step: Step) -> None:
-        """Record that `step` is sealed in a slot of this node."""
+        """Record that the shard's state at `step` is sealed in a slot of this node."""
         self._apply(self._core.seal(step))
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> None:

@@ -70,7 +70,7 @@ def _node(path: Path) -> int:
 
 
 def set_policy(node: int | None) -> int | None:
-    """Set the calling thread's memory policy (see `Policy`).
+    """Set the NUMA node on which the kernel allocates the calling thread's new memory (see `Policy`).
 
     A policy other than the default, for example from numactl, stays unchanged. None restores the default policy.
     """

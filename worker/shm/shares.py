@@ -53,7 +53,7 @@ class Accumulation:
         self._lock = threading.Lock()
 
     def begin(self, contribution: Contribution) -> bool:
-        """Record that a member begins to contribute.
+        """Record that a rank of the stripe begins to contribute a part of its shard to this share.
 
         Return False if the member has contributed another shard before. The caller must then begin with a new object,
         because a combined chunk cannot be removed.
@@ -95,7 +95,7 @@ class Accumulation:
             return True
 
     def finish(self, contribution: Contribution) -> bool:
-        """Record that a member has sent its last chunk.
+        """Record that a rank of the stripe has sent the last chunk of its contribution to this share.
 
         Return True for the first call after which the share contains every contribution. The caller then seals the
         share. A member that contributes again during the seal must not begin a second seal.

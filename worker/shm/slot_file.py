@@ -141,7 +141,7 @@ class SlotFile:
         return Content(self.header.origin_generation, self.header.step)
 
     def write_header(self, header: SlotHeader) -> None:
-        """Write `header` to tmpfs.
+        """Write `header` to the slot's file on tmpfs.
 
         A partly written header has an invalid digest, so readers treat the slot as empty.
         """
@@ -172,7 +172,7 @@ class SlotFile:
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap the file, and remove it if `unlink` is True.
+        """Unmap the slot's file, and remove it if `unlink` is True.
 
         The memory of a view that is still in use is freed when the view is released.
         """

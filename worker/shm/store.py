@@ -320,7 +320,7 @@ class SlotStore:
             capacity_bytes: maximum size of the payload. A smaller slot is created again.
             layout_hash: the owner's layout, 16 bytes.
             slot_count: maximum slots of this shard on this node.
-            free: the rule that chooses the slot to overwrite, given all slots and `keep`.
+            free: function that returns the index of the slot to overwrite, given all slots and `keep`.
 
         Returns:
             Index of the slot. None if every slot is protected, pinned or busy, so that no slot may be written now.

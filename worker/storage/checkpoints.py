@@ -314,7 +314,8 @@ class _Upload:
         Args:
             needed: the objects that the shard needs and that this rank does not write.
             own_seconds: seconds that this rank needed for its own objects.
-            on_waiting: as in `upload_shard`.
+            on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the
+                object.
             pause: waits for the given seconds, between two checks whether S3 has the objects.
         """
         left = needed

@@ -27,7 +27,10 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 class NodeLoads:
-    """The loads of one generation on this node. `BaseLoading` owns it, and all methods run on the event loop."""
+    """The loads of shards from S3 by this node's ranks, in one generation.
+
+    `BaseLoading` owns the object, and all methods run on the event loop.
+    """
 
     def __init__(self) -> None:
         """Create the object at the start of a generation, before any rank loads a shard from S3."""

@@ -159,7 +159,7 @@ class ObjectStore(Protocol):
 
         Args:
             reference: bucket and key; an existing object is replaced.
-            pieces: as in `put_stream`.
+            pieces: content of the object, in order; a piece must not change until the call returns.
             size: total bytes of the pieces.
             read: returns the pieces of a part that no helper has stored.
             share: assigns the parts to the caller and to its helpers.

@@ -68,7 +68,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One shared object in S3 that contains tensors of this shard and of others."""
+    """One object in S3 that contains tensors of this shard which other ranks or checkpoints also use."""
 
     group: SharedGroup
     place: ObjectReference
@@ -91,9 +91,9 @@ class SharedTensors:
         """Create the object before the shard's first upload.
 
         Args:
-            group_bytes: as `GROUP_BYTES`.
-            least_bytes: as `LEAST_BYTES`.
-            max_offered: as `MAX_OFFERED`.
+            group_bytes: size in bytes at which a group of frozen tensors is complete, by default `GROUP_BYTES`.
+            least_bytes: minimum bytes of all offered tensors that are not frozen, by default `LEAST_BYTES`.
+            max_offered: maximum number of tensors in an offer to other ranks, by default `MAX_OFFERED`.
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes

@@ -56,7 +56,7 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
 
 
 def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
-    """Return facts about the file system that holds `path`.
+    """Return the free space and the state of the file system that contains `path`.
 
     This call only reads, because a write to a hung volume would block.
 

@@ -28,7 +28,7 @@ from worker.errors import StubRefused
 log = logging.getLogger(__name__)
 STUB_VARIABLE = "EVERSTEP_NVML_STUB"
 STUB_NAME = "NVIDIA H100 80GB HBM3"
-"""NVML's name of the GPU model that a stub simulates."""
+"""Model name, as NVML reports it, of the simulated GPUs that a stub file describes."""
 _T = TypeVar("_T")
 
 
@@ -70,10 +70,10 @@ def gpu_reader(environment: Mapping[str, str] = os.environ) -> GpuReader:
 
 
 class NoGpus:
-    """Source of readings on a node without GPUs."""
+    """Source of GPU readings on a node without GPUs; every reading is empty."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return no GPUs (see `GpuReader`)."""
+        """Return an empty tuple, because the node has no GPUs (see `GpuReader`)."""
         return ()
 
     def close(self) -> None:

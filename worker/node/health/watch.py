@@ -47,7 +47,7 @@ class HealthWatch:
         period_seconds: float = PERIOD_SECONDS,
         close_seconds: float = _CLOSE_SECONDS,
     ) -> None:
-        """Create the watch; `start` begins the readings.
+        """Create the object; `start` begins to read the devices.
 
         Args:
             gpus: source of GPU readings; the watch closes it.
@@ -151,7 +151,7 @@ class HealthWatch:
             try:
                 if self.look():
                     on_change()
-            except Exception as error:  # an exception in one reading must not end the watch
+            except Exception as error:  # an exception in one reading must not end the thread
                 if str(error) != trouble:
                     trouble = str(error)
                     log.exception("the node's health cannot be read")

@@ -70,7 +70,7 @@ class RankCgroups:
 
 
 def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str]:
-    """Find a folder in which this process may create cgroups.
+    """Find a cgroup folder of the kernel in which this process may create cgroups.
 
     Args:
         name: name of the node's folder; unique on this machine.

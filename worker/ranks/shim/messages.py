@@ -79,7 +79,7 @@ class StopRanks(Message, frozen=True):
 
 
 class ListRanks(Message, frozen=True):
-    """Request for the shim's full state; the answer is `Ranks`."""
+    """Request for the records of all ranks and the template's state; the shim answers with `Ranks`."""
 
 
 class ForgetRun(Message, frozen=True):

@@ -36,7 +36,7 @@ class RankRecords:
         self._owed: dict[Path, RankRecord] = {}
 
     def write(self, record: RankRecord) -> None:
-        """Replace a rank's record atomically.
+        """Write a rank's record to disk, atomically replacing the rank's earlier record.
 
         The file survives this process, but is not fsynced. A failure of the node also ends the rank, so a lost record
         does no harm. Raises OSError if the disk is full or refuses the write. The earlier record then remains.
@@ -53,7 +53,7 @@ class RankRecords:
             raise
 
     def write_end(self, record: RankRecord) -> None:
-        """Write the record of a rank that has ended.
+        """Write the record of a rank that has ended, or remember it if the disk refuses the write.
 
         If the disk refuses the write, `write_owed` writes the record later.
         """
@@ -84,7 +84,7 @@ class RankRecords:
                 del self._owed[path]
 
     def read(self) -> list[RankRecord]:
-        """Return all records, sorted by run, generation and rank."""
+        """Return the records of all ranks on disk, sorted by run, generation and rank."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:

@@ -65,7 +65,7 @@ RankKey = tuple[RunId, Generation, Rank]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimOptions:
-    """Start options of a shim."""
+    """Options with which the shim, the parent process of all ranks, is started."""
 
     socket_path: Path
     state_dir: Path
@@ -319,9 +319,9 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Return whether an agent has already requested this start.
+        """Return whether an agent has already requested the start of this rank.
 
-        If so, this client receives the answer instead of the earlier one, whose agent process may have ended.
+        If so, `client` receives the answer instead of the client that asked first, whose agent process may have ended.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -372,7 +372,7 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Ask the template process to fork the waiting ranks.
+        """Ask the template, a process that has imported torch, to fork the waiting ranks.
 
         If the template is not ready, start these ranks in new interpreters. The shim does not wait for a template that
         is still importing, because the rank's own imports take no longer.
@@ -412,7 +412,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # at the end of the pipe, the process exits
+            os.close(gate)  # the process that waits at this pipe then exits
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -523,7 +523,7 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """Handle the end of the template process.
+        """Handle the end of the template, the process from which ranks are forked.
 
         Ranks that the template has not forked yet start in new interpreters, unless they were stopped. If the template
         had been ready, the shim starts another one.
@@ -684,7 +684,7 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send a message to the template process.
+    """Send a message to the template, the process from which ranks are forked.
 
     The call blocks only briefly, because the template always reads. If the template has ended, `_bury_template` handles
     this later.
