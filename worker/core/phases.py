@@ -37,7 +37,7 @@ class PhaseClock:
     """Monotonic time of the first reading with the present phase, boundary and limit, in seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Longest time in seconds that the rank has spent in each phase and left again."""
+    """For each phase, the longest finished time in seconds in which the rank neither left it nor finished a step."""
     limit_seconds: float = 0.0
     """Limit in seconds that the script has announced for this phase; 0 if it has announced none."""
 

@@ -87,7 +87,9 @@ class MemberStatus:
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return the longest time in seconds that a rank of this node has spent in each phase and left again."""
+        """Return, by phase, the longest finished time in seconds in which a rank neither left it nor finished a
+        step.
+        """
         longest: dict[str, float] = {}
         for clock in self.clocks.values():
             for phase, seconds in clock.longest.items():

@@ -59,9 +59,8 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
         class_net: folder in which the kernel lists the cards.
 
     Returns:
-        The card with the agent's address first, then the other cards by name. With a single card, on loopback, or if
-        the kernel lists no
-            cards: the agent's address alone, without a name.
+        The card with the agent's address first, then the other cards by name.
+            With a single card, on loopback, or if the kernel lists no cards: the agent's address alone, without a name.
     """
     alone = (NetworkCard(address),)
     if ipaddress.ip_address(address).is_loopback or not class_net.is_dir():

@@ -159,7 +159,7 @@ class ReplicaReceiver:
     # The methods below receive replicas.
 
     async def replica(self, session: Session) -> None:
-        """Receive replicas of one owner's shard into slots of this node, until the connection ends.
+        """Receive replicas of one owner's shard, or parts of it for a parity share, until the connection ends.
 
         If an earlier session of the same owner is open, the receiver first ends it.
 
