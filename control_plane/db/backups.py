@@ -62,7 +62,7 @@ class StoredManifest:
     key: str
     body: bytes
     object_bytes: int
-    """Total bytes of the checkpoint's objects, without frozen parameters, whose objects checkpoints share."""
+    """Total bytes of the checkpoint's objects, except those with frozen parameters, which several checkpoints use."""
     modified_at: datetime
 
 

@@ -519,11 +519,11 @@ class LocalCluster:
         return int(ready["seed"])
 
     def kill_rank(self, instance_id: str, rank: int) -> int:
-        """Inject `KillRank` and return the pid of the killed process."""
+        """Kill one rank of an instance (the fault `KillRank`), and return the pid of the killed process."""
         return int(self.inject(KillRank(target=instance_id, rank=rank)).facts["pid"])
 
     def kill_agent(self, instance_id: str) -> int:
-        """Inject `KillAgent` and return the pid of the killed process."""
+        """Kill the agent of an instance (the fault `KillAgent`), and return the pid of the killed process."""
         return int(self.inject(KillAgent(target=instance_id)).facts["pid"])
 
     def _replace_control_plane(self, fault: KillControlPlane) -> Effect:
