@@ -10,13 +10,20 @@ export function useAddress(): [URLSearchParams, (changes: Record<string, string>
   const [search, setSearch] = useSearchParams()
   const newest = useRef(search)
   const seen = useRef(search)
-  if (seen.current !== search) seen.current = newest.current = search
+  const pending = useRef<string[]>([])
+  if (seen.current !== search) {
+    seen.current = search
+    // An earlier change that arrives only now must not undo the later ones, which are still on their way.
+    pending.current = pending.current.slice(pending.current.lastIndexOf(search.toString()) + 1 || Infinity)
+    if (!pending.current.length) newest.current = search
+  }
   const navigate = useRef(setSearch)
   navigate.current = setSearch
   const set = useCallback((changes: Record<string, string>) => {
     const next = new URLSearchParams(newest.current)
     for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
     newest.current = next
+    pending.current.push(next.toString())
     navigate.current(next, { replace: true, preventScrollReset: true })
   }, [])
   return [search, set]
