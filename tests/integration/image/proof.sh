@@ -22,7 +22,7 @@ everstep jobs submit --name proof --source-dir /srv/job --entry-point elastic.py
 everstep jobs wait proof
 
 # The unit of the server, with the same stand-in for AWS.
-install -o everstep -m 600 "$(find /root/.everstep -name keys.json)" /etc/everstep/keys
+install -o everstep -m 600 "$(find ~root/.everstep -name keys.json)" /etc/everstep/keys
 cat >/etc/everstep/server.env <<END
 EVERSTEP_MODE=local
 EVERSTEP_AWS_ENDPOINT_URL=$AWS_ENDPOINT_URL
