@@ -16,11 +16,18 @@ from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Start
 from everstep.protocol.ids import FIRST_STEP
 
+STARTED = (MemberPhase.RUNNING, MemberPhase.EXITED)
+"""Phases that an agent enters only after the order to start its ranks."""
+
 
 def load_and_start(view: JobView) -> Decision:
     """Wait until every node has loaded its shards, then until every node has started its ranks."""
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
+    if is_loading and any(report.phase in STARTED for report in view.reports.values()):
+        # The control plane orders the start only after it has stored the state STARTING. This database therefore comes
+        # from an earlier backup (docs/design.md#a-restored-database).
+        return _move_to_starting(view, "the ranks were started before the database was restored")
     # If the job stopped now, it would lose the steps that only nodes' memory holds. The job first trains, then stops at
     # an agreed step and stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
@@ -41,11 +48,7 @@ def load_and_start(view: JobView) -> Decision:
         return start_new_generation(view, found, failure)
     if is_loading:
         return _load(view)
-    waiting = [
-        node.node_id
-        for node in plan.nodes
-        if not is_in_phase(view, node.node_id, MemberPhase.RUNNING, MemberPhase.EXITED)
-    ]
+    waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, *STARTED)]
     if waiting:
         starts = tuple(
             Send(node_id, Start(job=view.spec.job, run=view.spec.run, generation=plan.generation))
@@ -70,14 +73,19 @@ def _load(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.PROMISED)
         )
         return stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
+    return _move_to_starting(view, "every node has verified its shards: ranks are started")
+
+
+def _move_to_starting(view: JobView, reason: str) -> Decision:
+    """Record when and from where the ranks have loaded their shards, and move the job to STARTING."""
     record = view.record
     if record.started_at is None:
         paused = record.microseconds.get(accounting.Bucket.PAUSED, 0)
         record = replace(record, started_at=accounting.accounted_until(record), paused_microseconds_before_start=paused)
     incident = record.incident
     if incident is not None:
-        used = [source for node in plan.nodes for source in view.reports[node.node_id].restored_from]
+        used = [source for report in view.reports.values() for source in report.restored_from]
         farthest = reduce(recovery.farther, used, incident.restore_source)
         incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
     loaded = replace(view, record=replace(record, incident=incident))
-    return change_state(loaded, JobEvent.LOADED, "every node has verified its shards: ranks are started")
+    return change_state(loaded, JobEvent.LOADED, reason)

@@ -406,16 +406,16 @@ class Simulation:
                     assert desired != self.desired
                     self.desired = desired
                 case TerminateMember(node_id=node_id, decrement=decrement):
-                    owner = self.table[node_id]
-                    assert owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
+                    owner = self.table.get(node_id)  # None: it ended before a restored database recorded it
+                    assert owner is None or owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
                     is_allowed = (
                         node_id in self.ended
                         or node_id in self.has_told
                         or node_id in self.people_say
                         or node_id in self.was_announced
                     )
-                    assert is_allowed or owner.reason.startswith("surplus"), (
-                        f"nothing allows to end {node_id}: {owner.reason}"
+                    assert is_allowed or (owner is not None and owner.reason.startswith("surplus")), (
+                        f"nothing allows to end {node_id}: {owner}"
                     )
                     self.agents.pop(node_id, None)
                     self.booting.pop(node_id, None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control_plane.core.actions import Decision, PutManifest, SendLoad
@@ -102,6 +103,13 @@ STORY = st.lists(EVENTS, max_size=8)
 
 @settings(max_examples=12)
 @given(STORY, STORY, STORY, st.booleans())
+@example([("announce", 0, 5), *[("train", 0, 1)] * 4], [("train for", 0, 5)], [], False)
+@example(
+    [("announce", 6, 5), ("train", 0, 1), ("false alarm", 6, 5), ("upload", 0, 0), ("person", 0, "stop")],
+    [("train for", 0, 5)],
+    [("person ends", 0, 0)],
+    False,
+)
 def test_a_restore_reuses_no_number_and_training_resumes(
     before: list[Event], after: list[Event], last: list[Event], is_restored_again: bool
 ) -> None:
@@ -117,3 +125,38 @@ def test_a_restore_reuses_no_number_and_training_resumes(
     play(simulation, last)
     simulation.settle()
     assert all(job.record.state in {*ENDED_JOBS, JobState.RUNNING} for job in simulation.jobs)
+
+
+PASSES = 12
+"""More passes of the control plane than a replacement of one node takes."""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("lasts", range(PASSES))
+def test_a_restore_to_any_pass_of_a_launch_lets_training_resume(lasts: int, *, is_stopped: bool) -> None:
+    """A job replaces a node. The backup is from pass `lasts` of the launch, and the restore follows at any later pass.
+
+    If `is_stopped`, the backup contains a request to stop the job.
+    """
+    for later in range(PASSES):
+        simulation = RestorableSimulation()
+        simulation.settle()
+        job = simulation.jobs[0]
+        for _ in range(3):
+            simulation.train(job, 1)
+            simulation.step()
+        simulation.kill_rank(simulation.running(job)[0])
+        for _ in range(lasts):
+            simulation.step()
+        if is_stopped:
+            simulation.ask(job, "stop")
+        simulation.back_up()
+        for _ in range(later):
+            simulation.step()
+            if simulation.running(job) and not is_stopped:
+                simulation.train(job, 1)
+        simulation.restore()
+        simulation.settle()
+        # The simulation's coordinators do not report an agreed stop, so a stop that the backup lacks looks like success.
+        ends = {JobState.STOPPED, JobState.COMPLETED} if is_stopped else set()
+        assert job.record.state in {JobState.RUNNING, *ends}, f"restored {later} passes later"
