@@ -158,9 +158,9 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("no connection to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    # Try both tokens in turn. The stored session may belong to another node while the join token is
-                    # valid, or a proxy may have refused a valid session. The stored session token stays on disk until
-                    # the control plane accepts a connection and sends a new token.
+                    # Try the stored session token and the join token in turn. The session token may belong to another
+                    # node, or a proxy may have refused it although it is valid. It therefore stays on disk until the
+                    # control plane accepts a connection and sends a new session token.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:

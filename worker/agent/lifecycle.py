@@ -183,7 +183,7 @@ class Lifecycle:
     async def prepare(self, command: Prepare) -> None:
         """Promise to join the generation that a Prepare command of the control plane names.
 
-        If the disk cannot store the promise or the user of the run's ranks, the node promises nothing.
+        If the disk cannot store the promise, or which Linux user the run's ranks run as, the node promises nothing.
         """
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
@@ -194,7 +194,7 @@ class Lifecycle:
             self.is_unsettled = False
 
     def _has_user(self, run: RunId) -> bool:
-        """Assign a user to the run's ranks, and write the assignment to disk.
+        """Assign a Linux user to the run's ranks, and write the assignment to disk.
 
         Return False if the disk refuses the write.
         """
@@ -207,7 +207,7 @@ class Lifecycle:
         return True
 
     async def _fulfil(self, membership: Membership) -> None:
-        """End all ranks and streams of older generations, as the promise of `membership` requires.
+        """End all ranks of older generations and their connections to other nodes, as the new promise requires.
 
         Then list the sealed slots and the committed steps that the older generations left on this node.
         """
@@ -399,7 +399,7 @@ class Lifecycle:
             self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:
-        """Reset `remains`, `exits` and `faults`, because the control plane has released this node from its run."""
+        """Discard the remaining data, rank exits and faults of a run from which this node was released."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
         self.is_unsettled = False
 

@@ -87,7 +87,7 @@ class RankLogLines:
         return await self._shipper.finish() if self._shipper is not None else ()
 
     def hand_over(self) -> LogShipper | None:
-        """Return the `LogShipper` of the ended generation, which the caller must `finish`, and stop using it here."""
+        """Return the ended generation's `LogShipper`. The caller owns it from now on, and must call its `finish`."""
         shipper, self._shipper = self._shipper, None
         return shipper
 

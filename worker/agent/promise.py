@@ -192,7 +192,8 @@ class CurrentPromise:
         try:
             self._file.write(None)
         except OSError as error:
-            # After a restart, the agent finds a promise without a plan, and the control plane sends Release again.
+            # The promise stays on disk, but `lapse` has removed its plan. A restarted agent therefore starts no ranks,
+            # and the control plane sends Release again.
             self._full_disks.note(error)
             log.warning("run %s is released, but its promise cannot be deleted from disk: %s", run, error)
         self.value = None

@@ -31,8 +31,8 @@ decisions soon.
 ENOUGH, LEAST = 32, 8
 """Minimum numbers of measurements for a decision about the interval between two snapshots.
 
-`LEAST` is the minimum number of snapshots. At an interval of n iterations, the decision also needs `ENOUGH` / n
-iterations in which a part of a snapshot was captured or sent.
+`LEAST` is the minimum number of snapshots. `ENOUGH` is the minimum number of iterations in which a part of a snapshot
+was captured or sent, while every step is proposed. At an interval of n iterations, `ENOUGH` / n of them suffice.
 """
 ENOUGH_QUIET = 16
 """Minimum number of iterations without any part of a snapshot ("quiet"), with which the other iterations are compared.

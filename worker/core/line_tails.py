@@ -15,7 +15,7 @@ from typing import Final
 TAIL_BYTES: Final = 256 * 1024
 """Maximum encoded bytes, per rank of a node, of the newest lines that other nodes store."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Size in bytes from which a message with lines for another node receives no further line."""
+"""Size in bytes at which a message with log lines for another node is complete. Its last line may exceed this size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Stripe:
         return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
 
     def share_bytes(self, holder: Rank, payload_bytes: Mapping[Rank, int]) -> int:
-        """Return the size of the share that `holder` keeps, without the index.
+        """Return the size of the share that `holder` keeps, without its index (the list of contributions).
 
         Args:
             holder: the member that keeps the share.
@@ -89,7 +89,7 @@ class Stripe:
         return max(ends)
 
     def capacity_bytes(self, shard_bytes: int) -> int:
-        """Return the bytes of a share with its index, if no shard of the stripe is larger than `shard_bytes`."""
+        """Return the maximum bytes of a share and its list of contributions, for shards of up to `shard_bytes`."""
         rows = -(-shard_bytes // (self.chunk_bytes * self.width))
         return min(rows * self.chunk_bytes, shard_bytes) + self.width * CONTRIBUTION_BYTES
 
@@ -113,12 +113,12 @@ class Missing:
         """Select the chunks from which the lost shard is rebuilt, in the shard or the share of a surviving rank.
 
         Args:
-            rank: the survivor.
+            rank: the surviving rank of the stripe.
             payload_bytes: size of the shard or share.
-            is_share: True for the survivor's share, False for its shard.
+            is_share: True for the rank's share, False for its shard.
 
         Returns:
-            Indices of chunks of the survivor's shard or share.
+            Indices of chunks of the rank's shard or share.
         """
         count = -(-payload_bytes // self.stripe.chunk_bytes)
         return frozenset(
@@ -129,12 +129,12 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard in the row that contains a survivor's chunk.
+        """Return the chunk of the lost shard that is combined with a chunk of a surviving rank, in one row of a share.
 
         Args:
-            rank: the survivor.
-            chunk: index of a chunk of the survivor's share, which is a row, or of its shard.
-            is_share: True for the survivor's share, False for its shard.
+            rank: the surviving rank of the stripe.
+            chunk: index of a chunk of the rank's share, which is a row, or of its shard.
+            is_share: True for the rank's share, False for its shard.
 
         Returns:
             The index of the lost shard's chunk. It may be beyond the end of the lost shard.

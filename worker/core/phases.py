@@ -49,7 +49,7 @@ class PhaseClock:
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The new clock. If the rank's stay has ended, `longest` includes its duration.
+            The new clock. If the rank has changed its phase, boundary or limit, `longest` includes the time before.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):

@@ -505,7 +505,7 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks in `strayed` whose shards have all planned copies again.
+        """Ranks in `strayed` (shards that the plan moved to other nodes) that have all planned copies again.
 
         All planned holders of such a shard have sealed the base or a later step. A rank is included only if its owner
         reports that every holder is in view.
@@ -736,14 +736,16 @@ class Coordinator:
         if self._is_full:
             # No slot is free, so the next capture must wait for the end of an upload or of an export.
             return self
-        # No rank captures the base. An agent reports the boundary NONE for a rank that has not restored its state yet.
+        # Propose only steps after the base, which no rank captures again. `highest_boundary` can be below the base,
+        # because agents report the boundary NONE for ranks that have not restored their state yet.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
         if self.snapshots is not Snapshots.EVERY_STEP:
             return self._propose_checkpoint(Step(soonest))
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            # Prefer a multiple of the interval, so that a checkpoint of this step can be committed.
+            # Propose the next multiple of the checkpoint interval instead, so that this step can become the checkpoint.
+            # The proposal must not be delayed by more steps than lay between the last two commits.
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))
 

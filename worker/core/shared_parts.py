@@ -1,7 +1,7 @@
 """Decides which node uploads or downloads which parts of one S3 object. Pure.
 
-The owner of a shard and its helpers share one upload to S3, or one load from S3. The owner takes parts from the
-beginning of the object, and helpers take parts from its end, until they meet:
+The node that owns a shard and other nodes, its helpers, share one upload to S3 or one load from S3. The owner takes
+parts from the beginning of the object, and helpers take parts from its end, until they meet:
 
     1  2  3  4  …                        … n-3  n-2  n-1  n
     owner ──▶            unassigned              ◀── helpers
@@ -20,11 +20,11 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan
 
 MAX_WINDOW = 4
-"""Maximum number of parts that one helper transfers at a time, one per connection (`everstep.bulk.CONNECTIONS`)."""
+"""Maximum number of parts that one helper node transfers at a time, each over its own connection to S3."""
 MAX_LOAD_HELPERS = 3
 """Maximum number of nodes that help with the load of one shard."""
 LATE_SECONDS = 10.0
-"""Minimum seconds after which the owner gives up on a part that a helper should have transferred.
+"""Minimum seconds after which the owner gives up on a part that a helper node should have transferred.
 
 The limit grows with the owner's own slowest part.
 """
@@ -32,7 +32,7 @@ The limit grows with the owner's own slowest part.
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A part that the owner has requested from a helper and that the helper has not finished yet."""
+    """A part that a shard's owner has requested from a helper node, and that this node has not finished yet."""
 
     helper: NodeId
     since: float
@@ -48,7 +48,7 @@ class SharedParts:
 
     part_count: int
     window: int = 1
-    """Number of parts that one helper transfers at a time: an equal share of the object, from 1 to `MAX_WINDOW`.
+    """Number of parts that one helper node transfers at a time: an equal share of the object, from 1 to `MAX_WINDOW`.
 
     With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
     """
@@ -56,14 +56,14 @@ class SharedParts:
     """Highest number of a part that the owner has begun to transfer. The owner transfers all parts up to this number.
     """
     lowest: int
-    """The lowest number of any part that was assigned to a helper; `part_count` + 1 before the first."""
+    """The lowest number of any part that was assigned to a helper node; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])
     finished: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
-    """The finished parts: by part number, the helper that transferred the part."""
+    """The parts that helper nodes have transferred: by part number, the helper."""
     missing: frozenset[int] = frozenset()
-    """Parts that a helper should have transferred and has not finished. The owner transfers these parts."""
+    """Parts that a helper node should have transferred and has not finished. The owner transfers these parts."""
     excluded: frozenset[NodeId] = frozenset()
-    """Helpers that receive no further parts.
+    """Helper nodes that receive no further parts.
 
     Their connection is lost, they are late, they declined to help, or they transferred wrong bytes.
     """
@@ -72,8 +72,8 @@ class SharedParts:
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
         """Return the state of a transfer before the owner has begun its first part.
 
-        Each helper already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Otherwise
-        the owner and the first helper to answer would transfer all parts of a small object.
+        Each helper node already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts.
+        Otherwise the owner and the first helper to answer would transfer all parts of a small object.
 
         Args:
             part_count: number of parts, and therefore number of the last part, because numbers begin with 1.
@@ -103,7 +103,7 @@ class SharedParts:
             number: 1 at the first call, then one more at each call.
 
         Returns:
-            The new state, and whether the owner must transfer the part now. If False, a helper transfers the part.
+            The new state, and whether the owner must transfer the part now. If False, a helper node does.
         """
         if number < self.lowest:
             return replace(self, claimed=number), True
@@ -142,7 +142,7 @@ class SharedParts:
         return replace(self, outstanding=outstanding, finished={**self.finished, number: helper})
 
     def exclude(self, helper: NodeId) -> SharedParts:
-        """Withdraw a helper's unfinished parts, and assign no more parts to it. Its finished parts remain valid."""
+        """Withdraw a helper node's unfinished parts, and assign no more parts to it. Its finished parts stay valid."""
         lost = {number for number, part in self.outstanding.items() if part.helper == helper}
         return replace(
             self,
@@ -165,27 +165,27 @@ class SharedParts:
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
 
     def exclude_late(self, now: float, slowest_seconds: float) -> SharedParts:
-        """Exclude each helper whose oldest outstanding part is late. The arguments are those of `late`."""
+        """Exclude each helper node whose oldest unfinished part is late. The arguments are those of `late`."""
         state = self
         for helper in self.late(now, slowest_seconds):
             state = state.exclude(helper)
         return state
 
     def reject(self, number: int) -> SharedParts:
-        """Record that a finished part has wrong content. The owner transfers the part, and the helper is excluded."""
+        """Exclude the helper node that transferred a part with wrong content. The owner transfers the part itself."""
         helper = self.finished[number]
         finished = {each: other for each, other in self.finished.items() if each != number}
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Assign to the owner a part that a helper failed to transfer. The number is None if no such part is left."""
+        """Assign to the owner a part that a helper node failed to transfer; the number is None if none is left."""
         if not self.missing:
             return self, None
         number = min(self.missing)
         return replace(self, missing=self.missing - {number}), number
 
     def owed(self, helper: NodeId) -> list[int]:
-        """Return the parts that a helper must still transfer, in descending order."""
+        """Return the numbers of the parts that a helper node must still transfer, in descending order."""
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:

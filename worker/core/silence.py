@@ -109,8 +109,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        The call changes nothing while the holder's last wait has not ended (`may_return` is False). The holder was then
-        in view only because it already held the committed step.
+        The call also sets how long the holder must stay out of view. It changes nothing if an earlier such wait has not
+        ended (`may_return` is False). The holder was then in view only because it already held the committed step.
         """
         if not self.may_return:
             return self

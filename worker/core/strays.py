@@ -117,7 +117,7 @@ class Strays:
             content: the content of the slot; None if the slot is empty.
 
         Returns:
-            True if the module's invariant stays true without this slot.
+            True if the job stays protected against the loss of one more node without this slot.
         """
         if rank in self.placed or not self.is_loaded:
             return False

@@ -111,7 +111,7 @@ class _Table:
         for rank, offer in sorted(offers.items()):
             groups.setdefault(tuple(map(number_of.__getitem__, offer)), []).append(rank)
         self.groups = list(groups.items())
-        """Each distinct offer as the numbers of its items, with the ranks that made this offer in ascending order."""
+        """Each distinct offer: the numbers of its items, and in ascending order the ranks that made this offer."""
         self.items = list(number_of)
         """Each item, by its number."""
         self.ranks_of = self._ranks_of()

@@ -66,7 +66,7 @@ class JournalLimits:
     freed_bytes: int = 4 * 1024 * 1024
     """Number of bytes of a rank's stdout or stderr that the journal reads before it frees their disk space."""
     behind_bytes: int = 256 * 1024 * 1024
-    """Maximum unread bytes of a stream.
+    """Maximum unread bytes of a rank's stdout or stderr.
 
     Beyond this size, the journal skips the oldest bytes, and a log line reports the gap.
     """
@@ -150,9 +150,9 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether every stream was read up to the lengths in `ends`, a result of the method `ends`.
+        """Return whether each rank's stdout and stderr were read up to the lengths in `ends`, a result of `ends()`.
 
-        The result is False while the last line of a stream is incomplete.
+        The result is False while the last line of such a file is incomplete.
         """
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 
@@ -240,9 +240,9 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Append the new lines of all streams to the journal, and return them.
+        """Append the new lines of all ranks' stdout and stderr to the journal, and return them.
 
-        Then free the disk space of the parts of the streams that were read.
+        Then free the disk space of the parts of these files that were read.
         """
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
@@ -273,7 +273,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Return to the beginning of a stream's file, and return a line that reports the lost output.
+        """Read a rank's stdout or stderr from the file's beginning again; return a line that reports the lost output.
 
         Called after a process has truncated the file, for example with `> /dev/stderr`.
         """
@@ -286,7 +286,7 @@ class LogJournal:
         )
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
-        """Skip the unread bytes of a stream up to offset `upto`, and return a line that reports the gap."""
+        """Skip unread bytes of a rank's stdout or stderr up to `upto`; return a log line that reports the gap."""
         lost, self._positions[key] = upto - self._positions[key], upto
         text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
         return self._line(*key, text, upto, is_gap=True)
@@ -332,7 +332,7 @@ class LogJournal:
         return chunk
 
     def _give_back(self, key: StreamKey, path: Path) -> None:
-        """Free the disk space of the part of a stream that was read, except for the last `TAIL_BYTES`.
+        """Free the disk space of the read part of a rank's stdout or stderr, except for the last `TAIL_BYTES`.
 
         The rank continues to write at the end of the file.
         """

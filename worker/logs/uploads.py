@@ -191,7 +191,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The next periodic check reads the log lines again.
+                    )  # The next check, after `READ_SECONDS`, reads these lines again.
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -103,7 +103,7 @@ class EarlierShards:
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load an earlier shard that another node requests from this node as its home.
+        """Load a shard of the previous layout for another node, if this node must load it for all nodes (its home).
 
         If this node is not the home, cannot load the shard, or all of its ranks have loaded already, the method loads
         nothing. The other node then rebuilds the shard or reads S3 itself.

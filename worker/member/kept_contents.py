@@ -43,9 +43,9 @@ class KeptContents:
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the content of a rank of the previous layout from which the generation starts.
+        """Return the base content of a shard of the previous layout, which this generation's ranks read.
 
-        Return None unless the number of ranks has changed (a relayout).
+        `rank` owned this shard. Return None unless the number of ranks has changed (a relayout).
         """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:

@@ -28,7 +28,7 @@ class PartSharing:
     """
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:
-        """Create the object; no helper is asked for parts yet.
+        """Create the object; no helper node is asked for parts yet.
 
         Args:
             state: the parts before the first claim.
@@ -50,7 +50,7 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Return True if the owner (this node) must transfer a part, False if a helper transfers it."""
+        """Return True if the owner (this node) must transfer a part, False if a helper node transfers it."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -58,7 +58,7 @@ class PartSharing:
         return is_own
 
     def end(self) -> None:
-        """Stop asking helpers for parts, and block until no helper's task runs. Called in a thread of the transfer."""
+        """Stop asking helper nodes for parts; block until these requests' tasks have ended. Called in a thread."""
         with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
@@ -83,5 +83,5 @@ class PartSharing:
                 self._tasks[peer] = asyncio.create_task(self._run(peer), name=f"{self._name} with {peer}")
 
     async def _run(self, peer: NodeId) -> None:
-        """Assign parts to one helper until no part is left, or until the helper fails."""
+        """Request parts of the transfer from one helper node, until no part is left or the helper fails."""
         raise NotImplementedError

@@ -377,7 +377,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
     """Return whether the rank has written its capture into an earlier file of this slot.
 
     If the agent has created the slot's file again, the rank may still have mapped the earlier file. The check compares
-    the digest of the last chunk, which contains the payload's index.
+    the digest of the last chunk, which contains the payload's index (the list of its tensors).
     """
     count = chunk_count(captured.payload_bytes)
     if not captured.chunk_digests or len(captured.chunk_digests) != DIGEST_BYTES * count:

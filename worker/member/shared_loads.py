@@ -55,14 +55,14 @@ MAX_HELPED_PARTS = 4
 Each part occupies memory, and a thread of the agent's only thread pool.
 """
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that one owner may have requested before the helper has recorded them as sent.
+"""Maximum number of parts that one owner may have requested before the helper node has recorded them as sent.
 
 The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
 """
 POLL_SECONDS = 0.1
-"""Seconds between two checks for cancellation and late helpers, while a load waits for helpers."""
+"""Seconds between two checks for cancellation and late helper nodes, while a load waits for their parts."""
 RETRY_SECONDS = 0.1
-"""Seconds between two attempts to reach a helper, which may not have received the generation's plan yet."""
+"""Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
 TRANSFER = 1
 
 
@@ -78,7 +78,7 @@ class HelpedLoad(PartSharing):
         source: ShardSource,
         slot: SlotFile,
     ) -> None:
-        """Create the object; no session to a helper is open yet.
+        """Create the object; no session to a helper node is open yet.
 
         Args:
             rank: the rank whose shard is loaded.
@@ -96,9 +96,9 @@ class HelpedLoad(PartSharing):
         self._slot = slot
         self._check: Callable[[], None] = lambda: None
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
-        """One event per helper, set on the event loop when a chunk from the helper has arrived."""
+        """One event per helper node, set on the event loop when a chunk from the helper has arrived."""
         self._landed: set[int] = set()
-        """Chunks that helpers have sent and that match their digests."""
+        """Chunks that helper nodes have sent and that match their digests."""
 
     # The methods below are called in the threads of the load.
 
@@ -112,7 +112,7 @@ class HelpedLoad(PartSharing):
         self._end_own(number)
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helpers, and return a part that this node must read (see `LoadShare.next_missing`)."""
+        """Wait for the helper nodes, and return a part that this node must read (see `LoadShare.next_missing`)."""
         with self._changed:
             while True:
                 self._check()
@@ -128,7 +128,7 @@ class HelpedLoad(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
-        """Record a chunk that a helper has sent, or exclude the helper if the chunk is wrong.
+        """Record a chunk that a helper node has sent, or exclude this node if the chunk is wrong.
 
         Called in the thread of the helper's stream.
         """
@@ -155,7 +155,7 @@ class HelpedLoad(PartSharing):
             self._tasks[peer].cancel()
 
     async def _run(self, peer: NodeId) -> None:
-        """Assign parts to one helper until no part is left, or until the helper fails."""
+        """Request parts of the shard from one helper node, until no part is left or the helper fails."""
         plan = self._parts.plan
         streams, receiver = Streams(), Receiver()
         incoming = receiver.current = IncomingShard(
@@ -179,7 +179,7 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """Stop all threads that can write a helper's bytes into the slot.
+        """Stop all threads that can write a helper node's bytes into the slot.
 
         Then mark the helper's unfinished parts as missing, so that the owner reads them.
         """
@@ -357,7 +357,7 @@ async def _received(session: Session, wanted: LoadShard) -> ShardParts:
 
 
 class _Reading:
-    """The parts that one owner has requested from this helper, from the read until all chunks are sent.
+    """The parts that one owner has requested from this node, from the read until all chunks are sent.
 
     Each part occupies memory during this time.
     """
@@ -435,7 +435,7 @@ class _Reading:
 
 
 class _Buffers:
-    """The chunks of a shard that this helper has read from S3 and not sent to the owner yet. Implements `Payload`."""
+    """The chunks of a shard that this node has read from S3 and not sent to the owner yet. Implements `Payload`."""
 
     def __init__(self, payload_bytes: int) -> None:
         self.chunks: dict[int, memoryview] = {}
@@ -451,7 +451,7 @@ class _Buffers:
 class _PartQueue(ChunkQueue):
     """A queue of chunks that calls `on_sent` for each chunk that the kernel has accepted completely.
 
-    The threads of all streams use it.
+    The threads of all data connections (streams) of the session use it.
     """
 
     def __init__(self) -> None:

@@ -46,12 +46,12 @@ MAX_HELPED_PARTS = 4
 Each part occupies a thread of the agent's only thread pool, which digests, slots and the node's own uploads also need.
 """
 POLL_SECONDS = 0.1
-"""Seconds between two checks for cancellation and late helpers, while an upload waits for helpers."""
+"""Seconds between two checks for cancellation and late helper nodes, while an upload waits for their parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Fields that name one upload to S3, which the owner repeats in each request to a helper."""
+    """Fields that name one upload to S3, which the owner repeats in each request to a helper node."""
 
     where: ObjectReference
     object_bytes: int
@@ -63,8 +63,8 @@ class _Named:
 class HelpedUpload(PartSharing):
     """One upload of this node with the help of the shard's holders. Implements `ShareOf` and `Share`.
 
-    `CheckpointUploads` creates one object per upload. The object store ends the helpers before it completes or aborts
-    the upload.
+    `CheckpointUploads` creates one object per upload. The object store ends the holders' help before it completes or
+    aborts the upload.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HelpedUpload(PartSharing):
         *,
         on_stored: OnStored,
     ) -> None:
-        """Create the object; no session to a helper is open yet.
+        """Create the object; no session to a helper node is open yet.
 
         Args:
             header: header of the owner's slot.
@@ -103,7 +103,7 @@ class HelpedUpload(PartSharing):
         return self
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
-        """Announce the upload to the helpers, so that they can send parts (see `Share.begin`)."""
+        """Announce the upload to the helper nodes, so that they can send parts to S3 (see `Share.begin`)."""
         assert self._where is not None, "the upload has a name"
         where, object_bytes, shared = self._where
         with self._changed:
@@ -116,7 +116,7 @@ class HelpedUpload(PartSharing):
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helpers, and return a part that this node must send (see `Helpers.next_missing`)."""
+        """Wait for the helper nodes, and return a part that this node must send (see `Helpers.next_missing`)."""
         with self._changed:
             while True:
                 self._check()
@@ -132,7 +132,7 @@ class HelpedUpload(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helpers have stored (see `Helpers.stored`)."""
+        """Return the parts that helper nodes have stored in S3 (see `Helpers.stored`)."""
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.finished)]
 
@@ -148,7 +148,7 @@ class HelpedUpload(PartSharing):
     # The methods below run on the event loop.
 
     async def _run(self, peer: NodeId) -> None:
-        """Assign parts to one helper until no part is left, or until the helper fails."""
+        """Request parts of the upload from one helper node, until no part is left or the helper fails."""
         try:
             session = await self._dial(peer)
             try:

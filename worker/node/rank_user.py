@@ -43,7 +43,7 @@ from worker.errors import UserRefused
 
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
-"""Default gid of ranks, and uid of the helper that signals jobs' processes; no job's program has this uid.
+"""Default gid of ranks, and uid of the program that kills jobs' processes. No job's program has this uid.
 
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
@@ -111,7 +111,7 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the user of the job number `turn`, counted from 0. After the last uid, the range starts again."""
+        """Return the Linux user of the node's job number `turn`, from 0. After the last uid, uids repeat."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
@@ -197,8 +197,8 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
     """Kill every process of a job's user, or of a range of users, and wait for their end. Usually takes 50 ms.
 
     `kill(-1)` signals all processes of a uid together, and the kernel prevents later forks. A kill of each process in
-    /proc would miss a process that forks and exits repeatedly. The job's processes cannot signal the helper that sends
-    the signals.
+    /proc would miss a process that forks and exits repeatedly. A separate program sends the signals, and the job's
+    processes cannot signal this program.
 
     Args:
         user: the users; ignored if None, root or this process's own user.

@@ -69,7 +69,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # The file `OWNER` names the old node, so the next agent would delete this agent's promise.
+            raise  # `OWNER` still names the old node. The next agent would therefore delete this agent's promise.
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 

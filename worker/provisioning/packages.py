@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""Maximum number of layers on a node. Beyond this number, the least recently used layers are deleted."""
+"""Maximum number of layers (folders of installed packages) on a node. The least recently used are deleted first."""
 LAYERS_PART = 0.25
 """Fraction of the file system that all layers (folders of installed packages) together may use.
 
@@ -76,7 +76,7 @@ LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait for the end of the killed processes of pip."""
 _LOOK_SECONDS = 0.2
-"""Seconds between two attempts to take the lock while another agent process of this node holds it."""
+"""Seconds between two attempts to take the installation lock, while another agent process of this node holds it."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
@@ -126,7 +126,7 @@ _installed = msgspec.json.Decoder(_Installed)
 
 
 class PackageLayers:
-    """Installs and stores the package layers of one node. The agent owns the object.
+    """Installs and stores package layers (folders of installed packages) on one node. The agent owns the object.
 
     Args:
         state: state directory of the agent; the layers are below it.
@@ -264,7 +264,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Delete the least recently used package layers until the new layer fits into the size limit."""
+        """Delete the least recently used folders of packages (layers) until the new layer fits the size limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -283,7 +283,7 @@ class PackageLayers:
             del kept[layer]
 
     def _layers(self) -> list[Path]:
-        """Return the folders of the finished package layers, least recently used first."""
+        """Return the finished package layers (folders of installed packages), least recently used first."""
         found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
         return sorted(found, key=lambda path: path.stat().st_mtime)
 

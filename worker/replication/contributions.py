@@ -57,7 +57,7 @@ class Contributions:
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner's number under which this node stores the share with a part of the shard of `rank`."""
+        """Return the number that names, as a slot's owner, the share with a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:

@@ -39,7 +39,7 @@ Told = Callable[[], Awaitable[ShardDigests | EndShard]]
 """Function that waits for the holder's next message about an announced shard, and returns it."""
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Number of times within `silence_seconds` at which a receiving thread reports the received part of a chunk."""
+"""Progress reports of a receiving thread per `silence_seconds`, so that a slow chunk does not count as silence."""
 
 
 async def fetch_shard(

@@ -45,7 +45,7 @@ async def rebuild_shard(
     """Rebuild a lost shard in a slot of this node and seal it.
 
     Args:
-        dialler: returns the dialler of fetch sessions to a survivor.
+        dialler: returns the dialler of fetch sessions to the node of a survivor (another rank of the stripe).
         source: the shard and its survivors, from the plan.
         store: this node's slots.
         keep: contents of this shard that must not be overwritten.
@@ -124,7 +124,7 @@ async def rebuild_shard(
 
 
 def _checked(source: ShardSource) -> Rebuild:
-    """Return the lost shard and its survivors, as a source of kind parity names them.
+    """Return the lost shard and the survivors (other ranks of its stripe) that a source of kind parity names.
 
     Raises MalformedMessage if the source contradicts itself.
     """
@@ -165,14 +165,14 @@ async def _receive(
 
 
 class Rebuilding:
-    """Combines the survivors' chunks in the slot of the rebuilt shard. Threads of streams call `take`."""
+    """Combines chunks of other ranks of the stripe in the slot of the rebuilt shard. Receiving threads call `take`."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.
 
         Args:
             file: the slot, with room for the lost shard.
-            rebuild: the lost shard and its survivors.
+            rebuild: the lost shard, and the other ranks of its stripe (the survivors).
 
         Raises:
             NoRoom: the slot is smaller than the lost shard. The slot's bytes are unchanged.
@@ -182,18 +182,18 @@ class Rebuilding:
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()
-        """Chunks of the lost shard into which a survivor's chunk was written. All other chunks have undefined bytes."""
+        """Chunks of the lost shard into which some rank's chunk was written. All other chunks have undefined bytes."""
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
-        """Return the chunks of a survivor's shard or share that the rebuild needs.
+        """Return which chunks the rebuild needs of the shard or share of a survivor, another rank of the stripe.
 
-        `owner` owns this shard or share, which the survivor `rank` holds and which has `payload_bytes`.
+        `owner` names the shard or share, which the survivor `rank` holds and which has `payload_bytes`.
         """
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk of a survivor with the bytes of the lost shard.
+        """Combine a verified chunk of another rank of the stripe with the bytes of the lost shard.
 
         Thread-safe; the caller passes each chunk once.
         """

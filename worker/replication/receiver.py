@@ -150,7 +150,7 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
-        except Exception as error:  # End the session too: its transfer waits for this stream's chunk.
+        except Exception as error:  # End the session, whose transfer would wait for a chunk of this stream.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:

@@ -396,8 +396,8 @@ class ReplicaSender:
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # The first stream is necessary. While it is opened, the holder's silence counts, because without it no data
-            # can be sent.
+            # Without the first stream, no data can be sent. A holder that does not accept this stream is therefore
+            # silent. While a further stream is opened, the sender delays the data itself, and no silence counts.
             beside = int(count > 0)
             self._paused(beside)
             try:

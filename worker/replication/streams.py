@@ -290,7 +290,7 @@ class ChunkQueue:
         self._told_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
-        """Wanted chunks that the kernel has not accepted completely."""
+        """Number of requested chunks that the kernel has not accepted completely."""
         self._working_count = 0
         """Number of streams that are sending a chunk."""
         self._held_count = 0

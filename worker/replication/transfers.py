@@ -70,7 +70,8 @@ Arrived = Callable[[SlotFile, SlotHeader, int], None]
 """Receives reports of how much of a shard is verified.
 
 Its arguments are the slot's file, the header with which the slot will be sealed, and the length in bytes of the
-payload's verified prefix. The index and the digests are verified before the first call.
+payload's verified prefix. The digests and the payload's index (the list of its tensors) are verified before the first
+call.
 """
 
 
@@ -256,8 +257,8 @@ async def receive_shard(
         slot_count: maximum slots of this shard on this node.
         silence_seconds: maximum time without any data. None means no limit: the sender paces itself, and the kernel
             detects dead connections.
-        arrived: called on the loop as chunks are verified. If given, the index is requested first. The first call
-            happens after the announced digests match the payload's digest.
+        arrived: called on the loop as chunks are verified. If given, the payload's index (the list of its tensors) is
+            requested first. The first call happens after the announced digests match the payload's digest.
 
     Returns:
         The digest of the sealed payload.
@@ -517,7 +518,7 @@ def _copy(target: memoryview, source: memoryview) -> None:
 
 
 def _index_chunks(begin: BeginShard) -> tuple[int, int]:
-    """Return (first, end) of the range of chunks that contain the payload's index."""
+    """Return (first, end) of the range of chunks that contain the payload's index, the list of its tensors."""
     size = chunk_bytes(begin.payload_bytes)
     return begin.index_offset // size, -(-(begin.index_offset + begin.index_bytes) // size)
 

@@ -427,7 +427,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Remove the steps that no slot of this node contains any more from the shard's state."""
+        """Update the shard's state in the rounds: steps that no slot of this node contains are no longer sealed."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 

@@ -16,7 +16,7 @@ class ChunkDigests:
     """Digests of one payload in one slot, from its first captured bytes until the slot is overwritten.
 
     Args:
-        header: header of the slot, as it will be sealed: content, sizes, index.
+        header: header of the slot, as it will be sealed: content, sizes, position of the index (the list of tensors).
     """
 
     def __init__(self, header: SlotHeader) -> None:

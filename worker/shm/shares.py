@@ -201,7 +201,7 @@ class Shares:
             NoRoom: the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
-        if shard_bytes > MAX_SHARD_BYTES:  # The node later refuses such a shard, with this reason.
+        if shard_bytes > MAX_SHARD_BYTES:  # The node refuses the shard as too large when a rank contributes it.
             return
         async with self._locks[member.holder]:
             await self._store.reserve(
@@ -250,8 +250,8 @@ class Shares:
                 return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            # Find a sealed share of this content that contains another shard of this member, or that belongs to another
-            # stripe.
+            # A share of this content may already be sealed with another shard of this member, or for another stripe.
+            # Such a share is outdated, and its slot is emptied below.
             stale = self._store.sealed(owner, content)
             views = [EMPTY if slot is stale else slot.view for slot in slots]
             chosen = place(views, content, keep) if len(slots) >= self._slot_count else None

@@ -701,7 +701,7 @@ class SlotStore:
 
 
 def contributions_of(share: SlotFile) -> tuple[Contribution, ...]:
-    """Return the shards that a sealed share contains. The result is empty if the index of the share is damaged."""
+    """Return the shards that a sealed share contains. The result is empty if the share's list of them is damaged."""
     begin = share.header.index_offset
     try:
         with share.payload(begin, begin + share.header.index_bytes) as index:

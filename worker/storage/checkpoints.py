@@ -56,7 +56,7 @@ class ShareOf(Protocol):
     """Creates the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
 
     def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
-        """Return the helpers of one upload.
+        """Return the nodes that help with one upload.
 
         Args:
             where: bucket and key that the upload will write.
@@ -209,8 +209,8 @@ async def upload_shard(
         try:
             return msgspec.structs.replace(await once(), upload_seconds=clock() - begun)
         except StorageError as error:
-            # A helper may have replaced a part after the owner had sent it. S3 then refuses to complete the upload, and
-            # an attempt without helpers can succeed.
+            # A helper node may have replaced a part after the owner had sent it. S3 then refuses to complete the
+            # upload, and an attempt without helpers can succeed.
             may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
             if not (error.retryable or may_be_helper) or attempt == MAX_ATTEMPTS:
                 raise

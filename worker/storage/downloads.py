@@ -42,7 +42,7 @@ class LoadShare(Protocol):
     """
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Ask the helpers for parts. Called once.
+        """Ask the helper nodes for parts of the shard. Called once.
 
         The caller may have claimed parts before, but only those whose bytes it already has.
 
@@ -51,13 +51,13 @@ class LoadShare(Protocol):
         """
 
     def claim(self, number: int) -> bool:
-        """Decide which node reads a part. Return True if the caller must read the part, because no helper reads it.
+        """Decide which node reads a part. Return True if the caller must read the part, because no helper node does.
 
         Args:
             number: number of the part; ascending from 1 over all calls.
 
         Returns:
-            False if a helper reads the part.
+            False if a helper node reads the part.
         """
         ...
 
@@ -65,7 +65,7 @@ class LoadShare(Protocol):
         """Record that the caller has read a part, or that the read has failed. Called in the part's thread."""
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helpers, and return a part that no helper has delivered, so that the caller must read it.
+        """Wait for the helper nodes, and return a part that none has delivered, so that the caller must read it.
 
         Called after the last `claim`, until the result is None.
 
@@ -77,11 +77,11 @@ class LoadShare(Protocol):
         """
 
     def end(self) -> None:
-        """Stop all helpers. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
+        """Stop all helper nodes. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile], LoadShare]
-"""Returns the helpers of one attempt to load a shard.
+"""Returns the nodes that help with one attempt to load a shard.
 
 The download calls it on the event loop, with the parts, the plan's source of kind s3, and the slot that receives the
 parts. The helpers deliver verified chunks into the slot.
@@ -292,7 +292,7 @@ class _Filling:
                 self._ready = self._begin(check)
             ready, after = self._ready, self._parts.data_begin + self._ready
             read = partial(self._read, after=after, present=present, cancelled=cancelled)
-            # The first request has returned bytes of the first part. Claim this part before a helper can read them
+            # The first request has returned bytes of the first part. Claim this part before a helper node can read them
             # again.
             claimed = 1 if share is not None and ready and share.claim(1) else 0
             if share is not None:
@@ -327,7 +327,11 @@ class _Filling:
     def _read(
         self, number: int, *, after: int, present: Collection[ObjectReference], cancelled: threading.Event
     ) -> None:
-        """Read one part of the shard into the slot, and all of it again if a helper or load wrote wrong bytes."""
+        """Read one part of the shard into the slot.
+
+        If a chunk is wrong, and another load of this node or a helper node may have written bytes of the part, read all
+        bytes of the part again.
+        """
         parts, is_cancelled = self._parts, cancelled.is_set
         has_others_bytes = bool(present) or (self._share is not None and after > parts.data_begin)
         try:
@@ -350,7 +354,7 @@ def _read_parts(
     share: LoadShare | None,
     check: Callable[[], None],
 ) -> None:
-    """Read the parts of `numbers` that no helper reads. The parts up to `claimed` are already assigned to this node."""
+    """Read the parts of `numbers` that no helper node reads. Parts up to `claimed` are already claimed by this node."""
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()
 

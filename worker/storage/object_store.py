@@ -43,7 +43,7 @@ class Share(Helpers, Protocol):
     """The helpers of one upload: other nodes that send some of its parts."""
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
-        """Announce the upload to the helpers, so that they can send parts. Called once, before the first `claim`.
+        """Announce the upload to the helper nodes, so that they can send parts. Called once, before the first `claim`.
 
         Args:
             upload_id: the store's id of the upload.
@@ -52,7 +52,7 @@ class Share(Helpers, Protocol):
         """
 
     def end(self) -> None:
-        """End the work of all helpers. Blocks until the caller's connections to the helpers are closed.
+        """End the work of all helper nodes. Blocks until the caller's connections to these nodes are closed.
 
         Called once after `begin`, also after an error, before the upload is completed or aborted.
         """
@@ -153,7 +153,7 @@ class ObjectStore(Protocol):
         share: Share,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
-        """Store an object together with helpers, which send some of its parts with `put_part`.
+        """Store an object together with helpers: other nodes, which send some of its parts with `put_part`.
 
         An object of one part is stored without helpers; `share` is then not called.
 
@@ -181,7 +181,7 @@ class ObjectStore(Protocol):
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> StoredPart:
-        """Store one part of an upload that another process began. A helper of a shared upload calls this.
+        """Store one part of an upload that another process began. A node that helps another node's upload calls this.
 
         Args:
             reference: bucket and key of the upload.

@@ -135,7 +135,7 @@ class S3ObjectStore:
         share: Share,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
-        """Store an object together with helpers (see `ObjectStore.put_shared`)."""
+        """Store an object together with other nodes that send parts of it (see `ObjectStore.put_shared`)."""
         part_bytes = bulk.part_bytes_of(size, self.part_bytes)
         if size <= part_bytes:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)

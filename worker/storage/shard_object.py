@@ -25,7 +25,7 @@ class ShardObject:
     def __init__(
         self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, shared: SharedGroups = NOTHING_SHARED
     ) -> None:
-        """Read the slot's index, and build the beginning of the object.
+        """Read the slot's index (the list of its tensors), and build the beginning of the object.
 
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
@@ -109,7 +109,7 @@ class ShardObject:
 def tensors_of(slot: SlotFile) -> list[TensorEntry]:
     """Return the tensors of a sealed and pinned slot, in the order of their data.
 
-    Raises CorruptCheckpoint if the slot's index is damaged.
+    Raises CorruptCheckpoint if the slot's index (the list of its tensors) is damaged.
     """
     header = slot.header
     try:

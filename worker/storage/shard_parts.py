@@ -181,7 +181,10 @@ class ShardParts:
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write the bytes of a part that no S3 object contains: the payload's index, and zeros between the tensors."""
+        """Write the bytes of a part that no S3 object contains.
+
+        These bytes are the payload's index (the list of its tensors), and zeros between the tensors.
+        """
         plan = self.plan
         first, last = max(begin, plan.index_offset), min(end, plan.index_offset + len(plan.index))
         if first < last:
