@@ -1,4 +1,4 @@
-"""Draws measured values as SVG: horizontal bars that consist of coloured parts, with an optional line for a floor.
+"""Draws measured values as SVG: horizontal bars of coloured parts, with an optional line for a lower bound.
 
 The functions are pure.
 """

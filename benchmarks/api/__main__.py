@@ -83,7 +83,7 @@ def serving(directory: Path, jobs: int) -> Iterator[Service]:
 
 @contextmanager
 def writing(url: str) -> Iterator[None]:
-    """Commit to the database a few times per second while the `with` block runs, as a busy service's loops do."""
+    """Commit to the database a few times per second in the `with` block, as a busy server's background loops do."""
     stop, database = threading.Event(), Database(url)
 
     def write() -> None:

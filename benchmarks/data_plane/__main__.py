@@ -95,9 +95,10 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
     def everstep(state_mib: int) -> Repeats:
         # Two ranks in three launches give 100 snapshots, enough for a 99th percentile. A small state gets more
-        # snapshots in the same time, because its slowest snapshot varies most. With short spans, Everstep takes a
-        # snapshot at every third step only. A small state thus gets 250 steps without a snapshot. In addition to
-        # `local_restores`, each restore from a peer includes a restore from the other rank's own node.
+        # snapshots in the same time, because its slowest snapshot varies most. In `tight` steps, whose forward and
+        # backward are short, Everstep takes a snapshot at every third step only. The 64 `tight` steps of a small state
+        # therefore give about 250 steps without a snapshot, over all ranks and launches. Each restore from a peer adds
+        # one restore to `local_restores`, because the other rank then restores from its own node.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
@@ -131,7 +132,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Launch every system with every state size. Return all measured values and floors."""
+    """Launch every system with every state size. Return all measured values and lower bounds (floors)."""
     found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
     if "tls" in begun.parts:
         begun.say("one stream, plain and with TLS")

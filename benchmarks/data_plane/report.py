@@ -162,7 +162,10 @@ def _cell(figure: Figure | None) -> str:
 
 
 def draw(run: Run) -> str:
-    """Return the SVG document: a panel per state size and metric, with bars for systems and a line for the floor."""
+    """Return the SVG document: a panel per state size and metric, with a bar per system and a line for the floor.
+
+    The floor is the time of an operation that no system can beat, such as a plain memcpy.
+    """
     drawn = []
     for size, floors in sorted(run.floors.items()):
         for name, metric, parts in PANELS:

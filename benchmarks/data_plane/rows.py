@@ -317,7 +317,7 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return how much the floors that affect a metric changed during the measurement; None if the metric has no floors.
+    """Return how much the lower bounds (floors) of a metric changed during the measurement; None without floors.
 
     The result is the largest of these relative changes: of each floor in `Goal.watched`, and of the sum of the floors
     that form the limit.

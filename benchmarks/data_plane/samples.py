@@ -33,9 +33,10 @@ from benchmarks.data_plane.everstep import EverstepLaunch
 
 GIB = 1024**3
 AUDITED_COUNT = 3
-"""Number of audited snapshots per launch. A test compares it with `everstep.training.guard.AUDITED_AT_START`.
+"""Number of a launch's first snapshots that Everstep audits: compares with the state byte by byte.
 
-The measuring process cannot import that constant, because the import would load torch.
+A test compares the number with `everstep.training.guard.AUDITED_AT_START`. The measuring process cannot import that
+constant, because the import would load torch.
 """
 
 

@@ -5,7 +5,7 @@ Every reader has its own S3 client and its own capped proxy in front of the S3 s
     reader 0 (owner)   HelpedLoad ◀─ proxy 0 ◀─
     reader 1 …         LoadHelper  ◀─ proxy 1 ◀─   SeaweedFS
 
-Invariant: the chunks between the owner and its helpers pass no proxy, so only bytes from S3 count against a cap.
+Invariant: the chunks that other readers send to the owner pass no proxy, so only bytes from S3 count against a cap.
 """
 
 from __future__ import annotations

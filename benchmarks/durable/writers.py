@@ -5,7 +5,7 @@ Every writer has its own slot store, its own S3 client and its own capped proxy 
     writer 0 (owner)   HelpedUpload ─▶ proxy 0 ─▶
     writer 1 …         UploadHelper  ─▶ proxy 1 ─▶   SeaweedFS
 
-Invariant: the messages between the owner and its helpers pass no proxy, so only bytes for S3 count against a cap.
+Invariant: the messages between the owner and the other writers pass no proxy, so only bytes for S3 count against a cap.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ class Slowdown:
     blocked: Summary
     """Seconds for which each snapshot blocked training, over all launches under an agent.
 
-    The values include snapshots during the uncounted first steps, and snapshots that Everstep audited.
+    The values include snapshots during the uncounted first steps, and snapshots that Everstep compared byte by byte
+    with the state.
     """
     snapshots_ratio: float
     """Snapshots ÷ steps, for the counted steps of the launches under an agent; 1 if every step had a snapshot."""

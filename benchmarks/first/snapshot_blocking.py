@@ -17,9 +17,10 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Floor, Summary
 
 AUDITED_COUNT = 3
-"""Number of audited snapshots per launch. A test compares it with `everstep.training.guard.AUDITED_AT_START`.
+"""Number of a launch's first snapshots that Everstep audits: compares with the state byte by byte.
 
-The measuring process cannot import that constant, because the import would load torch.
+A test compares the number with `everstep.training.guard.AUDITED_AT_START`. The measuring process cannot import that
+constant, because the import would load torch.
 """
 COMPUTES = ("wait", "matmul")
 
@@ -58,9 +59,9 @@ class BlockingRow:
     the second row, it is None.
     """
     audited_blocked: Summary | None
-    """Seconds for which each audited snapshot after the launch's first snapshot blocked a rank."""
+    """Seconds for which each audited snapshot (compared byte by byte), except the launch's first, blocked a rank."""
     blocked: Summary
-    """Seconds for which each snapshot without an audit blocked a rank, over all ranks."""
+    """Seconds for which each snapshot without an audit (a byte comparison) blocked a rank, over all ranks."""
     mean_blocked: float
     """Mean number of seconds for which a snapshot without an audit blocked a rank, as the session reported it."""
     mean_held: float

@@ -162,7 +162,7 @@ class Fleet:
         )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
-            # call this here, because these sessions have no handshake, after which a session makes this call itself
+            # A session calls `read_ahead` at the end of its handshake. These sessions have no handshake.
             session.read_ahead()
         _agent.set(above)
         self.tasks.append(asyncio.create_task(self._serve(above, theirs)))

@@ -47,7 +47,7 @@ COMMIT_PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Steps:
-    """One rank's measurements of consecutive steps with spans of one duration."""
+    """One rank's measurements of consecutive steps whose waits (in place of forward and backward) are equally long."""
 
     numbers: list[int] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)

@@ -13,9 +13,9 @@ class Repeats:
     """Number of repetitions of each measurement in one launch."""
 
     spaced_steps: int
-    """Steps with long spans, in which all background work finishes."""
+    """Steps with a long wait in place of forward and backward, in which all background work finishes."""
     tight_steps: int
-    """Steps with short spans: twice the duration of a copy of the state."""
+    """Steps with a short wait in place of forward and backward: twice the duration of a copy of the state."""
     protects: int
     """Number of snapshots for each of which the loop waits until the snapshot is safe (`Adapter.protect`).
 

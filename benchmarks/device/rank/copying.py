@@ -32,7 +32,10 @@ For a larger state, the buffer is copied repeatedly until as many bytes were mov
 
 @dataclass
 class Captures:
-    """Durations in seconds of all captures of one kind: through the bounce ring, or into a registered slot."""
+    """Durations in seconds of all captures of one kind.
+
+    A capture copies through a ring of pinned buffers, or directly into a slot whose memory the GPU driver has pinned.
+    """
 
     seconds: list[float] = field(default_factory=list)
     """Seconds from the start of each capture until the slot contained every byte."""
@@ -88,7 +91,11 @@ def order(rounds: int) -> Iterator[str]:
 
 
 def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Measure captures of a state into slots: through the bounce ring, into a registered slot, into a fresh slot.
+    """Measure captures of a state into slots of three kinds.
+
+    - An unregistered slot: the capture copies through a ring of pinned buffers (the bounce ring).
+    - A registered slot, whose memory the GPU driver has pinned: the capture copies directly.
+    - A fresh slot, which has no memory pages before its registration.
 
     Args:
         hardware: the device that holds the state.
@@ -109,7 +116,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # Do not count the first capture into the registered slot.
+        _capture(hardware, copier, slot, Captures())  # a warm-up: the first capture after registration does not count
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":

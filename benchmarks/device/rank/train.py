@@ -249,7 +249,10 @@ class Trainer:
             return timeline.seconds()
 
     def warm_up(self) -> None:
-        """Run steps with snapshots until the GPU driver has registered the slots and Everstep has audited snapshots."""
+        """Run the first steps with snapshots, in which the GPU driver pins the slots.
+
+        In addition, Everstep compares the first snapshots byte by byte with the state.
+        """
         for _ in range(settings.warm_up):
             self.step(is_kept=True)
         self.settle()

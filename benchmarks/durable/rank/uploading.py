@@ -43,7 +43,7 @@ from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 from benchmarks.traces import whole_rows
 
 WARM_UP_PERIODS = 1
-"""Number of steps of the warm-up with Everstep, in lengths of a block.
+"""Length of the warm-up with Everstep, as a multiple of the number of steps in a block.
 
 During the warm-up, the session compares its first snapshots byte by byte with the state, and the agent allocates the
 slots.
