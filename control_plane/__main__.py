@@ -294,7 +294,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
 
 
 def _keys(file: Path | None) -> LocalKeys | None:
-    """Read the local cloud's access key from the file that the settings name."""
+    """Read the access key of the simulated AWS (the local cloud) from `file`. None without a file, as on real AWS."""
     try:
         return LocalKeys.read(Path(file)) if file else None
     except UnusableKeys as error:
@@ -302,7 +302,10 @@ def _keys(file: Path | None) -> LocalKeys | None:
 
 
 def _retention(given: Sequence[str]) -> Retention:
-    """Return the default retention limits, changed by the `--keep` options."""
+    """Return how long and how many rows of growing tables the server keeps: the defaults, changed by `--keep` options.
+
+    `given` contains the values of these options, in the form `WHAT=LIMIT`.
+    """
     known = {limit.name for limit in fields(Retention)}
     changes: dict[str, int] = {}
     for limit in given:

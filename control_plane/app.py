@@ -92,7 +92,10 @@ STOP_SECONDS = 10.0
 
 
 class Loop(Protocol):
-    """A background task of the server, which works on jobs, fleets or exports until the server stops."""
+    """A background task of the server, which runs until the server stops.
+
+    For example, one task manages jobs, and another sends events to webhooks.
+    """
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the loop until `stop` is set. Then release the leases that the loop holds, and return."""
@@ -120,7 +123,7 @@ def create_app(
         loops: creates the background tasks from the services and the server secret. None: the real loops.
         now: returns the present time in UTC.
         replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot reach this
-            server, and answer without the facts that only this server has.
+            server, so their answers lack what only this server has in memory.
         when_ready: called in a thread after the application has started. It may block.
         when_crashed: called on the event loop when a background task has ended with an exception. The caller then ends
             the process, because the application does not start the task again.
@@ -256,7 +259,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=gate.protocol(),
-        log_config=None,  # With None, uvicorn logs in the format of this process.
+        log_config=None,  # None: uvicorn sets up no logging of its own, so its lines have this process's format.
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -292,9 +295,10 @@ class Server(uvicorn.Server):
 
 
 def _webhooks(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, EventSink]:
-    """Return one event sink per webhook, by the name of the export.
+    """Return the client that sends events to each webhook, by a name for the webhook.
 
-    Metrics show this name as a label. The name omits the URL's path, because the path may be a credential.
+    Metrics show this name as a label. The name contains the host and a digest of the URL, because the URL's path may be
+    a credential.
     """
     receivers, keys = webhooks.allowed(settings.webhook_receivers), [*map(webhooks.key_of, settings.webhook_secrets)]
     targets = {url: webhooks.target_of(url, receivers) for url in settings.webhooks}

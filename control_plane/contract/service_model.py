@@ -141,7 +141,7 @@ def paginators(model: Json) -> Json:
 
 
 def endpoint_rules() -> Json:
-    """Return endpoint-rule-set-1.json. Its rules make clients use the configured endpoint, without a default."""
+    """Return endpoint-rule-set-1.json. Clients must configure an endpoint, because Everstep has no default one."""
     said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],

@@ -76,7 +76,7 @@ _BY_INCIDENT = {
     IncidentState.REWORKING: Bucket.REWORK,
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
-"""The buckets of an incident's four phases, in the order of the phases."""
+"""The categories of time (buckets) of an incident's four phases, in the order of the phases."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """Job states that continue without a control plane, so that their bucket also receives the time of its absence.
 
@@ -93,14 +93,15 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""Buckets that may contain the time between a failure and its detection, in which the job seemed healthy.
+"""Categories (buckets) to which the ledger may have added the time between a failure and its detection.
 
-Once the failure is detected, `follow` moves this time to the incident's phases, from these buckets in this order.
+In this time, the job seemed healthy. Once the failure is detected, `follow` moves the time from these buckets, in this
+order, to the buckets of the incident's phases.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-"""Buckets of time in which the job has no nodes. `ettr_ratio` counts this time as queue time."""
+"""Categories of time (buckets) in which the job has no nodes. `ettr_ratio` counts them as queue time."""
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
-"""Buckets of time in which the ranks ran without a known failure.
+"""Categories of time (buckets) in which the ranks ran without a known failure.
 
 The mean time to failure (MTTF) is computed from these buckets.
 """
@@ -131,12 +132,12 @@ def microseconds(seconds: float) -> int:
 
 
 def accounted_until(record: JobRecord) -> float:
-    """Return the Unix time up to which the ledger has charged the job's time to its buckets."""
+    """Return the Unix time up to which the job's ledger has assigned every second to a category (bucket)."""
     return record.created_at if record.accounted_until is None else record.accounted_until
 
 
 def is_stepping(record: JobRecord) -> bool:
-    """Return whether the newest generation has finished a step after its restored step."""
+    """Return whether the newest generation has finished a step after the step that it restored."""
     return record.boundary > record.base_step
 
 
@@ -284,7 +285,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # Only if the buckets in `_SEEMED` had too little time.
+    for into in _PHASES if missing else ():  # Time is missing only if all buckets in `_SEEMED` are empty.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -321,7 +322,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return how long the job's nodes were idle because of an incident, summed over the nodes.
 
     Args:
-        incident: an open incident, or an incident that has closed since the job's previous charge.
+        incident: an open incident, or an incident that has closed since the ledger was last updated (charged).
         record: the job's record. Its ledger is already charged until now.
 
     Returns:
@@ -334,15 +335,15 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
 
 def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
-    """Return how long nodes have been idle because of an open incident, including the time since the last charge.
+    """Return how long nodes have been idle because of an open incident, until `now`.
 
     Args:
         incident: an incident that is not closed.
-        record: the job's record as stored; its last charge may be older than `now`.
-        now: Unix seconds. A time before the last charge counts as the time of that charge.
+        record: the job's record as stored. The job loop last updated (charged) its ledger at `accounted_until`.
+        now: Unix seconds. A time before `accounted_until` counts as `accounted_until`.
 
     Returns:
-        Node-microseconds. For the time since the last charge, the result uses the number of nodes at that charge.
+        Node-microseconds. For the time since `accounted_until`, the result uses the number of nodes at that time.
     """
     since = max(0, microseconds(now) - microseconds(accounted_until(record)))
     return idle_node_microseconds(incident, record) + since * record.node_count

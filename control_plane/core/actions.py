@@ -145,7 +145,7 @@ class RetryLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLaunch:
-    """Resume a group's launches that AWS has suspended."""
+    """Let an Auto Scaling group launch instances again after AWS has suspended its launches."""
 
     group: str
     reason: str
@@ -154,9 +154,9 @@ class ResumeLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectMembers:
-    """Protect members of a group from scale-in.
+    """Protect instances of an Auto Scaling group from scale-in.
 
-    A member lacks protection if its group launched it before the group protected new instances.
+    An instance lacks protection if its group launched it before the group was set to protect new instances.
     """
 
     group: str
@@ -165,12 +165,12 @@ class ProtectMembers:
 
 JobAction = Send | SendLoad | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
-"""Actions that change the group's members or their state.
+"""Actions that change the members of a fleet's Auto Scaling group, or the members' state.
 
 After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.
 """
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | ProtectMembers
-"""Actions on a fleet's group or its instances.
+"""Actions on a fleet's Auto Scaling group or on its instances.
 
 Before it executes such an action, the executor records the intended call in the database.
 """
@@ -230,7 +230,7 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the group desires but does not have. The next decision about the fleet receives them as input."""
+    """Instances that the Auto Scaling group desires but lacks. The next decision about the fleet gets them as input."""
     is_frozen: bool = False
     is_blind: bool = False
     """Whether most of the fleet's agents are silent.

@@ -55,7 +55,7 @@ class Ruling:
 
     course: Course
     why: str = ""
-    """The reason for the course, as a sentence. Empty if the course is AGAIN."""
+    """The reason for `course`, as a sentence. Empty if the job simply restarts (AGAIN)."""
 
 
 def rule(
@@ -166,7 +166,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if it applies, else None.
+    """Return OTHER_NODE (another node takes over the failing ranks) if this course applies, else None.
 
     It applies if one node caused all failures in `alike`, a spare exists, and `tried` contains no change of node.
     """
@@ -175,7 +175,7 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if it applies, else None.
+    """Return OLDER_STATE (the job restores an older step) if this course applies, else None.
 
     It applies if the last two attempts restored the same step, an older step exists, and `tried` contains no change of
     state.

@@ -414,8 +414,8 @@ def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
-    # Several shards share these objects. The control plane later deletes them by their keys, so it computes the keys
-    # itself and does not trust those that agents report.
+    # Several shards share objects with frozen parameters or replicated tensors. The control plane later deletes these
+    # objects by key. It computes the keys itself, because it does not trust keys that agents report.
     frozen = _shared(f"{_run_folder(plan)}frozen/", (each for shard in shards.values() for each in shard.frozen))
     replicated = _shared(
         f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)

@@ -93,7 +93,8 @@ class Reconciliation:
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
 
-    `world_size` is 0 if no manifest of the generation exists. Shards of this generation in memory are then unusable.
+    Only a manifest contains the number of ranks. If a generation has none, its `world_size` is 0, and no restore uses
+    the generation's shards in nodes' memory.
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""

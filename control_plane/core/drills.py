@@ -160,7 +160,7 @@ def attributed(
         drill: the open drill of the job, or None.
         generation: the generation of the faults.
         found: the faults that ended the generation. Not empty.
-        failure: the failure that the breakers record, or None if the job itself did not fail.
+        failure: the failure that counts towards MaxAttempts (`core.breakers`). None if the job itself did not fail.
         reports: reports of the generation's members, which show how the ranks ended.
 
     Returns:

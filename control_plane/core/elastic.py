@@ -4,7 +4,7 @@
                            a node in time ──▶ 4 nodes              ── a failure, and a node is ready ──▶ 4 nodes
             ── another job needs 2 of them ── agreed stop ──▶ 2 nodes
 
-A job that lacks nodes waits for its patience (`patience_seconds`), and then starts or continues on fewer nodes. A job
+A job that lacks nodes waits for them for at most `patience_seconds`, and then starts or continues on fewer nodes. A job
 that trains changes its number of nodes only at an agreed stop, a step after which all ranks stop together. There it
 returns nodes to its fleet, or grows by all ready nodes together.
 
@@ -85,7 +85,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
     plane, because no instance could be launched in that period.
 
     Args:
-        spec: settings of the job, with its limits of nodes and its patience.
+        spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         record: the record of a job in any state.
 
     Returns:
@@ -119,7 +119,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
     shard. The job returns them at an agreed stop (`kept_count`).
 
     Args:
-        spec: settings of the job, with its limits of nodes and its patience.
+        spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         record: the job's record, with the numbers of nodes that earlier decisions stored.
         available_count: number of the job's nodes, without excluded ones.
         heard_count: number of the available nodes whose agents are not silent.
@@ -143,7 +143,7 @@ def reduced_count(
     nodes that the job has must already have promised to join this generation.
 
     Args:
-        spec: settings of the job, with its limits of nodes and its patience.
+        spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         promised_count: number of members that have promised to join the next generation.
         waited_seconds: time for which the job has lacked a member, without time in which no control plane was active.
         has_spare: whether the fleet has a spare for the job, which the fleet loop will assign within seconds.
@@ -184,7 +184,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
     stop.
 
     Args:
-        spec: settings of the job, with its limits of nodes and its patience.
+        spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         record: the job's record. An open incident or a suspected hang postpones the growth.
         now: Unix seconds.
         timeouts: `lease_seconds` is the shortest time for which nodes must be ready.

@@ -5,7 +5,7 @@
     the node's own live agent reports a fault code           GONE; while steps advance or no rank runs yet: IMPAIRED
     control link silent + data plane silent                  GONE: two classes of evidence
     control link silent + a failed status check              GONE: two classes; a failed check alone proves nothing
-    one class alone for T_max                                GONE; while steps advance: IMPAIRED if its agent reports,
+    one class alone for T_max (`exclude_seconds`)            GONE; while steps advance: IMPAIRED if its agent reports,
                                                              else UNCLEAR
     one class, shorter                                       UNCLEAR
     steps advance while the node is silent                   ALIVE: other members report steps that its ranks finished

@@ -94,7 +94,7 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 def failure_of_ranks(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
 ) -> FailureRecord | None:
-    """Return the failure of the first failed rank as a record for the breakers.
+    """Return the failure of the first failed rank, as `core.breakers` counts it towards the job's MaxAttempts.
 
     Return None if no rank failed by itself.
     """
@@ -466,7 +466,7 @@ def _failed_earlier_shards(
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
-    """Return the failure of the first failed load as a record for the breakers.
+    """Return the first failed load of shards as a failure that `core.breakers` counts towards MaxAttempts.
 
     Return None if no load failed.
     """
@@ -535,7 +535,7 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 
 
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether the agents of all nodes whose memory a source of a shard uses are connected."""
+    """Return whether the agents of all nodes that would send the shard from their memory are connected."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
     return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 

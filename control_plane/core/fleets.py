@@ -123,7 +123,8 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            # False would end a person's confirmation that the silent nodes are lost, and a pause must not do so.
+            # A person may have confirmed that the silent nodes are lost. The stored confirmation ends as soon as
+            # `is_blind` is False, and a pause of automation must not end it.
             is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )
@@ -761,7 +762,9 @@ def _counted(group: GroupObserved) -> int:
 
 
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return the action that protects the group's members in service from scale-in. A frozen fleet also executes it.
+    """Return the action that protects the group's members in service from scale-in.
+
+    The fleet executes this action even while it is frozen, that is, while it must terminate no node.
 
     A member that was starting while CreateFleet changed its group enters service without protection.
     """

@@ -3,7 +3,7 @@
     MTBF of a node       node-seconds of all the fleet's jobs ÷ their failures
     MTTF of the job      MTBF ÷ its nodes: a failure of any node interrupts the whole job
     MTTR                 mean over the fleet's closed incidents, from the failure until training has caught up
-    ETTR                 MTTF ÷ (MTTF + MTTR)
+    ETTR                 effective training time ratio: MTTF ÷ (MTTF + MTTR)
 
 A fleet without history gets no forecast, because an assumed failure rate would look like a measured one. Source: the
 renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time in place of

@@ -5,6 +5,7 @@ docs/design.md#failures explains the rules.
     limit of a phase        max(a minimum, `FACTOR` × the longest time without progress in it at this world size)
     first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
+    last limit              from here on, unchanged stacks prove a hang even if ranks use CPU or GPU
 
 A *phase* is what a rank does at the moment: start, restore, a step, or a phase that the script declares. A script may
 declare the limit of a phase (`session.phase`), for ranks that wait on purpose. The rules apply a declared limit without
@@ -15,12 +16,12 @@ Stacks prove a hang in these cases:
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
     a rank is asleep, others are two steps ahead          the others train without it, so it does not wait for them
-    no rank's stack has changed up to the last limit      covers busy waiting: NCCL uses CPU and GPU
+    no rank's stack has changed up to the last limit      covers ranks that wait in NCCL, which uses CPU and GPU
 
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
-other. The phases start and restore occur once per generation and depend mostly on caches and downloads. Their limit
-therefore never falls below the limit of a phase that the job has not measured yet. For the first step of a later
-generation, the limit follows from the longest start, first step and step of earlier generations.
+other. The phases start and restore occur once per generation and depend mostly on caches and downloads. Short earlier
+starts therefore do not lower their limit below `new_phase_seconds`, the limit of a phase without measurements. For the
+first step of a later generation, the limit follows from the longest start, first step and step of earlier generations.
 
 Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
 while a node is silent.
@@ -77,7 +78,11 @@ _FRAMES_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits for a rank's time without progress, in seconds (see the docstring of the module)."""
+    """Limits for a rank's time without progress, in seconds.
+
+    After `first`, agents read the ranks' stacks. After `second`, stacks can prove a hang. After `last`, unchanged
+    stacks prove a hang even if ranks use CPU or GPU.
+    """
 
     first: float
     second: float
@@ -281,14 +286,14 @@ def failure(
     *,
     stuck: NodeId | None = None,
 ) -> FailureRecord:
-    """Return the failure that the breakers record for a hang.
+    """Return a hang as a failure of the job, which `core.breakers` counts towards MaxAttempts.
 
     Args:
         plan: the plan of the generation.
         reports: the reports of its members.
         max_boundary: the newest step that any generation has finished.
         at: Unix seconds.
-        stuck: the node for which all other nodes wait, or None. The breakers may replace this node.
+        stuck: the node for which all other nodes wait, or None. `core.breakers` may replace this node.
 
     Returns:
         A failure at the newest step that all ranks have finished.

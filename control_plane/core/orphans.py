@@ -53,7 +53,8 @@ def orphans(
         folder: the run's key prefix. Objects with other keys are ignored.
         named: the keys of each checkpoint's objects, by generation and step. The value is None for a checkpoint that is
             being deleted: its objects are no orphans, because the deletion removes them.
-        frozen: keys of the frozen objects that checkpoints need. None while the run has not ended.
+        frozen: keys of the objects with parameters that never change, as far as checkpoints need them. None while the
+            run has not ended.
         ended_before: a generation number. All generations with a lower number have ended.
         now: Unix seconds.
 

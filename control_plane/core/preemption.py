@@ -45,7 +45,8 @@ def kept_counts(
         head: the first job of the queue. It does not fit into `free`.
         holding: the jobs that hold nodes.
         counts: number of nodes that each of these jobs holds.
-        free: number of nodes that no job holds or claims before the head. Negative if these claims lack nodes.
+        free: number of nodes that the head could use now: nodes without a job, except those reserved for running jobs
+            that have precedence. Negative if these jobs still lack nodes.
         now: Unix seconds.
 
     Returns:

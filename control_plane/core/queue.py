@@ -163,7 +163,7 @@ class _Shares:
         self.free -= self.counts[job.run]
 
     def raise_to_claims(self, head: FleetJob | None) -> None:
-        """Raise each job's number of nodes to its claim (its NodeCount or more), as far as nodes are free.
+        """Raise each job's number of nodes to `FleetJob.claim_count` (its NodeCount or more), as far as nodes are free.
 
         The method skips jobs that let `head` start first (`yields_to`).
         """
@@ -172,9 +172,10 @@ class _Shares:
                 self._raise(job, job.claim_count(self.now))
 
     def left_for(self, head: FleetJob) -> int:
-        """Return how many nodes remain for the head of the queue after the other jobs' claims that have precedence.
+        """Return how many nodes remain for the first job of the queue (the head).
 
-        A negative result is the number of nodes that these claims still lack.
+        Jobs that hold nodes first receive up to `FleetJob.claim_count` nodes, unless they let the head start first. If
+        the result is negative, these jobs lack so many nodes.
         """
         after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
         after.raise_to_claims(head)
@@ -189,8 +190,8 @@ class _Shares:
             capacity: number of nodes that all jobs together may hold.
 
         Returns:
-            True if, after all claims that have precedence, the nodes that the head needs are free and within its
-            project's quota.
+            True if enough nodes for the head are then free and within its project's quota. Jobs that have precedence
+            over the head first receive up to `FleetJob.claim_count` nodes.
         """
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(
@@ -209,7 +210,7 @@ class _Shares:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which jobs must return nodes beyond their NodeCount while no queued job waits for free nodes.
+        """Return which jobs must return their nodes beyond NodeCount, if no job in the queue waits for free nodes.
 
         The nodes go to the first running job that has fewer nodes than its NodeCount. Without such a job, they go to
         the first job that waits for the quota of its project, if jobs of this project can return enough nodes.
@@ -274,13 +275,13 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        while more:  # Each turn doubles the shift, so log2(len(sizes)) turns suffice.
+        while more:  # Each iteration doubles the number of covered sizes, so about log2(len(sizes)) iterations suffice.
             step = (more + 1) // 2
             with_job |= with_job << step
             more -= step
         reachable |= with_job
-    # Let n be the number of nodes that the remaining jobs hold. If n < `least`, the head and the new job both fit. If n
-    # is in `critical`, the head fits only without the new job.
+    # Let n be the number of nodes that a subset of the jobs holds after all other jobs have ended. If n < `least`, the
+    # head and the new job both fit. If n is in `critical`, the head fits only without the new job.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)

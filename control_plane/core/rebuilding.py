@@ -24,7 +24,7 @@ from everstep.protocol.plan import SlotRecord
 Content = tuple[Generation, Step]
 Stripe = tuple[Rank, ...]
 Held = Mapping[NodeId, SlotRecord]
-"""The slots that hold one shard, or one share, at one content (origin generation and step), by node."""
+"""The slots that hold one shard, or one share, of one origin generation and step, by node."""
 
 
 def rebuilds(
@@ -41,11 +41,11 @@ def rebuilds(
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong ones.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: contents for which the result also contains rebuilds of shards that still exist, in stripes without a
-            missing shard. For all other contents, the result contains only rebuilds of missing shards.
+        existing: origin generations and steps for which the result also contains rebuilds of shards that still exist,
+            in stripes without a missing shard. Otherwise, the result contains only rebuilds of missing shards.
 
     Returns:
-        At most one rebuild per shard and content.
+        At most one rebuild per shard, origin generation and step.
     """
     shards: defaultdict[Content, defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(lambda: defaultdict(dict))
     shares: defaultdict[tuple[Content, Stripe], defaultdict[Rank, dict[NodeId, SlotRecord]]] = defaultdict(
@@ -84,9 +84,10 @@ def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | Non
 def _rebuild(
     stripe: Stripe, lost_rank: Rank, shards: Mapping[Rank, Held], shares: Mapping[Rank, Held]
 ) -> Rebuild | None:
-    """Return the rebuild of one shard, or None if a share of the stripe is missing or its record names other shards.
+    """Return the rebuild of one shard, or None if the rest of the stripe does not suffice.
 
-    A rank is a survivor if one node has both its shard and its share.
+    Each other rank of the stripe needs a node that has both its shard and its share. The records of all these shares
+    must name the same shards.
     """
     members = [rank for rank in stripe if rank != lost_rank]
     candidates = {
@@ -123,7 +124,7 @@ def _rebuild(
 
 
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
-    """Return the entry about a rank's shard in the record of a share. The rank must belong to the share's stripe."""
+    """Return what a share's record says about the shard of `rank`: one of the shards from which the share was made."""
     return next(each for each in share.contributions if each.rank == rank)
 
 

@@ -65,20 +65,20 @@ class Restore:
     sources: tuple[tuple[ShardSource, ...], ...]
     """The sources from which each rank can get its shard, by rank, best first.
 
-    The tuples are empty if the ranks start from step 0, or if the restore is a relayout (`relayout` is set).
+    The tuples are empty if the ranks start from step 0, or if `relayout` contains the sources.
     """
     keep: Mapping[NodeId, tuple[SlotReference, ...]]
     """Slots (copies of shards, and shares of parity) that each node must not overwrite yet.
 
-    The node keeps these slots until the new generation has committed the restored step. In a relayout, it keeps them
-    until the new generation's first commit.
+    The node keeps these slots until the new generation has committed the restored step. If another number of ranks made
+    that step, the node keeps them until the new generation's first commit.
     """
     relayout: Relayout | None = None
     """The sources of the restored step, if another number of ranks or another job made this step."""
     forgotten: tuple[Rank, ...] = ()
     """Ranks whose shards are in no node's memory and cannot be rebuilt by parity.
 
-    In a relayout, these are ranks of the generation that made the step.
+    These are ranks of the generation that made the step, which may have had another number of ranks.
     """
 
     @property
@@ -138,8 +138,8 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
     control plane runs. A node that has promised to join the next generation reports the committed step C from the
-    memory page that each rank shares with its agent. No rank starts a snapshot after
-    C before its agent has written C to that page. Therefore each node with a later snapshot also reports C.
+    memory page that each rank shares with its agent. An agent writes C to this page before a rank may start the next
+    snapshot. Therefore each node with a snapshot after C also reports C.
 
     Args:
         path: the path of the newest started generation (the history that leads to it).
@@ -206,11 +206,11 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the state that a relayout restores: the newest one whose parity shares are all sealed.
+    """Return the state that is restored on another number of ranks: the newest one with all parity shares in memory.
 
-    The result is never older than the committed step. In a relayout, nodes keep only one step until the first commit.
-    If they kept a step whose shares are not sealed yet, one more loss would cost this step and the committed step.
-    Without parity, the result is `newest`.
+    The result is never older than the committed step. Until the new generation's first commit, nodes keep only the
+    restored step. If shares of this step were missing, the loss of one more node would lose the step, and the committed
+    step would be gone too. Without parity, the result is `newest`.
     """
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)
@@ -367,8 +367,8 @@ def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False
     node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node keeps
     first the newest committed step, and then the newest other steps.
 
-    In a relayout, the base is never committed in the new layout. Each node needs one free slot for the first step of
-    the new generation. In its other slots, the node keeps first the base.
+    In a relayout (a restore on another number of ranks), the new generation does not commit the base itself. Each node
+    needs one free slot for the new generation's first step. In its other slots, the node prefers the base.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:

@@ -63,7 +63,7 @@ Sums: TypeAlias = "Counter[tuple[str, str]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime:
-    """A job and its ledger at several points in time."""
+    """A job, and its time by category (its ledger) at several points in time."""
 
     run_id: str
     name: str
@@ -71,18 +71,18 @@ class JobTime:
     fleet_name: str
     ranks_per_node: int
     points: tuple[Ledger, ...]
-    """States of the job's ledger, oldest first, from the job's creation to the last charge."""
+    """The job's ledger from its creation to its last update, oldest state first."""
     cost_micro_usd: int | None
     """Cost of the node time of the job's whole life. None if its fleet has no price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTime:
-    """A fleet and the ledger of its idle nodes at several points in time."""
+    """A fleet, and the idle time of its nodes (its ledger) at several points in time."""
 
     name: str
     points: tuple[Ledger, ...]
-    """States of the ledger, oldest first. Empty before the fleet loop has first handled the fleet."""
+    """The stored idle times, oldest first. Empty before the fleet loop has first handled the fleet."""
     price_micro_usd: int | None
     """Price of one node for one hour. None if the fleet has no price."""
 
@@ -331,11 +331,11 @@ def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
-    """Return by how much each counter of a job's ledger grew between neighbouring states.
+    """Return by how much each category of a job's time grew between neighbouring states of the job's ledger.
 
-    The states are those at the bounds of a report's time buckets. If a failure before a bound is detected after it, the
-    ledger then moves time, for example from train to detect. Train would be negative in the later time bucket. The
-    function therefore books this move in the earlier time bucket.
+    The states are those at the bounds of a report's time buckets. If the control plane detects a failure late, it moves
+    time, for example from `train` to `detect`. If a bound lies in between, `train` would be negative in the later time
+    bucket. The function therefore counts such a move in the earlier time bucket.
     """
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}
@@ -391,9 +391,9 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
 
 
 def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
-    """Return the ledger at each bound of the time buckets, interpolated between its points.
+    """Return the counters of time at each bound of the time buckets, interpolated between the stored `points`.
 
-    Before the first point and after the last, the ledger does not change.
+    Before the first point and after the last, the counters do not change.
     """
     moments = [point.at for point in points]
     found: list[Ledger] = []

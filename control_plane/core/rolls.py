@@ -32,12 +32,12 @@ _PREFIX = "the roll of the fleet "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollStep:
-    """The result of `decide`: what the fleet loop does about a roll now."""
+    """The result of `decide`: what the fleet loop does now to replace or reboot all nodes of a fleet (a roll)."""
 
     progress: RollProgress
     """The progress to store. Equals the stored progress if nothing changed."""
     begun: tuple[NodeId, ...] = ()
-    """Nodes for which the fleet loop stores the roll's request now."""
+    """Nodes whose replacement or reboot begins now: the fleet loop stores a request in the row of each."""
     cancelled: tuple[NodeId, ...] = ()
     """Nodes whose pending request the roll withdraws, because a person has stopped the roll."""
     has_ended: bool = False
@@ -54,7 +54,7 @@ def decide(
     obstacle: str,
     refusal: Callable[[NodeRecord], str],
 ) -> RollStep:
-    """Return which nodes a roll begins now, and its progress.
+    """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
 
     Args:
         now: Unix seconds.
@@ -62,11 +62,11 @@ def decide(
         stored: the progress that the previous decision stored. Progress of an earlier roll is ignored.
         rows: the fleet's nodes that have not ended.
         unavailable_count: number of nodes that the fleet needs and that are not in service.
-        obstacle: reason why no node may be begun now, for example a job without full protection. Empty without one.
+        obstacle: reason why the roll must wait, for example a job without full protection. Empty without a reason.
         refusal: returns the reason why the fleet cannot fulfil the roll's request for a node, or an empty string.
 
     Returns:
-        The progress, and the nodes that begin now: at most `roll.max_unavailable`.
+        The progress, and the nodes to replace or reboot now: at most `roll.max_unavailable`.
     """
     known = stored if stored is not None and stored.roll_id == roll.roll_id else RollProgress(roll_id=roll.roll_id)
     if known.ended_at is not None:
@@ -97,7 +97,7 @@ def _next(
     obstacle: str,
     refusal: Callable[[NodeRecord], str],
 ) -> tuple[tuple[NodeId, ...], str]:
-    """Return the nodes that the roll begins now, and a clause that says what the roll does or waits for."""
+    """Return the nodes to replace or reboot now, and a clause that says what the roll does or waits for."""
     current = ", ".join(known.current)
     verb = _verb(roll)
     if not left:
@@ -141,12 +141,12 @@ def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
 
 
 def request_of(roll: FleetRoll) -> NodeRequest:
-    """Return the request that a roll makes for each node."""
+    """Return the request (REBOOT or REPLACE) that a roll makes for each node of its fleet."""
     return NodeRequest.REBOOT if roll.reboots else NodeRequest.REPLACE
 
 
 def in_words(roll: FleetRoll, node_id: NodeId) -> str:
-    """Return a clause that describes the roll's request for a node, for reasons and incidents."""
+    """Return a clause that says that a roll reboots or replaces a node, for reason texts and incidents."""
     why = f": {roll.reason}" if roll.reason else ""
     return f"{_PREFIX}{_verb(roll)} {node_id} ({roll.requested_by}){why}"
 

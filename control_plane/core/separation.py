@@ -76,7 +76,10 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply exchanges of nodes that lower the number of exposed shards. Return False if no exchange does."""
+        """Apply exchanges of nodes after which fewer shards have all holders in one failure domain (are exposed).
+
+        Return False if no exchange lowers the number of exposed shards.
+        """
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -115,17 +118,17 @@ class _Search:
         """Return how many of the members of the group with this index are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # -- exchanges with the ring, the last group
+    # -- exchanges with the ring (the last group, if it has more than `copies` members)
 
     @property
     def ring(self) -> int | None:
-        """The index of the group that is a ring. None if all groups have `copies` members."""
+        """The index of the last group if it has more than `copies` members (a ring), else None."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring (the last group), or exchange its members with other groups.
+        """Reorder the ring (the last, larger group), or exchange its members with other groups.
 
-        The method repeats this while the number of exposed shards decreases.
+        The method repeats this while fewer shards than before have all holders in one failure domain.
         """
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
@@ -134,7 +137,7 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield new orders of the ring: one member moved to another position, or two members exchanged."""
+        """Yield other orders of the last group, the ring: one member is moved, or two members change places."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):
@@ -145,7 +148,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield the possible exchanges of nodes between the ring and each of the `PARTNERS` most suitable groups."""
+        """Yield possible exchanges of nodes between the ring (the last group) and the `PARTNERS` best other groups."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -158,9 +161,9 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield exchanges in which neighbours in the ring become a separate group, and another group joins the ring.
+        """Yield exchanges in which `copies` neighbours of the ring become a group, and another group joins the ring.
 
-        Compared with an exchange of two nodes, it changes the holders of one shard less.
+        Such an exchange changes the holders of one shard fewer than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):

@@ -31,7 +31,7 @@ from everstep.protocol.ids import FIRST_STEP
 from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
 
 PAUSE_PATIENCE_TIMES = 5
-"""Limit for the upload after the ranks' end, as a multiple of `blind_wait`.
+"""Limit for the upload of the last checkpoint after the ranks' end, as a multiple of `blind_wait_seconds`.
 
 The upload of a large state takes minutes, and the job's nodes are idle meanwhile. The limit bounds this idle time.
 """

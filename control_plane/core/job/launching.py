@@ -25,8 +25,8 @@ def load_and_start(view: JobView) -> Decision:
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
     if is_loading and any(report.phase in STARTED for report in view.reports.values()):
-        # The control plane orders the start only after it has stored the state STARTING. This database therefore comes
-        # from an earlier backup (docs/design.md#a-restored-database).
+        # Agents report the start of ranks, which the control plane orders only after it has stored the state STARTING.
+        # The database has an earlier state, so it comes from a backup (docs/design.md#a-restored-database).
         return _move_to_starting(view, "the ranks were started before the database was restored")
     # If the job stopped now, it would lose the steps that only nodes' memory holds. The job first trains, then stops at
     # an agreed step and stores this step in S3.
@@ -56,8 +56,8 @@ def load_and_start(view: JobView) -> Decision:
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
         return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    # Drop the impairments (members' problems) that were tracked during the launch. Otherwise the time without a new
-    # step would count from the launch.
+    # Drop the members' problems (impairments) recorded so far. The job excludes a member with a problem if training
+    # completes no step for `exclude_seconds`. This time must not include the launch.
     running = with_record(view, impairments=())
     return change_state(running, JobEvent.STARTED, training_words(view))
 

@@ -47,8 +47,8 @@ def leave(view: JobView) -> Decision | None:
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
-            # Training completes no step, so no step would be saved by a longer wait for the agreed stop. Nodes that the
-            # job returns leave it in the recovery.
+            # Training has stopped making progress: the ranks cannot agree on a stop, and a restart loses no step. For
+            # nodes that return to the fleet, `asked_at` stays set, so the job gives them up in the recovery.
             unasked = tuple(move if move.is_returned else replace(move, asked_at=None) for move in record.moves)
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
@@ -116,7 +116,7 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
     """Record in the fault history of each remaining node that it and a departing node could not reach each other.
 
-    If the remaining node later cannot reach another node either, its history shows that this node is the faulty one.
+    If the remaining node later cannot reach another node either, its history identifies the remaining node as faulty.
 
     With parity, all members of a group report each other if one member is unreachable. The function then adds entries
     only for nodes whose neighbours in the tree of agents receive no messages from them.

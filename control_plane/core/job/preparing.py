@@ -83,8 +83,8 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
     """End a job that should stop while none of its ranks run.
 
     The end of the job frees its nodes' memory. The job therefore ends only if S3 has the newest committed step, or
-    after it has waited for `blind_wait`. Otherwise the result is None: the job resumes training, stops at an agreed
-    step, and stores that step in S3.
+    `blind_wait_seconds` after the request to stop. Otherwise the result is None: the job resumes training, stops at an
+    agreed step, and stores that step in S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -101,7 +101,7 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a job that should pause while it waits for another node.
 
-    The job releases the nodes only if this loses no committed step, or after it has waited for `blind_wait`.
+    The job releases the nodes if this loses no committed step. Otherwise it first waits for `blind_wait_seconds`.
 
     The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives
     earlier, the job trains first, and then pauses at an agreed stop without a loss.

@@ -77,9 +77,11 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add a failure to a node's fault history, once training without this node has passed the step that failed on it.
+    """Add repeated failures to the fault history of the node on which ranks failed, if the node was the cause.
 
-    The function ignores failures from a lack of memory, because the hardware does not cause these.
+    The evidence: the job moved the failing ranks to another node, and training then passed the step of the failures.
+    `told` contains such changes of node. The function ignores failures from a lack of memory, because the hardware does
+    not cause these.
     """
     lines = tuple(
         Implication(

@@ -151,8 +151,8 @@ def give_back(view: JobView) -> Decision | None:
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
     """Return the record by which the job returns a node to its fleet at the agreed stop.
 
-    `departure` is the departure (planned loss of a member) that was already recorded for the node, or None. The result
-    keeps its fault.
+    `departure` is None, or the record that the job already planned to give up the node, for example because of a fault.
+    The result keeps this fault, so that the fleet still applies its remedy.
     """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
@@ -176,8 +176,8 @@ def has_asked_to_grow(record: JobRecord) -> bool:
 def with_growth(view: JobView) -> JobView:
     """Record the additional ready nodes by which a running job can grow.
 
-    Nodes that will replace departing nodes do not count. Once the stop is requested, the request stays recorded even if
-    a user lowers MaxNodeCount.
+    A job that still has to give up nodes does not grow, because it uses ready nodes as their replacements. Once the
+    stop is requested, the request stays recorded even if a user lowers MaxNodeCount.
     """
     record = view.record
     if has_asked_to_grow(record):
@@ -214,7 +214,7 @@ def grow(view: JobView) -> Decision | None:
         return start_new_generation(view, (fault,), None, decision=decision)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(growth.asked_at, last_movement_at(view)) > patience:
-        # Training completes no step, so no step would be saved by a longer wait for the agreed stop.
+        # Training has stopped making progress, so the ranks cannot agree on a stop, and a restart loses no step.
         return start_new_generation(view, (replace(fault, at=view.now),), None, decision=decision)
     return stay(view, f"agrees on a stop, to grow with {names}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
 

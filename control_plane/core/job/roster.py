@@ -72,7 +72,7 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the rank that it killed.
+    """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the drill's target rank.
 
     `told` contains exits that only late reports have shown. The function returns its arguments unchanged if no drill
     explains the exits.
@@ -142,7 +142,8 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    spared = given_back | stopped  # These nodes work, so the job gives them up only if this loses no step.
+    # Nodes of both kinds work, so they are not lost. The job gives up such a node only if this loses no step.
+    spared = given_back | stopped
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
     ]
@@ -155,9 +156,9 @@ def without_lost(view: JobView) -> JobView:
 def without_unreachable(view: JobView) -> JobView:
     """Exclude members that have not promised in time to join the issued generation.
 
-    If the exclusion loses no committed step, the job waits for the deadline of a promise, or T_max (`exclude_seconds`)
-    for a connected member. Otherwise the job waits for `blind_wait`, or `blind_wait` plus T_max for a connected member.
-    A connected member may have reconnected a moment ago and may hold the only copy of a shard.
+    The wait counts from the request for the promise. If the exclusion loses no committed step, the job waits for
+    `prepare_deadline_seconds`, or `exclude_seconds` for a connected member. Otherwise the member may hold the only copy
+    of a shard. The job then waits for `blind_wait_seconds`, and `exclude_seconds` longer for a connected member.
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -215,8 +216,8 @@ def without_departing(view: JobView) -> JobView:
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet at the agreed stop. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # Nodes that the job gives up even without a replacement. Faulty nodes belong to them, because they would end ranks
-    # again.
+    # Nodes that the job gives up even without a replacement. Faulty nodes are among them, because they would end the
+    # ranks again.
     goes = [
         *announced,
         *returned,
@@ -234,7 +235,7 @@ def without_departing(view: JobView) -> JobView:
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []
     events: list[EventDraft] = []
-    for move in due:  # one by one, because two members may hold the only copies of a shard
+    for move in due:  # Check members one by one: two of them may hold the only copies of a shard, and one must stay.
         verdict = moves.verdict(move)
         fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
         base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))

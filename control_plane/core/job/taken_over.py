@@ -30,8 +30,8 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
-    # In these states, no rank of an earlier generation may run. In any other state, compare with the generation that
-    # runs, because after a database restore the issued number can be higher.
+    # In these states, ranks of every generation below the issued one must end. In any other state, the newest planned
+    # generation runs. Its number can be lower than the issued one after a database restore, and its ranks must stay.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
     ended = [

@@ -110,7 +110,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # Once training has ended, it is no fault of a node that no further step follows.
+    # After the end of training, no step follows. Without this rule, that would count against a node with a problem.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
@@ -275,9 +275,10 @@ def durable_words(view: JobView) -> str:
 
 
 def watched_seconds(view: JobView, since: float) -> float:
-    """Return the seconds since a time.
+    """Return the seconds since `since` in which a control plane could watch the job.
 
-    If no control plane watched the job for a while after `since`, only the seconds since the end of that period count.
+    If no control plane worked on the job for a while after `since`, only the seconds since the end of that period
+    count.
     """
     return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 

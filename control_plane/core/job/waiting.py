@@ -33,8 +33,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # These nodes are still assigned to the job from before it returned to the queue. The fleet first removes them,
-        # and then assigns all new nodes together.
+        # A job in the queue holds no nodes, so these nodes remain from before its return to the queue. The fleet first
+        # removes them, and then assigns all new nodes together.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))

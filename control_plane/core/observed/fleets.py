@@ -112,7 +112,7 @@ class GroupObserved:
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The ids of the members that the group does not terminate."""
+        """The ids of the members that the Auto Scaling group is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -171,7 +171,7 @@ class NodeRecord:
     release: Literal["", "return", "terminate"] = ""
     """A person's decision about a held node: `return` it to service, or `terminate` it. Empty without a decision."""
     request: NodeRequest | None = None
-    """Pending request for this node, by a person or by a roll (of all nodes). None without one."""
+    """Pending request for this node, by a person, or by a roll (which reboots or replaces all nodes), or None."""
     request_words: str = ""
     connected_at: float | None = None
     """Time at which the node's agent last connected, in Unix seconds."""
@@ -240,7 +240,10 @@ class FleetJob:
         return least if self.smaller_from is not None and now >= self.smaller_from else self.node_count
 
     def claim_count(self, now: float) -> int:
-        """Return the number of nodes that the job claims before other jobs grow: at least `node_count`."""
+        """Return the number of nodes that the fleet reserves for the job before elastic jobs may grow.
+
+        The result is `node_count`, or more if the job needs more nodes to continue.
+        """
         return max(self.node_count, self.needed_count(now))
 
 
@@ -266,6 +269,6 @@ class FleetObserved:
     If a REBOOTING node has no entry, the fleet must still request its reboot.
     """
     roll: FleetRoll | None = None
-    """The fleet's newest roll, which may have ended. None if the fleet never had one."""
+    """The fleet's newest roll (replacement or reboot of all nodes), which may have ended. None without a roll."""
     roll_progress: RollProgress | None = None
-    """The progress of a roll that the previous decision about the fleet stored. It may belong to an earlier roll."""
+    """The stored progress of the newest roll, or of an earlier roll if the newest roll has just been requested."""

@@ -77,7 +77,7 @@ class JobSettings:
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
     max_attempts: int = 3
-    """Number of equal failures at the same step after which the job fails."""
+    """Number of equal failures at one step after which the job changes the node or the state, or fails."""
     min_node_count: int | None = None
     """Smallest number of nodes with which the job may start and continue. None means `node_count`."""
     max_node_count: int | None = None

@@ -148,7 +148,7 @@ class NodeObserved:
     Silence during the grace period after the start of this control plane does not count.
     """
     heard_at: float | None = None
-    """Time at which the agent's last message arrived.
+    """Unix time at which the agent's last message arrived.
 
     None if this control plane has received no message from the agent.
     """

@@ -14,34 +14,34 @@ class FleetRoll:
 
     roll_id: str
     node_ids: tuple[NodeId, ...]
-    """The nodes to roll: the fleet's nodes at the start of the roll, without held and ending ones."""
+    """The nodes to replace or reboot: the fleet's nodes at the time of the request, without held and ending nodes."""
     max_unavailable: int
-    """Maximum number of nodes, at least 1, that may be out of service while the roll begins another node."""
+    """Limit (at least 1) of nodes out of service. At the limit, the roll does not begin with further nodes."""
     reboots: bool
-    """Whether the roll reboots the nodes. Otherwise it replaces their instances."""
+    """Whether EC2 reboots the nodes. If False, new instances replace them."""
     requested_by: str
     reason: str
     """The person's reason. May be empty."""
     started_at: float
     """Time of the request, in Unix seconds."""
     is_paused: bool = False
-    """Whether the roll begins no further node for now."""
+    """Whether a person has paused the roll. The fleet then begins to replace or reboot no further node."""
     is_stopped: bool = False
-    """Whether a person has ended the roll."""
+    """Whether a person has ended the roll before all nodes were replaced or rebooted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollProgress:
-    """The progress of a roll. Only the fleet loop writes it."""
+    """The progress of a roll (replacement or reboot of all nodes of a fleet). Only the fleet loop writes it."""
 
     roll_id: str
     """The roll that this progress belongs to. A new roll has another id."""
     requested: tuple[NodeId, ...] = ()
-    """The nodes whose replacement or reboot the roll has requested, in this order."""
+    """The nodes whose replacement or reboot was requested so far, in the order of the requests."""
     finished: tuple[NodeId, ...] = ()
-    """The nodes that need no more work, in the order of `FleetRoll.node_ids`.
+    """The nodes that were replaced or rebooted, in the order of `FleetRoll.node_ids`.
 
-    Nodes that ended or were held during the roll also count as finished, and so do nodes whose request a person
+    Nodes that the roll skips also count: nodes that ended or were held meanwhile, and nodes whose request a person
     cancelled.
     """
     reason: str = ""
@@ -51,7 +51,7 @@ class RollProgress:
 
     @property
     def current(self) -> tuple[NodeId, ...]:
-        """The nodes that the roll has begun to replace or reboot, and not finished."""
+        """The nodes whose replacement or reboot was requested and is not finished."""
         return tuple(node_id for node_id in self.requested if node_id not in self.finished)
 
 

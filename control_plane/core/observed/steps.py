@@ -23,9 +23,9 @@ class GenerationRecord:
     parent: Generation
     base_step: Step
     world_size: int
-    """Number of ranks."""
+    """Number of ranks of the generation. 0 if a restored database does not contain this number."""
     was_started: bool
-    """Whether the control plane may have sent Start for this generation."""
+    """Whether the control plane may have ordered agents to start the ranks of this generation."""
 
 
 def initial_generation(world_size: int) -> GenerationRecord:
