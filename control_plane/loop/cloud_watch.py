@@ -431,7 +431,7 @@ class CloudWatch:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # Set after the request, whether AWS answered or failed.
+            about.looked_closely_at = asked_at  # The next request is due only later, even if this request has failed.
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
@@ -458,7 +458,7 @@ class CloudWatch:
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Request scheduled events and status checks of instances from EC2, and remember the answers.
+        """Request scheduled events and status checks of instances from EC2, and store the answers.
 
         Return whether an answer changed.
         """

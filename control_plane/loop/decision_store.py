@@ -181,7 +181,8 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # End a user's confirmation that silent nodes are lost, but only if the caller has read it.
+            # Most agents report again, so a user's confirmation that silent nodes are lost ends. A confirmation that is
+            # newer than the caller's read of the fleet's row stays.
             changes["blindness_lifted_at"] = None
         if decision.roll_progress is not None:
             changes["roll_progress"] = rolls.stored(decision.roll_progress)
@@ -223,7 +224,8 @@ class DecisionStore:
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
                 if row.request is not None and (before is None or not before.request):
-                    # Store the request of a roll, unless a person's request has arrived since the caller read the row.
+                    # A roll requests to replace or reboot the node. A person's request has precedence if it has arrived
+                    # since the caller read the row.
                     nodes.ask(session, row.node_id, row.request.value, row.request_words)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
@@ -258,7 +260,7 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the fleet's queue still permits the change of a job's state that the core has decided.
+    """Return whether the fleet's queue still permits the decided start, pause or return to the queue of a job.
 
     Since the core's input was read, decisions about other jobs of the fleet may have been stored. For example, the
     decisions about two jobs may both use the same last free nodes, but only one job may get them. No other transaction

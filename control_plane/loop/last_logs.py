@@ -2,7 +2,7 @@
 
     evidence/<node>/console.log     the console output of the instance, from EC2
     evidence/<node>/agent.log       uploaded by the agent, if it is connected
-    evidence/<node>/shim.log        uploaded by the agent, if it is connected
+    evidence/<node>/shim.log        as agent.log; written by the shim, the parent process of the node's ranks
 
 Invariant: a missing log delays the end of an instance by a few seconds, and never prevents it.
 """
@@ -32,7 +32,7 @@ REMEMBERED_COUNT: Final = 1_000
 
 
 def evidence_key(node_id: NodeId) -> str:
-    """Return the key prefix of a node's logs."""
+    """Return the prefix of the S3 keys under which a node's logs are stored."""
     return f"evidence/{node_id}/"
 
 
@@ -56,10 +56,10 @@ class LastLogs:
         """Time of the first call of `may_end` for each node, the node with the oldest call first."""
 
     async def may_end(self, node_id: NodeId) -> bool:
-        """Request the logs of a node whose instance the control plane will end, and return whether it may end it now.
+        """Request the logs of a node whose instance shall end, and return whether the instance may end now.
 
         The executor calls this method each time before it would end the instance. The first call stores the console
-        output.
+        output in S3.
 
         Args:
             node_id: the node whose instance will end.

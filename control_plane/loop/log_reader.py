@@ -70,12 +70,12 @@ class Cursor:
     """Number of the generation. 0 means before the first generation."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     reported_gaps: frozenset[NodeId] = frozenset()
-    """Nodes whose gap the reader has already returned."""
+    """Nodes for which the reader has already returned the event (gap) that their last lines are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """One line of the log."""
+    """One line of the log, or a gap: a message in place of lines that are missing."""
 
     at_ms: int
     generation: int
@@ -83,13 +83,16 @@ class LogEvent:
     rank: Rank | None
     """Rank that printed the line. None means that the line is about the whole node."""
     kind: str
-    """Kind of the line: `stdout`, `stderr` or `gap`."""
+    """Kind of the line: `stdout`, `stderr`, or `gap` for a message about missing lines."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selects lines of a log. The condition `text` does not apply to gaps. All other conditions do."""
+    """Selects lines of a log.
+
+    A message about missing lines (a gap) need not contain `text`. All other conditions apply to it too.
+    """
 
     rank: Rank | None = None
     generation: int | None = None
@@ -229,7 +232,7 @@ class LogReader:
     def tail(self, wanted: LogFilter) -> Cursor:
         """Return the cursor at the current end of the log, or of the generation that `wanted` selects.
 
-        The cursor is also past each gap, so the reader does not return the gap again.
+        The reader then also returns no message about lines that are missing before this cursor.
         """
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
@@ -392,7 +395,7 @@ class LogReader:
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
         """Return the lines after the last chunk that a node uploaded itself, with their numbers.
 
-        Holders uploaded these lines. If lines are missing in between, the result has a gap in their place.
+        Holders (nodes with copies of the lines) uploaded them. A message (gap) replaces lines that no holder has.
         """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
@@ -450,10 +453,10 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Return whether the log of a generation is final (no further line can arrive), and the gaps of this log.
+        """Return whether a generation's log is final, and a message (gap) for each node whose last lines are missing.
 
-        The log is final if the generation is over and the reader waits for no node. Each node that did not mark the end
-        of its lines has a gap.
+        The log is final if the generation has ended and no node may still upload lines. The last lines of a node are
+        missing if the node did not mark the end of its lines.
         """
         if facts.over_since is None:
             return False, []

@@ -22,7 +22,10 @@ from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, Release
 from everstep.protocol.ids import NodeId
 
 KEPT_HOLDS: Final = 256
-"""Number of holds that the desk remembers, so that a client's repeated request adds no second event."""
+"""Number of exports whose recorded start event this server remembers.
+
+A client's repeated request for the same export then adds no second event.
+"""
 MAX_READS: Final = 8
 """Limit of reads that wait for an agent at the same time. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
 ANSWER_SECONDS: Final = 20.0
@@ -48,15 +51,15 @@ class SnapshotDesk:
         self._asked: dict[str, tuple[NodeId, asyncio.Future[Answer]]] = {}
         self._reading = asyncio.Semaphore(MAX_READS)
         self._beginning: dict[str, asyncio.Task[object]] = {}
-        """Running calls of `begin`, each of which starts a hold, by the key passed to `once`."""
+        """Running calls of `begin` (the start of an export), by the key passed to `once`."""
         self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
 
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Run `begin`, which starts a hold. If a call with the same key already runs, wait for the result of that call.
+        """Run `begin`, through which agents keep a step's snapshots for a client (a hold), at most once at a time.
 
-        A client can repeat its request for a hold while the first request still runs. A request that fails ends the
-        hold, which would also end the hold of the other request. Both requests therefore share one call and its result.
-        The call of `begin` continues if one of its callers is cancelled.
+        A client can repeat its request while the first request still runs. If one of the two requests failed, it would
+        end the hold of the other request too. If a call with the same key already runs, this method therefore waits for
+        the result of that call. `begin` continues if one of its callers is cancelled.
 
         Args:
             key: id of the request. If a client repeats a request, both requests have the same id.
@@ -73,11 +76,11 @@ class SnapshotDesk:
         return await asyncio.shield(task)
 
     def has_begun(self, hold_id: str) -> bool:
-        """Return whether the event about the start of a hold is recorded, as far as this server remembers."""
+        """Return whether this server remembers that the event about the start of an export (a hold) is recorded."""
         return hold_id in self._begun
 
     def note_begun(self, hold_id: str) -> None:
-        """Remember that the event about the start of a hold is recorded."""
+        """Remember that the event about the start of an export (a hold) is recorded."""
         self._begun.append(hold_id)
 
     async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:
@@ -118,7 +121,10 @@ class SnapshotDesk:
         return answer
 
     def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:
-        """Order an agent to end a hold. If the message is lost, the hold expires by itself."""
+        """Order an agent to keep an exported step's snapshots no longer.
+
+        If the message is lost, the agent stops by itself after a while.
+        """
         self._send(node_id, request)
 
     def answered(self, node_id: NodeId, answer: Answer) -> None:

@@ -261,11 +261,11 @@ class _Piece:
     begin: int
     end: int
     source: _Source | None = None
-    """The object that holds the bytes. None for zeros, and for the index."""
+    """The object that holds the bytes. None for zeros, and for the index (the list of the payload's tensors)."""
     place: int = 0
-    """Position of the first byte within the tensor data of the source, whose reader delivers the pieces in order."""
+    """Position of the first byte within the tensor data of `source`. The source's reader delivers its pieces in order."""
     index: bytes = b""
-    """The bytes of the payload's index, if the range is the index."""
+    """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
 
     def part(self, begin: int, end: int) -> _Piece:
         """Return the part of this piece from position `begin` of the shard's payload up to position `end`."""
@@ -293,7 +293,7 @@ def _spans(spans: Sequence[tuple[int, int]], source: _Source) -> list[_Piece]:
 
 
 def _pieces(plan: Restore, spans: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Yield the pieces of the whole payload in order: tensors, zeros and the index."""
+    """Yield all ranges of the payload in order: tensors, zeros between tensors, and the index (the list of tensors)."""
     position = 0
     index = _Piece(plan.index_offset, plan.index_offset + len(plan.index), index=plan.index)
     for piece in (*spans, index, _Piece(plan.payload_bytes, plan.payload_bytes)):
