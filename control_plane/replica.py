@@ -29,9 +29,10 @@ from types import TracebackType
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
-"""Maximum number of processes with a lineage per state directory.
+"""Maximum number of processes that lock a file in the same state directory.
 
-Further processes have an identity without a lineage. After a restart, they must wait until their old leases expire.
+The identity of a further process contains no locked file. After a restart, the process must wait until its old leases
+expire.
 """
 
 
@@ -69,7 +70,8 @@ def is_predecessor(owner: str, other: str) -> bool:
         other: an owner read from a lease.
 
     Returns:
-        True only if `other` has the lineage of `owner` and another incarnation, which proves that `other` is dead.
+        True only if `other` has the lineage of `owner` (same locked file, same boot) and another incarnation (start).
+        The calling process holds the file's lock, so `other` is dead.
     """
     lineage, dash, _ = owner.partition("@")[0].partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
@@ -109,7 +111,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return an id that is unique to the locked file. It is empty if no file is locked or the kernel has no boot id."""
+    """Return a hash of the locked file and the boot id. Empty if no file is locked or the kernel has no boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

@@ -36,10 +36,10 @@ class Settings:
     bucket: str
     mode: CloudMode = CloudMode.AWS
     region: str = ""
-    """AWS region. Required in AWS mode. In local mode, the local cloud's region."""
+    """AWS region. Required in AWS mode. In local mode, the region of the simulated AWS on this machine."""
     aws_endpoint_url: str | None = None
     aws_keys: LocalKeys | None = None
-    """The local cloud's access key. None in AWS mode, where boto3 finds the instance's credentials."""
+    """Access key of the simulated AWS in local mode. None in AWS mode, where boto3 finds the instance's credentials."""
     secrets_prefix: str = ""
     """Prefix of the server's secrets in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
     server_id: str = ""
@@ -172,8 +172,8 @@ class Settings:
     def default_max_slowdown(self) -> float:
         """Default limit of the slowdown by snapshots, as a fraction of the mean time of an iteration.
 
-        The local cloud permits 100 %: its nodes share the cores of one machine, so measured step times are not
-        reliable.
+        With the simulated AWS (local mode), the limit is 100 %: all nodes share the cores of one machine, so measured
+        step times are not reliable.
         """
         return 1.0 if self.mode is CloudMode.LOCAL else DEFAULT_MAX_SLOWDOWN
 

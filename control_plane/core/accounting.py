@@ -396,7 +396,7 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return the mean time to failure (MTTF): time in TRAIN, SHORTAGE and STALL ÷ number of failures.
+    """Return the mean time to failure (MTTF): time in which ranks ran (TRAIN, SHORTAGE, STALL) ÷ number of failures.
 
     Return None before the first failure.
     """

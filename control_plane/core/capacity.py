@@ -59,7 +59,9 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        return first  # A launch has succeeded since the failures before `first`, so they do not count.
+        # A launch succeeded between the failures that the previous poll observed and `first`, so only the failures from
+        # `first` on count.
+        return first
     return min(before.failing_since, first)
 
 

@@ -20,7 +20,7 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Limit of the cases that `_component` tracks at the same time while it counts survivable losses.
+"""Limit of the states that `_component` keeps at the same time while it counts the losses without a lost shard.
 
 A placement over at most sixteen domains stays below this limit, and so does every loss of only two domains.
 """
@@ -121,9 +121,9 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
     """Return a component's number of domains, and how many losses of 0, 1, 2 … of its domains are survivable.
 
-    A loss is survivable if at least one domain of every edge remains. The function counts losses of at most `most`
-    domains. It processes the domains one by one and follows both cases, lost and alive. Its state is a bit set of the
-    edges of which all processed domains are lost.
+    An edge is the set of domains that hold a shard. A loss is survivable if at least one domain of every edge remains.
+    The function counts losses of at most `most` domains. It adds the domains one by one, each as lost and as alive, and
+    counts the ways to reach each state. A state contains one bit per edge: whether all its domains so far are lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}

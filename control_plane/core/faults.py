@@ -165,7 +165,7 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
 def implied(verdict: Verdict, now: float) -> Implication | None:
     """Return the entry that a verdict adds to the fault history of its node, or None.
 
-    A termination by AWS adds no entry, and neither does a planned departure.
+    If AWS terminated the instance, or the job gave the node up as planned, the verdict adds no entry.
     """
     if verdict.cause is Cause.INSTANCE_TERMINATED or verdict.cause.is_planned:
         return None

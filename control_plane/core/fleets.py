@@ -275,7 +275,7 @@ class _Table:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected")
 
     def follow_people(self) -> None:
-        """Execute a person's decision on held nodes: return them to service, or terminate them."""
+        """Execute people's decisions on held nodes (kept out of use): return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
             if row.release == "return":
                 self.move(row, NodeEvent.RELEASED, "a user released it")

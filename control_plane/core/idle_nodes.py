@@ -18,7 +18,10 @@ from control_plane.core.ledger_hours import HOUR, Ledger
 from control_plane.core.states import NodeState
 
 CHARGE_SECONDS: Final = 60.0
-"""Longest time between two charges. The fleet loop charges at once if a node changes its state or a new hour begins."""
+"""Longest time between two updates of a fleet's stored idle times.
+
+The fleet loop updates them at once if a node changes its state or a new hour begins.
+"""
 _NOT_IDLE: Final = frozenset({NodeState.ASSIGNED, NodeState.GONE})
 
 
@@ -27,23 +30,23 @@ class IdleNodes:
     """The idle time of a fleet's nodes (the ledger), as the fleet's row stores it."""
 
     until: float | None = None
-    """Unix seconds up to which the ledger is charged. None before the first charge."""
+    """Unix seconds up to which idle time is counted. None before the first count."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of idle nodes since `until`, by `NodeState`."""
+    """Number of idle nodes by `NodeState`, from `until` on."""
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Idle time by `NodeState`, summed over nodes."""
 
 
 def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNodes:
-    """Return the ledger, with the idle time since the last charge added if a charge is due.
+    """Return a fleet's idle times (its ledger), with the time since `idle.until` added if this is due.
 
     Args:
-        idle: the ledger that the database contains, charged until `idle.until`.
-        states: the states that all nodes of the fleet have from now until the next charge.
-        now: Unix seconds. If the clock went back, the function charges no time.
+        idle: the idle times that the database contains, counted until `idle.until`.
+        states: the states that all nodes of the fleet have from now until the next call.
+        now: Unix seconds. If the clock went back, the function adds no time.
 
     Returns:
-        The charged ledger. Unchanged if no count changed, no hour began, and the last charge is younger than
+        The idle times until `now`. Unchanged if no count changed, no hour began, and `idle.until` is younger than
         `CHARGE_SECONDS`.
     """
     counts = {state.value: count for state, count in sorted(Counter(states).items()) if state not in _NOT_IDLE}

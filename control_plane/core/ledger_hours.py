@@ -25,7 +25,7 @@ class Ledger:
     """The counters of a ledger (time of a job, or idle time of a fleet's nodes) at one point in time."""
 
     at: int
-    """Unix time in microseconds up to which the ledger is charged."""
+    """Unix time in microseconds up to which the counters include all time."""
     spent: Mapping[str, int]
     """Microseconds by category of time (a job's bucket, or a node's state). A missing category means 0."""
     node_microseconds: int = 0
@@ -36,8 +36,8 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
     """Return the ledger at a moment between two known states, as if its counters had grown evenly in between.
 
     Args:
-        before: a state of the ledger, charged until the moment or an earlier time.
-        after: a later state of the same ledger, charged until the moment or a later time.
+        before: a state of the ledger whose counters include all time until the moment, or until an earlier time.
+        after: a later state of the same ledger, until the moment or a later time.
         moment: Unix time in microseconds.
 
     Returns:
@@ -63,14 +63,14 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
 
 
 def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
-    """Return the ledger at each full hour between two charges, the time of the later charge included.
+    """Return the counters of a ledger at each full hour between two of its updates, the time of the later one included.
 
-    The job loop and the fleet loop call this function after each charge, and store the result. Most results are empty,
-    because no full hour lies between the charges.
+    The job loop and the fleet loop call this function after each update of a ledger, and store the result. Most results
+    are empty, because no full hour lies between the updates.
 
     Args:
-        before: the ledger before the charge, as the database contains it.
-        after: the same ledger after the charge. Its `at` is not before that of `before`.
+        before: the ledger before the update, as the database contains it.
+        after: the same ledger after the update. Its `at` is not before that of `before`.
 
     Returns:
         At most the newest `MOST_HOURS` hours, oldest first. Each `at` is a multiple of `HOUR`.

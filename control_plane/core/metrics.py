@@ -125,19 +125,19 @@ def joined(points: Sequence[Point]) -> Point:
 
 
 def chunk_of(step: int, width: int) -> int:
-    """Return the number of the chunk that contains the points of a width at this step."""
+    """Return the number of the chunk (points stored together) for a step, among points of `width` steps each."""
     return step // (width * POINTS_PER_CHUNK)
 
 
 def first_step(chunk: int, width: int) -> int:
-    """Return the first step that the chunk with this number and width may contain."""
+    """Return the first step that a chunk (points stored together) may contain, if its points span `width` steps."""
     return chunk * width * POINTS_PER_CHUNK
 
 
 def kept_chunks(width: int) -> int:
-    """Return how many chunks of a width a metric keeps.
+    """Return how many chunks (points stored together) a metric keeps, of those whose points span `width` steps.
 
-    The kept chunks contain 4,096 points of width 1, and 1,024 points of each larger width.
+    These chunks contain 4,096 points of width 1, and 1,024 points of each larger width.
     """
     return 32 if width == 1 else 8
 

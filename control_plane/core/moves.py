@@ -179,7 +179,7 @@ def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 def due(
     known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
 ) -> tuple[Departure, ...]:
-    """Return the departures for which the job should stop now. Empty if the job should continue to train.
+    """Return the departures (planned losses of nodes) for which the job should stop now; empty if it should train on.
 
     The job loop calls this function whenever it decides about a running job that has departures and has not requested a
     stop. One stop for several departures costs less than several stops.
@@ -218,7 +218,7 @@ def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the departures for which the job loop has requested the agreed stop."""
+    """Return the departures (planned losses of nodes) for which the job loop has requested the agreed stop."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
@@ -247,7 +247,7 @@ def is_stuck(
 
 
 def in_words(known: Sequence[Departure]) -> str:
-    """Return the reason text of a job that trains while it has departures."""
+    """Return the reason text of a job that still trains, but should give up nodes (has departures)."""
     names = ", ".join(move.node_id for move in known)
     return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
 

@@ -30,7 +30,7 @@ class Placement:
     groups: tuple[tuple[NodeId, ...], ...]
     """Nodes that hold each other's shards.
 
-    The last group may be a ring of more than `copies` nodes.
+    The last group may have more than `copies` nodes. In such a ring, a node holds the shards of its predecessors.
     """
     holders: Mapping[NodeId, tuple[NodeId, ...]]
     """The holders of each node's shards, by the owner's id. The owner is the first holder of its own shards."""
@@ -89,8 +89,8 @@ def parity_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
-    The groups have the same sizes as those of `plan`, but the last group is no ring. The job loop calls this function
-    once per generation. A replacement takes the lost node's position.
+    The groups have the same sizes as those of `plan`. The job loop calls this function once per generation. A
+    replacement takes the lost node's position.
 
     Args:
         nodes: the members by GROUP_RANK.
@@ -120,7 +120,8 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
 
     Returns:
-        Groups of GROUP_RANKs, the ring last. Empty if these holders follow from no groups.
+        Groups of GROUP_RANKs, last the group with more than `copies` members (the ring), if any. Empty if these holders
+        follow from no groups.
     """
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):
@@ -164,9 +165,9 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         raise ImpossiblePlacement(
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
-    # Inclusion-exclusion over completely lost groups. For the ring, subtract the losses that lose a shard. A ring of
-    # fewer than 2m nodes has at most one run of m or more lost nodes. The run begins after a live node, at one of
-    # `ring` positions, unless all nodes are lost.
+    # Inclusion-exclusion over completely lost groups. The last group may be a ring of more than m nodes, which loses a
+    # shard if m neighbours are lost: subtract these losses. A ring of fewer than 2m nodes has at most one run of m or
+    # more lost nodes. The run begins after a live node, at one of `ring` positions, unless all nodes are lost.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
     ways = _without_whole_groups(groups, copies, node_count, lost_count)

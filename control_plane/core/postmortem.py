@@ -135,7 +135,7 @@ def _identity(post_mortem: PostMortem) -> str:
 
 def _impact(account: Account, now: float) -> str:
     moments = phase_moments(account, now)
-    # Round the times instead of the lengths, so that the rounded lengths add up to the rounded total.
+    # Round the ends of the phases instead of their lengths, so that the shown lengths add up to the shown total.
     ends = [round((moment - moments[0]) * 100) for moment in moments]
     rows = [(phase, later - earlier) for phase, earlier, later in zip(PHASES, ends, ends[1:], strict=False)]
     rows.append(("**interruption**", ends[-1]))

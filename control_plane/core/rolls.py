@@ -172,14 +172,15 @@ def _done(roll: FleetRoll) -> str:
 
 
 def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> str:
-    """Return why the state of a job forbids that a roll begins another node, or an empty string.
+    """Return why a job's state forbids to replace or reboot another node of its fleet now, or an empty string.
 
     Args:
         job: a job of the fleet, in any state.
         nodes: the nodes that are assigned to the job, with their agents' reports.
 
     Returns:
-        A clause if the job has been launched and does not train with its full protection.
+        A clause, or an empty string if the job was never launched, or if it trains without an open incident and every
+        holder has its copies.
     """
     if job.state not in LAUNCHED_JOBS:
         return ""

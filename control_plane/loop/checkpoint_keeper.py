@@ -88,8 +88,8 @@ class CheckpointKeeper:
     def _begin(self, run_id: str) -> None:
         """Mark the checkpoints of a job that exceed its limits as deleting.
 
-        The same transaction reads which checkpoints are pinned or needed for a restore, so that this cannot change in
-        between.
+        The same transaction reads which checkpoints are pinned or needed for a restore. No checkpoint can therefore be
+        pinned in between.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)

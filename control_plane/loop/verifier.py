@@ -263,7 +263,7 @@ class _Piece:
     source: _Source | None = None
     """The object that holds the bytes. None for zeros, and for the index (the list of the payload's tensors)."""
     place: int = 0
-    """Position of the first byte within the tensor data of `source`. The source's reader delivers its pieces in order."""
+    """Position of the first byte in the tensor data of `source`, whose pieces are read in this order."""
     index: bytes = b""
     """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
 

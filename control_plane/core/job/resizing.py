@@ -76,8 +76,8 @@ def shrink_words(view: JobView, roll: launch.Roll) -> str:
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
     """Record the number of nodes of a new plan. If the number changed, add the change to the incident and to an event.
 
-    If the job shrinks after a failure, the incident gets the cause SHRUNK. Planned departures and drills keep their
-    cause.
+    If the job shrinks after a failure, the incident gets the cause SHRUNK. The incident keeps its cause if the job gave
+    up nodes as planned, or if a drill (an ordered fault) caused it.
     """
     record, spec, count = view.record, view.spec, len(plan.nodes)
     before = record.member_count or spec.node_count
@@ -124,11 +124,13 @@ def training_words(view: JobView) -> str:
 def give_back(view: JobView) -> Decision | None:
     """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
 
-    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. The result
-    is None if the job keeps its nodes. If the last stop did not release a node, because the node held the only copy of
-    a shard, the job waits before the next stop. If a returned node already has a planned departure for a fault, the
-    fleet still applies the remedy for this fault (such as a reboot). The result is also None while the stop for another
-    departure or for growth is already requested.
+    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. If the last stop
+    did not release a node, because the node held the only copy of a shard, the job waits before the next stop. If the
+    job already planned to give up a returned node for a fault, the fleet still applies the remedy for this fault (such
+    as a reboot).
+
+    The result is None if the job keeps its nodes. It is also None while an agreed stop is already requested, to give up
+    other nodes or to grow.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)

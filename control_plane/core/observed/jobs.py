@@ -319,7 +319,10 @@ class Memo:
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """Earliest Unix time for a new departure. It is set after the job kept a node or an agreed stop failed."""
+    """Unix time before which the job plans to give up no further node, unless AWS announced the node's end.
+
+    It is set after the job kept a node, or after an agreed stop failed.
+    """
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
     """Text about the limit (runtime, pending time or cost) that stops the job. Empty if no limit stops it."""
