@@ -273,7 +273,7 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost nodes that has too many cases to compute."""
     DomainOdds: list[DomainOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains."""
     FatalDomains: list[str]
@@ -751,7 +751,7 @@ class ListTrainingJobsResponse(TypedDict):
 class LogEvent(TypedDict):
     """One line that a rank printed, or a note that lines are missing."""
     Timestamp: datetime
-    """When the node's agent read the line, in milliseconds."""
+    """When the node's agent read the line, with a precision of one millisecond."""
     Generation: int
     NodeId: str
     Rank: NotRequired[int]
@@ -813,7 +813,7 @@ class Node(TypedDict):
     FleetName: str
     NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
-    """Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable."""
+    """Reason why the node is held. A held node waits for ReleaseNode. The hold of an unreachable node also ends once the node's agent reports again and no job uses the node."""
     HoldAdvice: NotRequired[HoldAdvice]
     """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
@@ -958,7 +958,7 @@ class ReleaseSnapshotResponse(TypedDict):
 class Reliability(TypedDict):
     """Share of time spent on training, and frequency and duration of interruptions."""
     EttrRatio: NotRequired[float]
-    """Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start."""
+    """Effective training time ratio: training time ÷ time outside the buckets queue, provision and paused. The job has no nodes during these three accounting buckets. Absent before the first start."""
     EttrWithQueueRatio: NotRequired[float]
     """Training time ÷ total time since the job was created, including time in the queue and paused time."""
     MttfSeconds: NotRequired[float]
@@ -968,7 +968,7 @@ class Reliability(TypedDict):
     LostSteps: int
     """Steps that training had to repeat."""
     IncidentCostUsd: NotRequired[float]
-    """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
+    """Total cost of the incidents: the CostUsd of all incidents, added up. Absent if the fleet has no price."""
 
 class Report(TypedDict):
     """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet."""
@@ -1273,7 +1273,7 @@ class TrainingJobPlan(TypedDict):
     SlotsPerNode: int
     """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, the number is slots per shard × 2 × RanksPerNode. Half of these slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state."""
     MemoryRatio: float
-    """Memory for slots on each node, divided by the state of the node's ranks."""
+    """Memory of the job's slots on each node ÷ size of the training state of the node's ranks."""
     CopiesMemoryRatio: NotRequired[float]
     """MemoryRatio of the same job with two copies instead of parity. Absent without parity."""
     NodeMemoryBytes: NotRequired[int]
@@ -1591,7 +1591,7 @@ class EverstepClient(Protocol):
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ..., ClientRequestToken: str = ...) -> HoldSnapshotResponse:
-        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server."""
+        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server."""
     def list_audit_entries(self, *, Operation: str = ..., TokenId: str = ..., Project: str = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListAuditEntriesResponse:
         """List calls that could change something, newest first. The log contains each call with a valid token, also refused ones. Reads and dry runs have no entry."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:

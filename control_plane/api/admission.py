@@ -159,8 +159,9 @@ def own_place(bucket: str, project: str, name: str, run_id: str) -> str:
 def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return the number of nodes that hold each shard.
 
-    If the request does not set Copies, the result is 2 in general. It is 1 for a job of one node, for a job with
-    parity, and for other strategies than Everstep.
+    If the request does not set Copies, the result is 2 in general. It is 1 for a job of one node and for a job with
+    parity. It is also 1 for a checkpoint strategy other than Everstep, because such a strategy keeps no copies on other
+    nodes.
     """
     asked = request.protection
     is_copied = Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP and not _parity_group_size(request)

@@ -132,7 +132,8 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                done.set_result(None)  # The requests that wait are then processed themselves.
+                # The response was not cached. Each identical request that waits for it is then processed separately.
+                done.set_result(None)
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)

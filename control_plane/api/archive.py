@@ -194,7 +194,8 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         LookupError,
         ArithmeticError,
     ) as error:
-        # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
+        # `tarfile` raises ValueError, LookupError or ArithmeticError if a pax header contains an invalid number or an
+        # invalid map of a sparse file.
         raise RefusedArchive(f"it is not a complete gzipped tar: {error}") from error
     if not files:
         raise RefusedArchive("it contains no files")
@@ -217,7 +218,7 @@ def _parents(paths: set[str]) -> set[str]:
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
-            archive.members.clear()  # Otherwise tarfile would keep all members in memory.
+            archive.members.clear()  # tarfile keeps all members in this list, so empty it to save memory.
             if len(archive.pax_headers) > GLOBAL_HEADERS:
                 raise RefusedArchive(f"it contains more than {GLOBAL_HEADERS} global pax headers")
             yield member
@@ -238,9 +239,10 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Permit the next reads: one file's content, one more header, and one record that `tarfile` reads ahead.
+        """Exclude a file's content from the limits for headers and padding.
 
-        `inspect` calls this method after each header.
+        `inspect` calls this method after each header. Until the next call, `tarfile` may read the content, one more
+        header, and one record ahead.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded

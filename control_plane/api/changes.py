@@ -45,7 +45,7 @@ class Snapshots:
         self._lock = threading.Lock()
 
     def find(self, question: Hashable, token: str | None) -> Contents | None:
-        """Return the contents for which a token was issued.
+        """Return the contents of the earlier response to which a ChangeToken belongs.
 
         Args:
             question: caller and parameters of the request.

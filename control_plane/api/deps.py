@@ -136,9 +136,9 @@ class LogPauses:
     stored_seconds: float = 2.0
     """Seconds between two reads while the client has received every line up to the newest one."""
     catch_up_seconds: float = 0.3
-    """Seconds between two reads while the client still lacks a line before the newest one that it has received.
+    """Seconds between two reads while the client has received a line but still lacks an earlier line.
 
-    Agents store lines within a second.
+    Agents store lines in S3 within a second.
     """
 
 

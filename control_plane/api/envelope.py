@@ -159,7 +159,7 @@ class Envelope:
 
 
 def _security_headers(scope: Scope) -> dict[str, str]:
-    # The dashboard's pages set their own cache-control.
+    # Set no cache-control for the dashboard's pages, because the dashboard sets it itself.
     is_page = not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
     return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
 

@@ -50,7 +50,10 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""The API's name of an expected type, by prefix of the type of pydantic's error about a value of another type."""
+"""The API's name of the type that a field requires, by the prefix of pydantic's error type.
+
+pydantic reports such an error if the field has a value of another type.
+"""
 
 
 class ApiError(Exception):
@@ -160,7 +163,7 @@ MODELED: tuple[type[ApiError], ...] = (
 )
 """One class for each error type of the API.
 
-`control_plane.contract` generates the errors of the client's service model from these classes.
+`control_plane.contract` generates the errors in the client's botocore service model from these classes.
 """
 
 

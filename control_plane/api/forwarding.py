@@ -100,14 +100,15 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
         send: sends one ASGI message of the response to the caller.
 
     Returns:
-        None if the other server responded, even if its response broke off, which the caller notices itself. If the
-        other server sent no response, the reason.
+        None if the other server began to respond, even if the connection broke during the response. The caller then
+        recognizes the incomplete response. Otherwise, the reason why the other server sent no response.
     """
     services: Services = scope["app"].state.services
     query = scope["query_string"].decode("latin-1")
     headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_CONNECTION]
     headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
-    if scope.get("client") is not None:  # The other server records the client's address in the audit log.
+    # Pass the client's address on, because the other server records it in the audit log.
+    if scope.get("client") is not None:
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
     has_begun = False

@@ -174,7 +174,7 @@ def post_mortem(session: Session, record: IncidentRecord, log: LastLines, now: d
 
 @dataclass(frozen=True, slots=True)
 class LastLines:
-    """The last lines of the failed generation before the failure, oldest first."""
+    """The last log lines of the failed generation before its failure, oldest first."""
 
     lines: tuple[str, ...]
     missing: str = ""
@@ -200,7 +200,8 @@ def last_lines(services: Services, record: IncidentRecord) -> LastLines:
 
 
 def _stacks_event_id(session: Session, record: IncidentRecord) -> int | None:
-    # One transaction stores the incident and the event, so an incident is never read without its event.
+    # One transaction stores an incident of hung ranks and the event with their stacks, so both are always visible
+    # together.
     return events.newest_of(
         session,
         hangs.PROVEN,

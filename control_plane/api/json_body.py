@@ -70,7 +70,7 @@ def read(body: bytes) -> tuple[Any, list[FieldError]]:
     """
     try:
         value = json.loads(body, object_hook=SentObject)
-    except (ValueError, RecursionError):  # ValueError includes UnicodeDecodeError.
+    except (ValueError, RecursionError):  # For a body that is not UTF-8, json raises UnicodeDecodeError, a ValueError.
         return None, [FieldError(field="", message=constraints.NOT_JSON)]
     found = islice(_complaints(value), MAX_COMPLAINTS)
     return value, [FieldError(field=constraints.path_of(path), message=message) for path, message in found]

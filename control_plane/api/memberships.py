@@ -20,7 +20,7 @@ from control_plane.cloud.operator import CloudOperator, Ec2State
 from everstep.protocol.ids import NodeId
 
 SHARED_SECONDS: Final = 5.0
-"""Maximum age of an answer of AWS that still admits an agent of the same group."""
+"""Maximum age of AWS's answer about a group that still admits an agent of this group."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ PATH: Final = "/replicas/agents"
 FACTS_SECONDS: Final = 0.5
 """Seconds for which this server reuses another server's answer about agents.
 
-A failed request counts as an empty answer, and is also not repeated for this time.
+After a failed request, this server assumes an empty answer for the same time.
 """
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 75.0
@@ -124,7 +124,7 @@ class Peers:
             project: the only project to search. None means all projects.
 
         Returns:
-            The URL. Empty as in `url_of`, and if not exactly one job matches.
+            The URL. Empty if not exactly one job matches, or if `url_of` returns an empty text for the job's fleet.
         """
         with self._database.read() as session:
             found = jobs.named(session, text, project)
@@ -201,7 +201,7 @@ class Peers:
 
 
 def encoded(known: KnownAgents) -> bytes:
-    """Encode agents' states for another server, without the parts of reports that no API response contains."""
+    """Encode agents' states for another server, with only those parts of the reports that API responses use."""
     return msgspec.msgpack.encode(
         replace(known, views={node_id: _shown(view) for node_id, view in known.views.items()})
     )

@@ -42,7 +42,7 @@ class Facts:
     shards: Mapping[str, tuple[ShardRecord, ...]]
     """Shards of the jobs that have not ended, by run id."""
     recoveries: tuple[Recoveries, ...]
-    """Sums over the closed incidents of the jobs that have not ended, by job, cause and restore source."""
+    """Closed incidents and lost steps of the jobs that have not ended, counted by job, cause and restore source."""
     fleets: tuple[FleetRecord, ...]
     nodes: tuple[NodeRecord, ...]
     """Nodes that have not ended."""

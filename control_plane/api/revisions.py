@@ -2,8 +2,9 @@
 
 `revised` reports all errors of a request together. A change applies at one of two times:
 
-    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: read
-                                      each time the job loop runs. A generation keeps its nodes until an agreed stop.
+    applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: the
+                                      job loop reads them each time it runs. After a change of ElasticConfig, the job
+                                      keeps its nodes until an agreed stop.
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
 Invariant: the updated job also fulfils the rules for new jobs (`api.admission`).
@@ -67,7 +68,7 @@ class Revised:
 class _Wish:
     field: str
     attribute: str
-    """Name of the corresponding attribute of `JobSpec`."""
+    """Name of the attribute of `JobSpec` that stores this setting."""
     value: Any
     needs_generation: bool = False
 

@@ -216,7 +216,10 @@ def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
 
 
 def _without_nul(parameter: Json) -> Json:
-    """Return a parameter whose plain text excludes NUL, as `deps` requires of every path and query parameter."""
+    """Return the OpenAPI description of a parameter, with a pattern that excludes NUL from unrestricted text.
+
+    `deps` rejects NUL in every path and query parameter.
+    """
     schema = parameter["schema"]
     is_plain_text = schema.get("type") == "string" and not {"pattern", "enum", "format"} & set(schema)
     return {**parameter, "schema": {**schema, "pattern": r"^[^\x00]*$"}} if is_plain_text else parameter

@@ -487,7 +487,8 @@ def protection(
     Returns:
         The description.
     """
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)  # Agents release the slots of an ended or paused job.
+    # Agents release the slots of an ended or paused job, so its reported shards are no longer in memory.
+    is_over = job.state in states.ENDED_JOBS or _is_paused(job)
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     losses = _fatal_losses(job, current)
@@ -568,8 +569,8 @@ def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[
 def _misses(shard: ShardRecord) -> bool:
     """Return whether a shard's parity group lacks a share of the shard.
 
-    The result is true if a holder is out of view, or if the rank has not committed a step in this generation. Before
-    this commit, a node that replaced another has no share.
+    The result is true if a holder is out of view. It is also true until the rank commits a step in this generation,
+    because a node that replaced another has no share before.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 

@@ -474,7 +474,7 @@ export interface DescribeProtectionResponse {
   ParityGroupSize?: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases to compute are omitted. */
+  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost nodes that has too many cases to compute. */
   RecoveryOdds: RecoveryOdds[]
   /** The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains. */
   DomainOdds: DomainOdds[]
@@ -1271,7 +1271,7 @@ export interface ListTrainingJobsResponse {
 
 /** One line that a rank printed, or a note that lines are missing. */
 export interface LogEvent {
-  /** When the node's agent read the line, in milliseconds. */
+  /** When the node's agent read the line, with a precision of one millisecond. */
   Timestamp: Timestamp
   Generation: number
   NodeId: string
@@ -1338,7 +1338,7 @@ export interface Node {
   NodeId: string
   FleetName: string
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
-  /** Reason why the node is held. A held node waits for ReleaseNode, unless the reason is that the node is unreachable. */
+  /** Reason why the node is held. A held node waits for ReleaseNode. The hold of an unreachable node also ends once the node's agent reports again and no job uses the node. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
   /** The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself. */
   HoldAdvice?: HoldAdvice
@@ -1570,7 +1570,7 @@ export interface ReleaseSnapshotResponse {
 
 /** Share of time spent on training, and frequency and duration of interruptions. */
 export interface Reliability {
-  /** Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start. */
+  /** Effective training time ratio: training time ÷ time outside the buckets queue, provision and paused. The job has no nodes during these three accounting buckets. Absent before the first start. */
   EttrRatio?: number
   /** Training time ÷ total time since the job was created, including time in the queue and paused time. */
   EttrWithQueueRatio?: number
@@ -1580,7 +1580,7 @@ export interface Reliability {
   MttrSeconds?: number
   /** Steps that training had to repeat. */
   LostSteps: number
-  /** Cost of the nodes while they made no new step. Absent if the fleet has no price. */
+  /** Total cost of the incidents: the CostUsd of all incidents, added up. Absent if the fleet has no price. */
   IncidentCostUsd?: number
 }
 
@@ -1966,7 +1966,7 @@ export interface TrainingJobPlan {
   Elasticity?: string
   /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. With parity, the number is slots per shard × 2 × RanksPerNode. Half of these slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state. */
   SlotsPerNode: number
-  /** Memory for slots on each node, divided by the state of the node's ranks. */
+  /** Memory of the job's slots on each node ÷ size of the training state of the node's ranks. */
   MemoryRatio: number
   /** MemoryRatio of the same job with two copies instead of parity. Absent without parity. */
   CopiesMemoryRatio?: number

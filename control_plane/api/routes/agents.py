@@ -33,7 +33,7 @@ obtained through STS (`routes.attestation`) also expires; the server renews it w
 
 If another server manages the fleet, this server relays the connection to it (`control_plane.api.relay`).
 
-Invariant: the registry receives a connection only after the server has checked its token and its node.
+Invariant: the registry of connected agents receives a connection only after the server has checked its token and node.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ async def _read(
         report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
         now = services.now()
         if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
-            # A negative difference means that the clock was set back. The check then runs at once.
+            # A negative time since the last check means that the clock was set back. The session is then checked now.
             await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
             checked_at = now
             if hello.public_key is not None and not 0 <= (now - certified_at).total_seconds() < RENEWAL_SECONDS:
@@ -393,7 +393,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                # Revoke the session tokens of the node's earlier joins that no first report completed.
+                # The node had completed no join. Revoke the session tokens that its other joins created.
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."

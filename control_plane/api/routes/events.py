@@ -127,8 +127,8 @@ async def stream_events(
         job_name=of_job.job_name,
         fleet_name=fleet_name,
     )
-    # Disable the token check of `api.open_answers`. The feed checks the token itself, and sends the reason before it
-    # ends the stream.
+    # Disable the token check of `api.open_answers`. The event feed (`loop.event_feed`) checks the token itself, and
+    # sends the reason before it ends the stream.
     request.state.token_id = None
     batches = services.feed.follow(interest, _last_event_id(request, after_event_id))
     try:

@@ -147,7 +147,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
 def _settings(request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest) -> dict[str, Any]:
     """Return the database columns that a request changes.
 
-    A request with only SpareCount also removes the spare policy.
+    A request with only SpareCount also removes the spare policy, because SpareCount has no effect beside a policy.
     """
     sent = {name: getattr(request, name) for name in _SETTINGS}
     columns = {name: value for name, value in sent.items() if value is not None}

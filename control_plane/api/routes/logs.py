@@ -253,8 +253,8 @@ async def _follow(
             node_id, sent = taken
             planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
             if planned is None and sent.generation > cursor.generation:
-                # The lines belong to a new generation, whose nodes only its plan names. The next iteration reads this
-                # plan.
+                # The received lines belong to a new generation. Its nodes are known only after the next iteration has
+                # read its plan.
                 is_missing = True
                 continue
             if not planned or node_id not in planned:

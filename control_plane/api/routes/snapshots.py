@@ -75,7 +75,7 @@ async def hold_snapshot(
 ) -> snapshots_schemas.HoldSnapshotResponse:
     """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it.
 
-    While a job with two slots holds a snapshot, it commits no further steps; training continues. The hold ends at
+    While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at
     ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A
     job holds one snapshot at a time.
 
@@ -186,7 +186,7 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        # Release all attempts, so that a delayed HoldSnapshot message cannot begin one of them again.
+        # Release the holds of all attempts, so that a delayed message cannot begin one of these holds again.
         for each in _attempts(nonce[:HOLD_BASE_DIGITS]):
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)

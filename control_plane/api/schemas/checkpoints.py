@@ -78,8 +78,8 @@ class DescribeProtectionResponse(Shape):
     recovery_odds: list[RecoveryOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 
-    Only holders in view count. The list is empty until every shard has a committed step. Loss sizes with too many cases
-    to compute are omitted.
+    Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost
+    nodes that has too many cases to compute.
     """
     domain_odds: list[DomainOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains.

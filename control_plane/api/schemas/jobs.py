@@ -474,9 +474,9 @@ class Reliability(Shape):
     """Share of time spent on training, and frequency and duration of interruptions."""
 
     ettr_ratio: float | None
-    """Effective training time ratio: training time ÷ total time without queue, provision and paused.
+    """Effective training time ratio: training time ÷ time outside the buckets queue, provision and paused.
 
-    Absent before the first start.
+    The job has no nodes during these three accounting buckets. Absent before the first start.
     """
     ettr_with_queue_ratio: float | None
     """Training time ÷ total time since the job was created, including time in the queue and paused time."""
@@ -495,7 +495,7 @@ class Reliability(Shape):
     lost_steps: int
     """Steps that training had to repeat."""
     incident_cost_usd: float | None
-    """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
+    """Total cost of the incidents: the CostUsd of all incidents, added up. Absent if the fleet has no price."""
 
 
 class Condition(Shape):

@@ -12,7 +12,7 @@ class LogEvent(Shape):
     """One line that a rank printed, or a note that lines are missing."""
 
     timestamp: datetime
-    """When the node's agent read the line, in milliseconds."""
+    """When the node's agent read the line, with a precision of one millisecond."""
     generation: int
     node_id: str
     rank: int | None

@@ -98,7 +98,8 @@ class Node(Shape):
     hold: Hold | None
     """Reason why the node is held.
 
-    A held node waits for ReleaseNode, unless the reason is that the node is unreachable.
+    A held node waits for ReleaseNode. The hold of an unreachable node also ends once the node's agent reports again
+    and no job uses the node.
     """
     hold_advice: HoldAdvice | None
     """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""

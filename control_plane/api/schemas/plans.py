@@ -46,7 +46,7 @@ class TrainingJobPlan(Shape):
     slots hold shares, each with 1 ÷ (ParityGroupSize - 1) of the size of a state.
     """
     memory_ratio: float
-    """Memory for slots on each node, divided by the state of the node's ranks."""
+    """Memory of the job's slots on each node ÷ size of the training state of the node's ranks."""
     copies_memory_ratio: float | None
     """MemoryRatio of the same job with two copies instead of parity. Absent without parity."""
     node_memory_bytes: int | None
