@@ -43,7 +43,7 @@ _SUFFIXES: Final = ("", "-wal", "-shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredRun:
-    """The generation numbers and checkpoints that a loaded backup has of an unfinished run."""
+    """An unfinished run in a loaded backup: its generation numbers and its checkpoints."""
 
     run_id: str
     checkpoint_uri: str
@@ -56,7 +56,7 @@ class RestoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredManifest:
-    """A checkpoint's manifest in S3, with its bytes, of which the checkpoint's row contains a copy."""
+    """A checkpoint's manifest in S3. The checkpoint's row in the database contains a copy of the manifest's bytes."""
 
     bucket: str
     key: str

@@ -47,7 +47,7 @@ def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any
         )
         .select_from(Job.__table__)
         .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-        # The condition is true for each job. The query for totals always returns exactly one row.
+        # The query for totals always returns exactly one row, so the join condition is true for each job.
         .join(totals, _JOB.run_id.is_not(None))
         .where(*conditions)
     )

@@ -31,7 +31,10 @@ class ExportRecord:
 
 
 class ExportUpdate(TypedDict, total=False):
-    """Columns that the background loop which sends an export's events may change. A missing key leaves its column."""
+    """Columns that may be changed by the background loop that sends an export's events.
+
+    A missing key leaves its column unchanged.
+    """
 
     position: int
     failing_since: datetime | None

@@ -76,7 +76,10 @@ class FleetRecord(NewFleet):
 
 
 class FleetUpdate(TypedDict, total=False):
-    """Columns that the fleet loop may change. A missing key leaves its column unchanged."""
+    """Columns that the fleet loop, the server's background task for fleets, may change.
+
+    A missing key leaves its column unchanged.
+    """
 
     state: str
     max_node_count: int

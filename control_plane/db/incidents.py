@@ -269,7 +269,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Sums over the closed incidents of one job that have the same cause and the same restore source."""
+    """Number and lost steps of the closed incidents of one job that share the cause and the restore source."""
 
     job_name: str
     project: str
@@ -280,7 +280,7 @@ class Recoveries:
 
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
-    """Count the closed incidents of runs by job, cause and restore source."""
+    """Count the closed incidents of runs, and their lost steps, by job, cause and restore source."""
     keys = (Incident.job_name, Incident.project, Incident.cause, Incident.restore_source)
     query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
     found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))

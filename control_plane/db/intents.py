@@ -120,7 +120,7 @@ def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
 
 
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
-    """Return the open intents of a job or fleet, oldest first."""
+    """Return the open intents (recorded calls without an outcome) of a job or fleet, oldest first."""
     query = (
         select(Intent)
         .where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN)

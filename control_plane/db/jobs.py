@@ -151,7 +151,7 @@ class JobRecord:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures. `core.breakers` compares them to decide whether to retry. JSON values in its format."""
+    """Recent failures, as JSON values of `core.breakers`, which compares them to decide whether to retry."""
     accounting: Mapping[str, int]
     """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: datetime | None
@@ -169,7 +169,10 @@ class JobRecord:
 
 
 class JobUpdate(TypedDict, total=False):
-    """Columns that the job loop may change. A missing key leaves its column unchanged."""
+    """Columns that the job loop, the server's background task for jobs, may change.
+
+    A missing key leaves its column unchanged.
+    """
 
     fleet_name: str
     reason: str

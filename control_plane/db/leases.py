@@ -1,6 +1,6 @@
 """Leases: each gives one control-plane server the exclusive right to work on a job, a fleet or an export.
 
-    owner       claims before every pass; each claim increments the counter
+    owner       claims before every pass of its background loops; each claim increments the counter
     contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
     successor   takes over immediately from a dead server with the same state directory (`control_plane.replica`)
 

@@ -21,7 +21,7 @@ from control_plane.db.models import FleetHour, JobHour
 
 
 def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
-    """Store a job's ledger at full hours.
+    """Store a job's ledger, which is a set of time counters, at full hours.
 
     Args:
         session: from `Database.write`.
@@ -44,7 +44,7 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
 
 
 def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
-    """Store the ledger of a fleet's idle nodes at full hours.
+    """Store the ledger (the time counters) of a fleet's idle nodes at full hours.
 
     Args:
         session: from `Database.write`.

@@ -100,7 +100,7 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:  # noqa: ARG002
-        """Convert the tuple to a list for JSON."""
+        """Convert the tuple to a list, because JSON has no tuples."""
         return None if value is None else list(value)
 
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
@@ -125,7 +125,7 @@ class RunLengths(TypeDecorator[_Runs]):
         value: _Runs | None,
         dialect: Dialect,  # noqa: ARG002
     ) -> list[list[str | float]] | None:
-        """Convert the pairs to lists for JSON."""
+        """Convert the pairs of value and repetitions to lists, because JSON has no tuples."""
         return None if value is None else [list(run) for run in value]
 
     def process_result_value(
@@ -133,7 +133,7 @@ class RunLengths(TypeDecorator[_Runs]):
         value: list[tuple[str | float, int]] | None,
         dialect: Dialect,  # noqa: ARG002
     ) -> _Runs | None:
-        """Convert JSON's lists to tuples."""
+        """Convert the lists of the JSON value to pairs of value and repetitions."""
         return None if value is None else tuple((each, count) for each, count in value)
 
 
@@ -227,7 +227,10 @@ class Fleet(Base):
     roll: Mapped[dict[str, Any] | None]
     """The newest roll (`FleetRoll`), which may have ended."""
     roll_progress: Mapped[dict[str, Any] | None]
-    """The fleet loop's progress (`RollProgress`), possibly of an earlier roll."""
+    """The progress of a roll that the fleet loop stored last (`RollProgress`).
+
+    Directly after the start of a roll, the progress still belongs to the previous roll.
+    """
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 
@@ -611,7 +614,7 @@ class Incident(Base):
     """The person who takes care of the incident, as a user has entered the name. Empty without an owner."""
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
-    __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists.
+    __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists of incidents.
 
 
 class Note(Base):

@@ -60,7 +60,10 @@ class NodeRecord:
 
 
 class NodeUpdate(TypedDict, total=False):
-    """Columns that the fleet loop may change. A missing key leaves its column unchanged."""
+    """Columns that the fleet loop, the server's background task for fleets, may change.
+
+    A missing key leaves its column unchanged.
+    """
 
     state: str
     run_id: str | None
@@ -245,7 +248,7 @@ def has_joined(session: Session, node_id: str) -> bool:
 def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
     """Record that the node's agent has received its session token, so that the join is complete.
 
-    `note_hello` has stored the node. Return False if an agent of the node had already joined.
+    The caller has already stored the node with `note_hello`. Return False if an agent of the node had already joined.
     """
     query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))

@@ -45,7 +45,10 @@ class NoticeRecord:
     kind: str
     """Value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
-    """AWS's id of the event. For a notice from a poll, a name that each poll of the same notice repeats."""
+    """AWS's id of the event.
+
+    A notice from a poll has an id that is equal in all polls: the scheduled event's id or code, or the group's name.
+    """
     source: str
     message: str
     """The text of AWS's announcement."""

@@ -71,9 +71,9 @@ class ShardTotals:
 
     shard_count: int
     fewest_in_view: int
-    """The number of holders in view of the shard that has the fewest."""
+    """The smallest number of holders in view that any shard has."""
     most_out_of_view: int
-    """The number of holders out of view of the shard that has the most."""
+    """The largest number of holders out of view that any shard has."""
     least_committed: int
     """The lowest committed step, over all shards. -1 if a rank has not committed a step in this generation."""
     has_reason: bool

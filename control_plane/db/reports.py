@@ -24,7 +24,7 @@ from control_plane.db.errors import TooMuch
 from control_plane.db.models import Fleet, FleetHour, Incident, Job, JobHour
 
 MOST_POINTS: Final = 50_000
-"""Maximum number of hourly rows of jobs that one report reads: the number of jobs times the number of bounds."""
+"""Maximum number of hourly rows of jobs that one report reads: jobs × bounds of the report's time buckets."""
 MOST_INCIDENTS: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,7 +59,7 @@ def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> Repo
 
     Args:
         session: from `Database.read`.
-        which: conditions that all jobs and fleets of the report fulfil; incidents follow their jobs.
+        which: conditions that all jobs and fleets of the report fulfil. The report contains these jobs' incidents.
         bounds: bounds of the buckets, as `core.reports.bounds` returns them.
 
     Returns:

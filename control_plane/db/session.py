@@ -144,7 +144,8 @@ class Database:
             DanglingReferences: the block leaves a row whose foreign key names no row. Nothing was written.
         """
         with self._writing.connect() as connection:
-            if self.is_sqlite:  # SQLite ignores this pragma within a transaction.
+            # Switch foreign keys off before the transaction, because SQLite ignores this pragma within one.
+            if self.is_sqlite:
                 connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
             try:
                 with connection.begin():

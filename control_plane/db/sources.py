@@ -61,7 +61,10 @@ def find(session: Session, sha256: str, project: str | None) -> SourceRecord | N
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:
-    """Store a project's source and end its upload. An existing row stays unchanged."""
+    """Store a project's source, and release the quota that was reserved for its upload.
+
+    An existing row stays unchanged.
+    """
     remove_upload(session, source.sha256, source.project)
     row = session.get(Source, (source.sha256, source.project))
     if row is None:

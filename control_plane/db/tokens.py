@@ -31,7 +31,7 @@ _PREFIX = "est_"
 
 
 class TokenKind(StrEnum):
-    """Purpose of a token. See the module's docstring."""
+    """Purpose of a token: for a person or a program, for the join of an instance, or for an agent that has joined."""
 
     USER = "user"
     JOIN = "join"
