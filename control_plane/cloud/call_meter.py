@@ -126,7 +126,7 @@ class CallMeter:
 
     @property
     def collectors(self) -> tuple[Collector, ...]:
-        """The collectors that the caller registers with a Prometheus registry."""
+        """The Prometheus collectors of the counted calls, which the caller registers with a registry."""
         return self._calls, self._throttled, self._delayed
 
     def watch(self, client: Any, service: str) -> None:
@@ -138,7 +138,7 @@ class CallMeter:
         def sent(event_name: str, **_: object) -> None:
             operation = event_name.rpartition(".")[2]
             self._calls.labels(service, operation).inc()
-            self._throttled.labels(service, operation)  # Creates the metric's series, with the value 0.
+            self._throttled.labels(service, operation)  # This call creates the operation's counter, with the value 0.
 
         def received(event_name: str, parsed_response: Any = None, **_: object) -> None:
             error = (parsed_response or {}).get("Error") or {}

@@ -66,7 +66,7 @@ class CloudEvent:
     capacity_reservation_id: str = ""
     """The capacity block whose end AWS announces. If set, the event concerns all instances of the block."""
     kind: NoticeKind | None = None
-    """The kind of notice, if no API of AWS also reports this announcement. None if the event is only a hint to poll."""
+    """The kind of notice, if AWS makes the announcement only by events. None: the event is a hint to poll AWS."""
     ends_at: datetime | None = None
     """Time at which AWS may end the instances. None if the event names no time."""
     is_scheduled_change: bool = False
@@ -107,7 +107,7 @@ class EventQueue(Protocol):
         """
 
     def delete(self, receipts: Collection[str]) -> None:
-        """Delete processed deliveries. Idempotent."""
+        """Delete messages that the caller has processed, by the handles of their deliveries. Idempotent."""
 
 
 class SqsQueue:
