@@ -56,7 +56,7 @@ class AddressPool:
 
     def _claim_block(self) -> str:
         for _ in range(ATTEMPTS):
-            # Exclude 127.0, because other programs use 127.0.0.1 and 127.0.1.1.
+            # Choose no block of 127.0.0.0/16, because other programs use 127.0.0.1 and 127.0.1.1.
             block = f"127.{self._random.randint(1, 254)}.{self._random.randint(0, 255)}"
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

@@ -100,9 +100,9 @@ class _Record:
     """The group's scaling activities (DescribeScalingActivities), newest first, at most `ACTIVITIES_KEPT`."""
     no_launch_before: float = 0.0
     protected_at_desired: int | None = None
-    """Desired capacity for which the engine has recorded that all remaining members are protected from scale-in.
+    """Desired capacity that the group could not reach, because all surplus members were protected from scale-in.
 
-    With this field, the engine records this activity once and not on every pass.
+    With this field, the engine records the failure as an activity once, and not in every pass. None without a failure.
     """
     failing_since: tuple[float, str] | None = None
     """Time since which all launches have failed, as monotonic seconds and as a timestamp.

@@ -169,7 +169,7 @@ class LocalAws:
         self._serving.start()
 
     def run(self) -> None:
-        """Run the engine until `stop`, then end every instance.
+        """Run the engine, which emulates instances and groups, until `stop`. Then end every instance.
 
         The process's main thread must call this method, because an instance dies with the thread that started it.
         """
@@ -270,8 +270,9 @@ class LocalAws:
     def _recorded(
         self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
     ) -> list[bytes]:
-        """Pass a call to moto unless the gate refuses it as AWS would, and record the call with the status of the
-        answer.
+        """Pass a call to moto, unless the module `gate` refuses the call as AWS would.
+
+        Record the call with the status of the answer in both cases.
         """
         at, body, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(body)
@@ -401,7 +402,8 @@ def _body(environ: dict[str, Any], service: str) -> bytes:
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
         raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
-    if environ.get("wsgi.input_terminated"):  # A request with chunked transfer states no length.
+    # A request with chunked transfer states no length, so read its stream to the end or beyond the limit.
+    if environ.get("wsgi.input_terminated"):
         content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
         if service != "s3" and len(content) > limit:
             raise BodyTooLarge(f"the body has more than {limit} bytes, which is all that {service} accepts")

@@ -33,7 +33,10 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     unknown_ids_named: Literal["one", "all"] = "one"
     """How many of several unknown ids the error InvalidInstanceID.NotFound names."""
     visibility_seconds: Seconds = 10.0
-    """Longest time until EC2's Describe operations show a new or changed instance: the fault `stale-view`."""
+    """Longest time until EC2's Describe operations show a new or changed instance.
+
+    The fault `stale-view` delays changes by this time, unless the fault itself sets a delay.
+    """
     topology_layers: Annotated[int, msgspec.Meta(ge=0, le=4)] = 3
     """Number of network nodes that DescribeInstanceTopology returns for an instance."""
     auto_scaling_rate: Rate = AUTO_SCALING

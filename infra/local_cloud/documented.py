@@ -119,7 +119,7 @@ def _over_limits(operation: OperationModel, parameters: Mapping[str, Any]) -> It
     for name, value in parameters.items():
         documentation = html.unescape(members[name].documentation) if name in members else ""
         if isinstance(value, (list, tuple)) and (found := _MOST_ITEMS.search(documentation)):
-            # A call of some operations can raise the limit with MaxRecords.
+            # Some operations have a parameter MaxRecords, with which a call can raise the documented limit of the list.
             most = max(int(found[1]), parameters.get("MaxRecords") or 0 if "MaxRecords" in documentation else 0)
             if len(value) > most:
                 yield Violation("InvalidParameterValue", f"{name} has {len(value)} items; the limit is {most}")

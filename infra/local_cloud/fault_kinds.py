@@ -136,9 +136,9 @@ class StaleView(_Fault, frozen=True):
 
 
 class ZoneDisruption(_Fault, frozen=True):
-    """Make EC2's descriptions of instances in an Availability Zone fail.
+    """Make EC2's Describe calls for instances in an Availability Zone fail.
 
-    Descriptions without instance ids fail, too. The instances continue to run.
+    Describe calls without instance ids fail, too. The instances continue to run.
     """
 
     zone: Annotated[str, msgspec.Meta(description="Availability Zone; by default the zones of all groups")] = ""

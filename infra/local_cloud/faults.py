@@ -77,7 +77,8 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     disrupted_zones: tuple[str, ...] = ()
     """Availability Zones with a service disruption.
 
-    Descriptions without instance ids fail, and so do descriptions with the id of an instance in such a zone.
+    Calls of DescribeInstances and DescribeInstanceStatus fail if they contain no instance id, or the id of an instance
+    in such a zone.
     """
     event_delay_seconds: Delay = 0.0
     """Time from a change to the delivery of its event. Unequal delays change the order of events."""
@@ -108,12 +109,12 @@ class Faults:
 
     @property
     def conditions(self) -> Conditions:
-        """The conditions that apply now, as one immutable object."""
+        """The conditions (adjustable behaviour of AWS) that apply now, as one immutable object."""
         with self._lock:
             return self._conditions
 
     def replace(self, conditions: Conditions) -> None:
-        """Replace the conditions. Boots in progress keep their delay."""
+        """Replace all conditions (adjustable behaviour of AWS). Boots in progress keep their delay."""
         with self._lock:
             self._conditions = conditions
         self._changed()

@@ -126,7 +126,7 @@ class Gate:
         return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self._monotonic())
 
     def _is_disrupted(self, instance_ids: tuple[str, ...]) -> bool:
-        """Return whether a description fails because of a disrupted zone.
+        """Return whether a Describe call fails because of a disrupted zone.
 
         A call without ids fails, and so does a call with the id of an instance in the zone. Source: Amazon EC2 API
         Reference, DescribeInstances.

@@ -15,7 +15,9 @@ from pathlib import Path
 
 
 class Guardian:
-    """Starts the guardian process and reports the end of the cluster to it. The maker owns this object.
+    """Starts the guardian process and reports the end of the cluster to it.
+
+    The maker, which is the process that started the cluster, owns this object.
 
     Args:
         state_dir: state directory of the cluster that the guardian ends if the maker dies.
@@ -32,7 +34,7 @@ class Guardian:
         )
 
     def dismiss(self) -> None:
-        """Report to the guardian that the maker has ended the cluster, and wait until the guardian exits."""
+        """Report to the guardian that this process has ended its cluster, and wait until the guardian exits."""
         with contextlib.suppress(BrokenPipeError):  # The guardian was killed and no longer reads the pipe.
             self._process.communicate(b".")
         self._process.wait()

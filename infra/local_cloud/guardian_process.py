@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 COMMAND_PATIENCE_SECONDS: Final = 60.0
-"""Time to wait for another command that holds the cluster's lock when the maker dies."""
+"""Time to wait for another command that holds the cluster's lock when the cluster's maker (starter) dies."""
 RETRY_DOWN_SECONDS: Final = 0.2
 
 
 def main(arguments: list[str]) -> int:
-    """Wait until the maker has ended the cluster or died. In the second case, end the cluster.
+    """Wait until the maker (starter) of the cluster ends the cluster or dies. If it dies, end the cluster.
 
     Return 1 if the cluster could not be ended.
     """

@@ -30,7 +30,7 @@ def repair() -> None:
 
 
 def _describe_rules_between_groups() -> None:
-    """Return the description of a security group's rule also if its source is another security group."""
+    """Make moto return the description of a security group's rule also if its source is another security group."""
 
     def description(rule: SecurityGroupRule) -> str | None:
         found: str | None = rule.ip_range.get("Description") or rule.source_group.get("Description")
@@ -40,7 +40,7 @@ def _describe_rules_between_groups() -> None:
 
 
 def _keep_tags_of_templates_apart() -> None:
-    """Store the tags of a launch template only in the template, and not in the data of its first version."""
+    """Make moto store the tags of a launch template in the template, but not in the data of its first version."""
     create = EC2Backend.create_launch_template
 
     def create_launch_template(
@@ -53,7 +53,7 @@ def _keep_tags_of_templates_apart() -> None:
 
 
 def _write_policies_compactly() -> None:
-    """Write the redrive policy of a queue without spaces, as SQS does."""
+    """Make moto write the redrive policy of a queue without spaces, as SQS does."""
     attributes = Queue.attributes.fget
 
     def compact(queue: Queue) -> dict[str, Any]:
@@ -66,7 +66,10 @@ def _write_policies_compactly() -> None:
 
 
 def _name_the_source_of_database_parameters() -> None:
-    """Return the source `user` for each changed database parameter, because Terraform ignores other sources."""
+    """Make moto return the source `user` for each changed database parameter.
+
+    Terraform ignores parameters with other sources.
+    """
     update = DBParameterGroup.update_parameters
 
     def update_parameters(self: DBParameterGroup, new_parameters: Iterable[dict[str, Any]]) -> None:
@@ -76,5 +79,5 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    """Allow the deletion of an object's last version if the object has a delete marker. moto would fail."""
+    """Make moto delete the last version of an object with a delete marker. Without this change, moto would fail."""
     FakeDeleteMarker.dispose = lambda _: None

@@ -258,7 +258,7 @@ class LocalCluster:
             with self._locked():
                 if not of_run or not self._run_file.exists() or self._run_file.read_text() == of_run:
                     self._end_all()
-        # Without the directory, which was removed while the cluster ran, end the processes that have the marker.
+        # The state directory was removed while the cluster ran. End the processes whose environment names it.
         else:
             self._end_marked()
             network.remove(network.network_name(self.state_dir))
