@@ -80,7 +80,7 @@ _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """Job states that continue without a control plane, so that their bucket also receives the time of its absence.
 
-In any other state, the ledger charges a period without a control plane to UNACCOUNTED, unless an incident is open.
+In any other state, a period without a control plane counts as UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -142,7 +142,7 @@ def is_stepping(record: JobRecord) -> bool:
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
-    """Return the bucket (category of time) that receives the time from now until the next charge.
+    """Return the bucket (category of time) that receives the time from now until the ledger's next update.
 
     Args:
         record: the current record of a job that has not ended.
@@ -168,24 +168,24 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 def charge(
     record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
 ) -> JobRecord:
-    """Return a job's record, with the time since the last charge added to the buckets of its ledger.
+    """Return a job's record, with the time since the last call added to the categories (buckets) of its ledger.
 
     The job loop calls this function each time before it decides about the job, with the record that the database holds.
     The function adds the time to the bucket of that record's state. It also adds the time of each node to
-    `node_microseconds`. If the number of nodes changes, the caller must store the returned record: the next charge uses
+    `node_microseconds`. If the number of nodes changes, the caller must store the returned record: the next call uses
     its number of nodes.
 
     Args:
         record: the record as the job loop has read it from the database.
-        now: Unix seconds. If the clock went back, the function charges no time.
+        now: Unix seconds. If the clock went back, the function adds no time.
         gap_seconds: the longest time between two calls by a working control plane. A longer time means that no control
             plane worked on the job meanwhile.
-        node_count: the number of nodes that work for the job from now on, for later charges.
+        node_count: the number of nodes that work for the job from now on, which the next call uses.
         is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 
     Returns:
-        The record, charged until `now`. If more than `gap_seconds` have passed, its field `unwatched` contains the
-        period without a control plane. Unchanged if the job has ended.
+        The record, whose ledger includes all time until `now`. If more than `gap_seconds` have passed, the field
+        `unwatched` contains the period without a control plane. Unchanged if the job has ended.
     """
     until = microseconds(now)
     passed = until - microseconds(accounted_until(record))
@@ -208,13 +208,13 @@ def charge(
 
 
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
-    """Move the time since a generation's first new step to the bucket TRAIN.
+    """Count the time since a generation's first new step as training (bucket TRAIN).
 
-    Until the job loop observes this step, the ledger charges the time as START or RESTORE. The job loop calls this
+    Until the job loop observes this step, the ledger counts the time as START or RESTORE. The job loop calls this
     function when it first observes the step, before it updates `record.boundary`. No incident may be open.
 
     Args:
-        record: the job's record. Its ledger is already charged until now.
+        record: the job's record. Its ledger already includes all time until now.
         stepped_at: Unix seconds at which a rank completed the step, by the rank's own time stamp.
 
     Returns:
@@ -239,22 +239,22 @@ def follow(
 ) -> JobRecord:
     """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
 
-    The job loop calls this function after each decision about the job. Before the decision, `charge` has charged the
-    time by the incident's earlier state. This charge can be wrong for three reasons. The failure occurred before its
-    detection, a phase ended before the decision, or a second failure voids the phases of the first recovery attempt.
+    The job loop calls this function after each decision about the job. Before the decision, `charge` has assigned the
+    time to a bucket by the incident's earlier state. This can be wrong for three reasons. The failure occurred before
+    its detection, a phase ended before the decision, or a second failure voids the phases of the first recovery attempt.
 
     Args:
-        record: the job's record. Its ledger is already charged until now.
+        record: the job's record. Its ledger already includes all time until now.
         before: the incident that was open before the decision, or None.
         after: this incident as it is after the decision, and all incidents that the decision opened.
         seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
-        stalled_since: Unix seconds since when the ledger charges the job as stalled, or None if it is not stalled.
+        stalled_since: Unix seconds since when the ledger counts the job's time as STALL, or None if it is not stalled.
         members: the size of the generation that trained before the incidents (`members_of`). It divides TRAIN and
             SHORTAGE.
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
-        in this phase. The function takes missing time from STALL, from SHORTAGE, from `seemed`, and then from
+        in this phase. The function takes this time from STALL, SHORTAGE and `seemed`, and then from the buckets in
         `_SEEMED`. It returns surplus time to `seemed`. No bucket becomes negative.
     """
     now = accounted_until(record)
@@ -285,7 +285,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # Time is missing only if all buckets in `_SEEMED` are empty.
+    for into in _PHASES if missing else ():  # If the other buckets had too little time, shorten the phases.
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -323,7 +323,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
     Args:
         incident: an open incident, or an incident that has closed since the ledger was last updated (charged).
-        record: the job's record. Its ledger is already charged until now.
+        record: the job's record. Its ledger already includes all time until now.
 
     Returns:
         Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet
@@ -404,7 +404,7 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
 
 
 def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
-    """Return the buckets, with `amount` microseconds added to bucket `into`.
+    """Return the categories of time (buckets), with `amount` microseconds added to bucket `into`.
 
     An amount for TRAIN is split between TRAIN and SHORTAGE, by the size of the generation.
     """

@@ -95,8 +95,8 @@ def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tu
         now: Unix seconds.
 
     Returns:
-        The remaining vacancies, and the start times of the filled ones in Unix seconds. The second part has at most
-        `joined` entries, oldest first.
+        The remaining vacancies, and the start times of the filled vacancies in Unix seconds. The second value has at
+        most `joined` entries, oldest first.
     """
     each = [at for at, count in before for _ in range(count)]
     filled, rest = each[:joined], each[joined:]

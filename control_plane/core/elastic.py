@@ -121,7 +121,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
     Args:
         spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         record: the job's record, with the numbers of nodes that earlier decisions stored.
-        available_count: number of the job's nodes, without excluded ones.
+        available_count: number of the job's nodes, without nodes that the job has excluded.
         heard_count: number of the available nodes whose agents are not silent.
 
     Returns:

@@ -295,7 +295,7 @@ def track_silences(
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
-    """Return the silences of agents to store in the job's record, updated from the previous ones.
+    """Return the silences of agents to store in the job's record: `known`, updated by the newest reports.
 
     A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
     finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
@@ -481,7 +481,7 @@ def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports that are about this generation of this run, without reports about earlier ones."""
+    """Return the members' reports about this generation of this run. Reports about earlier generations are omitted."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()

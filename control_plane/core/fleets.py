@@ -609,7 +609,7 @@ class _Table:
         return len(taken - gone), len(rows) - len(taken)
 
     def take_back(self) -> None:
-        """Take nodes that running jobs do not need back from these jobs, and make the nodes spares again.
+        """Make assigned nodes spares again if their running jobs do not need them.
 
         A job has a surplus node if it decided to give up a node, received a replacement, and then kept its node. The
         fleet takes back only nodes whose agents hold no state of the job yet.

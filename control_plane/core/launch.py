@@ -295,7 +295,7 @@ def _with_parity(
 ) -> tuple[RankPlan, ...]:
     """Return the plan's entries for all ranks of a job whose shards are protected by parity.
 
-    The ranks with one LOCAL_RANK on the nodes of a group form a stripe.
+    The ranks with the same LOCAL_RANK on the nodes of a parity group form a stripe.
     """
     groups = placement.parity_groups(nodes, spec.parity_group_size or 0, domains, before=before)
     group_of = {place: group for group in groups for place in group}

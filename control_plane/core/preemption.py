@@ -69,7 +69,8 @@ def kept_counts(
             touched = [*(other for other in touched if other is not job), job]
     if gained < missing:
         return {}
-    for job in reversed(touched):  # Undo releases that the head does not need, the last and most expensive ones first.
+    # Undo releases of nodes that the first job of the queue does not need. The last releases are the most expensive.
+    for job in reversed(touched):
         most = min(counts[job.run], kept[job.run] + gained - missing)
         if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:
             continue
@@ -113,6 +114,6 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
 
 
 def _least(job: FleetJob, head: FleetJob, now: float) -> int:
-    """Return the smallest number of nodes with which `job` can continue to train if it releases nodes for `head`."""
+    """Return the smallest number of nodes with which `job` can train on if it releases nodes for the queued job `head`."""
     is_preemptible = job.is_preemptible and job.priority < head.priority and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count

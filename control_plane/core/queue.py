@@ -231,7 +231,7 @@ class _Shares:
         return {}
 
     def _returns_to(self, head: FleetJob, missing: int, holding: Iterable[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which jobs return nodes beyond their NodeCount to `head`, and how many they keep.
+        """Return which jobs return nodes beyond their NodeCount to the job `head`, and how many they keep.
 
         Together, the jobs return at most `missing` nodes.
         """
@@ -275,7 +275,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        while more:  # Each iteration doubles the number of covered sizes, so about log2(len(sizes)) iterations suffice.
+        while more:  # Each iteration doubles the sizes that `with_job` covers: about log2(len(sizes)) iterations.
             step = (more + 1) // 2
             with_job |= with_job << step
             more -= step
@@ -334,7 +334,7 @@ def _needs_words(job: FleetJob) -> str:
 
 
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
-    """Return the numbers of nodes that `job` may hold from now until it ends, also if it shrinks for `head`."""
+    """Return the numbers of nodes that `job` may hold until it ends, also if it shrinks so that `head` can start."""
     counts = [job.needed_count(now), job.node_count]
     if yields_to(job, head):
         counts.append(job.least_node_count or job.node_count)

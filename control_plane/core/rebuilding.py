@@ -39,7 +39,7 @@ def rebuilds(
 
     Args:
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
-            rebuilds, but no wrong ones.
+            rebuilds, but no wrong rebuild.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
         existing: origin generations and steps for which the result also contains rebuilds of shards that still exist,
             in stripes without a missing shard. Otherwise, the result contains only rebuilds of missing shards.

@@ -44,7 +44,7 @@ class Survey:
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
     """The slots (copies of shards, and shares of parity) in the memory of each node.
 
-    The node reported them with its promise to obey no older generation. Other nodes are missing.
+    The node reported them with its promise to obey no older generation. The mapping omits nodes without a promise.
     """
     path: Path
     worlds: Mapping[Generation, int]

@@ -179,7 +179,7 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The result of `report`."""
+    """Time, cost and incidents in a time range: in total, and by time bucket, project, fleet, job and cause."""
 
     total: Figures
     buckets: tuple[BucketFigures, ...]

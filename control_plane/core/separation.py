@@ -27,9 +27,10 @@ In a ring, each member and its successors hold the member's shard.
 Option = dict[int, tuple[int, ...]]
 """A possible exchange: the new members of each changed group, by the group's index."""
 Rank = tuple[int, int]
-"""Sort key of an exchange: number of exposed shards afterwards, then number of changed shards.
+"""Sort key of an exchange: number of exposed shards afterwards, then number of changed shards. The lowest is best.
 
-The lowest key is best. A shard has changed if its holders differ from the original placement.
+A shard is exposed if all its holders are in one failure domain. It is changed if its holders differ from the original
+placement.
 """
 PARTNERS = 16
 """Number of groups with which the solver tries to exchange members of the ring.
@@ -45,7 +46,7 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 
 
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups with as few exposed shards and as few changes as possible.
+    """Return the groups with as few exposed shards (all holders in one domain) and as few changes as possible.
 
     `placement.plan` calls this function once per generation. Deterministic.
 
@@ -231,10 +232,10 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Give each exposed group a member from outside `domain`, in exchange for one of its own members.
+        """Give each group in `exposed` a member from outside `domain`, in exchange for one of its own members.
 
-        All members of the groups in `exposed` are in `domain`. The other group of an exchange keeps at least one member
-        outside that domain.
+        All members of these groups are in `domain`. The group from which a member comes keeps at least one other member
+        outside `domain`.
         """
         spare = {
             index: self.outside(index, domain) - 1
@@ -244,7 +245,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # All exchanges between these two groups have the same effect, so try only the first one.
+            # It does not matter which two members the groups exchange, so try only the first possible exchange.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

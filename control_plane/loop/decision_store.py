@@ -268,7 +268,7 @@ def _keeps_its_turn(
     """
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:
-        return True  # Other changes of the state do not depend on the queue.
+        return True  # The queue decides only about queued jobs, and jobs that must give way to another job.
     name, run = FleetName(job.fleet_name), RunId(job.run_id)
     turns = schedule_of(fleets.find(session, name), jobs.unfinished(session, name), nodes.of_fleet(session, name), now)
     return (run in turns.admitted, run in turns.giving_way) == (observed.is_admitted, bool(observed.gives_way_to))

@@ -250,7 +250,7 @@ class JobLoop:
     ) -> None:
         """Advance a drill (an ordered fault). The loop stores the drill's state STRUCK before it injects the fault.
 
-        If the server crashes in between, no server injects the fault.
+        If the server crashes after it has stored STRUCK, no server injects the fault.
         """
         if observed.drill is None or stored.around.pause:
             return

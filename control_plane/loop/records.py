@@ -420,7 +420,7 @@ def implication(line: implications.ImplicationRecord) -> Implication:
 
 
 def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:
-    """Convert the core's record of a node's fault to a row."""
+    """Convert a node's involvement in an incident to a row of the table of fault histories."""
     return implications.ImplicationRecord(
         **_as_stored(line, implications.ImplicationRecord, "remedy"),
         fleet_name=fleet_name,

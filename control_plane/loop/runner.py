@@ -3,7 +3,7 @@
 A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
 
     job loop     woken by agents and requests, else about once a second       lease per job, several passes at a time
-    fleet loop   woken likewise, and by new answers of AWS                    lease per fleet
+    fleet loop   as the job loop; also woken by new answers of AWS            lease per fleet
     cloud watch  polls AWS in the background
     retention    deletes rows that are older than their limit, once a minute
     verifier     verifies checkpoints at a user's request

@@ -100,7 +100,7 @@ class Scheduler(Generic[K]):
             await asyncio.wait(self._running.values())
 
     async def close(self) -> None:
-        """Start no further run, and wait for the running ones."""
+        """Start no further run, and wait for the ends of all runs in progress."""
         self._is_closed = True
         for ended in self._due.values():
             ended.cancel()

@@ -124,7 +124,7 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        # A late report moved the failure to an earlier time. The ledger has charged the time since that failure as
+        # A late report moved the failure to an earlier time. The ledger has counted the time since that failure as
         # training.
         seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at

@@ -342,7 +342,7 @@ class Memo:
     paused_microseconds_before_start: int = 0
     """Time for which the job was paused before its ranks were first started (`started_at`)."""
     node_count: int = 0
-    """Number of nodes that have worked for the job since the ledger's last charge (`accounted_until`)."""
+    """Number of nodes that have worked for the job since the last update of its ledger (`accounted_until`)."""
     member_count: int = 0
     """Number of nodes of the newest plan. 0 before the first plan and after a pause."""
     missing_count: int = 0
