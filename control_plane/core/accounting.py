@@ -241,7 +241,7 @@ def follow(
 
     The job loop calls this function after each decision about the job. Before the decision, `charge` has assigned the
     time to a bucket by the incident's earlier state. This can be wrong for three reasons. The failure occurred before
-    its detection, a phase ended before the decision, or a second failure voids the phases of the first recovery attempt.
+    its detection, a phase ended before the decision, or a second failure voids the phases of the first recovery.
 
     Args:
         record: the job's record. Its ledger already includes all time until now.

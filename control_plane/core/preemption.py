@@ -114,6 +114,6 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
 
 
 def _least(job: FleetJob, head: FleetJob, now: float) -> int:
-    """Return the smallest number of nodes with which `job` can train on if it releases nodes for the queued job `head`."""
+    """Return the smallest number of nodes with which `job` can train after it released nodes for the job `head`."""
     is_preemptible = job.is_preemptible and job.priority < head.priority and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count
