@@ -267,7 +267,7 @@ def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Ma
 
 
 def confine(chosen: AgentSettings) -> str:
-    """Check that ranks can run as their user, and block this user from the instance's metadata.
+    """Check that ranks can run as their Linux user, and block this user from the instance's metadata.
 
     Called once at start, before ranks run.
 

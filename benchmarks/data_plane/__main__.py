@@ -54,7 +54,10 @@ A span is a wait in each step that replaces forward and backward. A long span an
 enough to copy a snapshot to the other node.
 """
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
-"""Duration of a short span, in the units of the long span: about twice the time of copying the state once."""
+"""Duration of a short wait in place of forward and backward: about twice the time of copying the state once.
+
+The values are seconds per GiB of state, and a constant part in seconds.
+"""
 LAUNCH_SECONDS = 150.0
 PARTS = ("systems", "tls")
 """Parts that `--only` selects: `systems` measures all systems, `tls` measures the cost of TLS between nodes."""
@@ -115,7 +118,7 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
 
 def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
-    """Return the order of launches: one pass, the extra launches, and a pass in reverse order.
+    """Return the order of launches: all systems, the extra launches, and all systems in reverse order.
 
     Args:
         names: names of all systems, in the order of the first pass.

@@ -72,7 +72,7 @@ class Members:
             talk.answer()
         self._ports = [talk.ask(["start"])["port"] for talk in talks]
         self._count = 0
-        """Number of nodes in the open generation, which are the first nodes of `talks`."""
+        """Number of nodes in the open generation: the nodes of the first processes in `talks`."""
 
     def open(self, generation: int, world_size: int, *, every_steps: int = 0, found: Inventories | None = None) -> None:
         """Open a generation on the first `world_size` nodes, with one rank each.

@@ -81,15 +81,16 @@ class Run(BenchmarkRun):
 
     samples: Sequence[Sample]
     comparisons: Sequence[Comparison] = ()
-    """Measured loads and exports. If empty, as in earlier results, the page omits the section."""
+    """Measured loads and exports. If empty (results of older versions), the page omits the section."""
     shared: Sequence[SharedUploadTime] = ()
-    """Measured uploads that several nodes share. If empty, as in earlier results, the page omits the section."""
+    """Measured uploads shared by several nodes. If empty (results of older versions), the page omits the section."""
     restores: Sequence[SharedLoadTime] = ()
-    """Measured loads that several nodes share. If empty, as in earlier results, the page omits the section."""
+    """Measured loads shared by several nodes. If empty (results of older versions), the page omits the section."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
     strategies: Sequence[StrategyJob] = ()
-    """Measured jobs with checkpoint strategies. `uploads`, `loads` and `strategies` are empty in earlier results."""
+    """Measured jobs with checkpoint strategies. Results of earlier versions have no `uploads`, `loads` or `strategies`.
+    """
 
 
 def rows(run: Run) -> list[Row]:

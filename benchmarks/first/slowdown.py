@@ -91,7 +91,7 @@ class Slowdown:
 def measure(
     bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP_STEPS, max_slowdown: float | None = None
 ) -> Slowdown:
-    """Launch the model `len(order)` times.
+    """Launch the model once for each letter of `order`, with (A) or without (B) an agent.
 
     Args:
         bench: the cluster.

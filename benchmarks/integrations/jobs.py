@@ -26,7 +26,7 @@ PARTS = ("capture", "loop state", "data position", "wait for the copy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLaunch:
-    """The measurements of rank 0 in one launch of the Trainer with one system."""
+    """The measurements of rank 0 in one launch of the Trainer with one way to save steps."""
 
     system: str
     step_seconds: tuple[float, ...]

@@ -28,7 +28,7 @@ def watched(pids: Collection[int]) -> Iterator[list[int]]:
 
 
 def last_gone_at(descriptors: Collection[int], *, timeout_seconds: float) -> float | None:
-    """Wait until all of these processes have ended.
+    """Wait until all processes have ended to which these pidfds refer.
 
     Returns:
         Monotonic seconds at which the last process ended; None if a process still runs after `timeout_seconds`.

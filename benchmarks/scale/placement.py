@@ -35,7 +35,7 @@ class PlanFigure:
     odds: dict[int, float]
     """Probability that every shard still has a copy, by the number of nodes that are lost at the same time."""
     odds_seconds: Sequence[float]
-    """Duration of each call that computes one of these probabilities."""
+    """Duration in seconds of each call that computes one probability of `odds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

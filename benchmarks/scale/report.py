@@ -14,7 +14,7 @@ from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, D
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
 
 LIMIT_SECONDS = 1.0
-"""Limit in seconds for the slowest call of a placement function."""
+"""Limit in seconds for the slowest call of a placement function, which chooses the holders of all shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def _calls(run: Run) -> dict[str, list[float]]:
-    """Return the duration of every call for the largest number of nodes."""
+    """Return the duration in seconds of every call of a placement function, for the largest number of nodes."""
     most = max(figure.nodes for figure in run.plans)
     plans = [figure for figure in run.plans if figure.nodes == most]
     domains = [figure for figure in run.domains if figure.nodes == most]

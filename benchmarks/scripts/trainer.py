@@ -40,7 +40,7 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Records the end of each step, and the time of each part of Everstep in the step."""
+    """Records the end of each step, and how long each of Everstep's operations took in the step."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -56,7 +56,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         spent.clear()
 
     def result(self) -> dict[str, Any]:
-        """Return the durations of the counted steps, and Everstep's parts of them."""
+        """Return the durations of the counted steps, and how long each of Everstep's operations took in them."""
         first = settings.settle_steps
         steps = [end - begin for begin, end in zip(self.ends[first - 1 :], self.ends[first:], strict=False)]
         parts = {name: values[first:] for name, values in self.parts.items()}

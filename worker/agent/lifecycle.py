@@ -69,7 +69,7 @@ class Remains:
 
     @classmethod
     def of(cls, store: SlotStore) -> Remains:
-        """Read the remaining data from the slots and the rank pages in `store`."""
+        """Read what older generations have left in the slots and on the rank pages of `store`."""
         return cls(store.inventory(), store.ended_ranks(), store.page_commits())
 
 
@@ -371,7 +371,8 @@ class Lifecycle:
             boundary = next(status.boundary for status in member.status.rank_statuses() if status.rank == exited.rank)
             found = self.exits[exited.rank] = exited.describe(boundary)
             if found.exit_class is ExitClass.ERROR:
-                # A full disk may have prevented the start of the rank or a write of its script.
+                # Search the last lines for a full disk, which may have prevented the rank's start or a write of its
+                # script.
                 self._full_disks.note_words(found.last_lines)
                 if refused := refused_task(found.last_lines):
                     self.fault(FaultCode.TASKS_FULL, f"rank {exited.rank}: {refused}")

@@ -17,9 +17,9 @@ from worker.tasks import Background
 
 log = logging.getLogger(__name__)
 MAX_REQUESTS = 4
-"""Limit of requests that run at the same time. Further requests wait for their turn."""
+"""Maximum number of requests for snapshots that run at the same time. Further requests wait for their turn."""
 MAX_WAITING = 64
-"""Maximum number of requests that run or wait. Further requests are refused."""
+"""Maximum number of requests for snapshots that run or wait. Further requests are refused."""
 _ENDED = "the generation does not run on this node"
 
 
@@ -36,7 +36,7 @@ class SnapshotRequests:
         self._running = Background()
         self._turns = asyncio.Semaphore(MAX_REQUESTS)
         self._count = 0
-        """Number of requests that run or wait."""
+        """Number of requests for snapshots that run or wait."""
 
     def take(self, request: HoldSnapshot | ReadSnapshot | ReleaseSnapshot, member: Member | None) -> None:
         """Begin to answer a request of a user's export for snapshots. Must not block.

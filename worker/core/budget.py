@@ -80,7 +80,7 @@ class Budget:
     max_slowdown: float
     """Allowed cost of snapshots, as a fraction of the mean iteration."""
     interval: int = 1
-    """Iterations from one proposed step to the next, as the limit requires."""
+    """Iterations from one proposed step to the next, as `max_slowdown` requires."""
     quiet: tuple[float, ...] = ()
     """Seconds of each of the newest iterations in which no part of a snapshot was captured or sent."""
     snapshots: tuple[Load, ...] = ()

@@ -88,7 +88,8 @@ class Answer(StrEnum):
     PROMISE = "promise"
     """The Prepare is new.
 
-    The agent stores the promise, ends all older ranks and streams, and then reports the promise.
+    The agent stores the promise, ends all ranks of older generations and their connections to other nodes, and then
+    reports the promise.
     """
     REPEAT = "repeat"
     """The node has already promised this generation.

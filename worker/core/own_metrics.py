@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from everstep.protocol.rank_messages import OWN_METRICS
 
 PERIOD_SECONDS = 5.0
-"""Minimum seconds between two sets of values.
+"""Minimum seconds between two sets of measured values that a node publishes.
 
 A chart shows about a thousand points, and a job usually has more iterations than that.
 """
@@ -49,16 +49,16 @@ class OwnMetrics:
     """Sums of the measurements since the last published set of values. Each method returns the new sums."""
 
     began_at: float | None = None
-    """Monotonic time of the last set of values; None before the first set."""
+    """Monotonic time of the last published set of values; None before the first set."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Total bytes sent to holders at the time of the last set of values."""
+    """Total bytes sent to holders until the last set of values was published."""
     usage: NodeUsage = NodeUsage()
-    """Use of the node's devices at the time of the last set of values."""
+    """Use of the node's devices when the last set of values was published."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
         """Add one iteration of training to the sums.

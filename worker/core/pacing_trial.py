@@ -93,7 +93,7 @@ class PacingTrial:
     """True if sending in idle network time (pacing) saves training time, False if not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
-        """Add an iteration that captured a snapshot and in which all data was sent in one mode.
+        """Add an iteration that captured a snapshot and sent all its data in one mode, paced or unpaced.
 
         Args:
             seconds: duration of the iteration, from the end of one optimizer step to the end of the next.

@@ -37,7 +37,7 @@ class PhaseClock:
     """Monotonic time of the first reading with the present phase, boundary and limit, in seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
-    """For each phase, the longest finished time in seconds in which the rank neither left it nor finished a step."""
+    """Longest time in seconds, by phase, after which the rank left the phase or finished a step in it."""
     limit_seconds: float = 0.0
     """Limit in seconds that the script has announced for this phase; 0 if it has announced none."""
 

@@ -194,7 +194,7 @@ class SharedParts:
 
     @property
     def is_settled(self) -> bool:
-        """True if the owner need not wait for any helper: no part is outstanding or missing."""
+        """True if the owner need not wait for any helper node: no part is outstanding or missing."""
         return not self.outstanding and not self.missing
 
 

@@ -60,7 +60,7 @@ class Strays:
     """Ranks whose shards or shares this node owns or holds under the plan. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan requires the shard's owner to keep, by (rank, content).
+    """Contents that the owner of the shard keeps under the plan, by (the owner's rank, content).
 
     Each value names the ranks on the owner's node whose base no other node holds yet.
     """
@@ -142,7 +142,7 @@ class Strays:
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks of which the coordinator announces when all planned holders have sealed their shards again.
+    """Return the ranks for which the coordinator announces that their shards have all planned copies again.
 
     These are the ranks whose shard is on a node where the plan does not place it, and all other ranks on their nodes.
     """

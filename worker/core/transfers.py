@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from everstep.protocol.slot import DIGEST_BYTES
 
 Ranges = tuple[tuple[int, int], ...]
-"""Runs of consecutive chunks as (first, count), in ascending order. At least one chunk separates two runs."""
+"""Ranges of consecutive chunks as (first, count), in ascending order. At least one chunk separates two ranges."""
 WORTHWHILE = 1.2
 """Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile."""
 

@@ -119,7 +119,7 @@ class _Table:
 
     def _ranks_of(self) -> list[tuple[Rank, ...]]:
         first: list[int] = []
-        """The first group that offers each item. Numbers are in the order of the first offers."""
+        """For each item, by number: the index of the first entry of `groups` (a distinct offer) that contains it."""
         later: defaultdict[int, list[int]] = defaultdict(list)
         for place, (numbers, _) in enumerate(self.groups):
             known = len(first)

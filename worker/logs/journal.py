@@ -46,7 +46,7 @@ CHUNK_MILLISECONDS: Final = 300_000
 An incomplete chunk is uploaded again every second while it grows.
 """
 TAIL_BYTES: Final = 64 * 1024
-"""Bytes at the end of a long stream that stay on disk, because users see them if the rank fails."""
+"""Bytes at the end of a rank's stdout or stderr that stay on disk, because users see them if the rank fails."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
 """Flags of fallocate(2) that free a part of a file: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 

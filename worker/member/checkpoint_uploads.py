@@ -280,7 +280,7 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which of the tensors that several ranks hold at a step this rank writes to S3.
+        """Return which tensors this rank writes to S3, of the tensors that several ranks hold at the step.
 
         The ranks agree once per step, so a repeated attempt to upload the step receives the first result.
         """

@@ -43,7 +43,7 @@ from worker.storage.shard_object import ShardObject
 KEPT_ENDS = 64
 """Number of ended exports that a node remembers, so that a late request does not start one of them again."""
 RELEASED = "the export has ended"
-"""Reason that readers receive after the control plane has ended the export."""
+"""Reason in the refusal of requests that arrive after the control plane has ended the export."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Keep the slots of a step from being overwritten, and release those of the export's earlier step.
+        """Keep the slots of a step from being overwritten, and release the slots of the export's earlier step.
 
         Return the reason of a failure, or "".
         """

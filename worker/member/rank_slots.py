@@ -106,7 +106,9 @@ class RankSlots:
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Requests that wait for memory that other files on this node occupy. Each proposed step repeats them."""
+        """Requests for slots that wait for memory, which other files on this node occupy. Each proposed step repeats
+        them.
+        """
         self._unprepared: dict[Rank, Step] = {}
         """The last step, per rank, that was proposed before the rank's slots were ready.
 
@@ -288,7 +290,7 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            # The slot was granted for another step after the rank had sent the message.
+            # The message is outdated: the slot was granted for another step after the rank had sent it.
             self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False

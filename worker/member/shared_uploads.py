@@ -284,7 +284,7 @@ class UploadHelper:
             session.close()  # Do not wait for parts that threads still send: the owner sends these parts itself.
             try:
                 await end(*sending)
-            finally:  # `end` raises CancelledError if the session is also cancelled while a thread still sends.
+            finally:  # If this task is cancelled, `end` raises CancelledError. Unpin the slot nevertheless.
                 if slot is not None:
                     slot.pins -= 1
 

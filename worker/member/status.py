@@ -87,8 +87,9 @@ class MemberStatus:
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return, by phase, the longest finished time in seconds in which a rank neither left it nor finished a
-        step.
+        """Return the longest time in seconds, by phase, that a rank spent in it without finishing a step.
+
+        A time counts only when the rank has then left the phase or finished a step.
         """
         longest: dict[str, float] = {}
         for clock in self.clocks.values():

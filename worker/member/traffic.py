@@ -82,7 +82,7 @@ class Traffic:
         self._pacing = Pacing.AT_ONCE
         """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
-        """The pacing mode that this node last requested."""
+        """The pacing mode that this node last recommended to the coordinator (`on_pacing`)."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None

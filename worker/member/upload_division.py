@@ -87,7 +87,7 @@ class UploadDivision:
         self._background = Background()
 
     async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Offer the tensors of a local rank, and return the rank's part of the division.
+        """Offer the tensors of a local rank, and return which of them the rank writes (its part of the division).
 
         Args:
             rank: the rank that uploads.
@@ -113,7 +113,7 @@ class UploadDivision:
             return None
 
     async def serve(self, session: Session) -> None:
-        """Receive one rank's offer of tensors from another node, and answer with the rank's part of the division.
+        """Receive one rank's offer of tensors from another node, and answer which of them the rank writes.
 
         Args:
             session: an authenticated session of kind division, from a member of the same generation.
@@ -136,7 +136,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for offers: the ranks whose offers wait for a division receive none."""
+        """Stop waiting for offers. Ranks that wait for the assignment of their tensors receive none."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
@@ -179,7 +179,7 @@ class UploadDivision:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
-        """Record an offer, and return the rank's part of the division when all ranks have offered."""
+        """Record a rank's offer; when all ranks have offered, return which of the tensors this rank writes."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
         if gathering is None:  # The step is older than the `KEPT_STEPS` newest steps.

@@ -69,7 +69,7 @@ class RoleCredentials:
         self.refused_count = 0
 
     async def begin(self, plan: GenerationPlan, key: bytes) -> RoleKeys:
-        """Assume a job's role, and serve the generation's ranks from now on.
+        """Assume a job's role, and serve its credentials to the generation's ranks from now on.
 
         Args:
             plan: the plan of the generation; it names a role.
@@ -86,7 +86,7 @@ class RoleCredentials:
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve the ranks that an earlier agent process started. The agent assumes the role at their first request."""
+        """Serve credentials to ranks of an earlier agent process; assume the role at their first request."""
         await self.withdraw()
         self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
         if self._server is None:

@@ -129,7 +129,7 @@ class InputCache:
         *,
         reader: str = "",
     ) -> dict[str, Path]:
-        """Fetch all channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
+        """Fetch all input channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
 
         Args:
             store: the object store to read from.
@@ -300,7 +300,7 @@ class InputCache:
     # The methods below build a channel's folder.
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
-        """Build a channel's folder from links to cached files, and rename it into place.
+        """Build an input channel's folder from links to cached files, and rename it into place.
 
         Then write the channel's index, which makes the folder valid.
         """
@@ -340,7 +340,7 @@ class InputCache:
 def _listed(
     store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event
 ) -> tuple[_Wanted, ...]:
-    """Return the objects of a channel: one object, or all objects below a key prefix."""
+    """Return the objects of an input channel: one object, or all objects below a key prefix."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
     for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
@@ -361,7 +361,7 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return the directory of a channel whose files already exist on the node.
+    """Return the directory of an input channel whose files already exist on the node.
 
     The function first checks that the agent and the ranks can read the directory.
     """

@@ -471,7 +471,7 @@ def _found(layer: Path) -> Packages | None:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Return the disk space of a folder with all its content in bytes. A file with two links in it counts twice."""
+    """Return the disk space in bytes of a folder's content. A file with two links in the folder counts twice."""
     return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
 
 

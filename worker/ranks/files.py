@@ -52,7 +52,7 @@ class RankFiles:
     def make(self, user: RankUser | None = None) -> None:
         """Create the folders of the rank's files.
 
-        Only the agent's user can read the streams. If `user` is given, it owns the output folder.
+        Only the agent's user can read stdout and stderr. If `user` is given, it owns the output folder.
         """
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):

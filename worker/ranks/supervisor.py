@@ -282,7 +282,7 @@ class Supervisor:
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
         """Memory samples of the node, oldest first."""
         self._ranks_process = "self"
-        """Process whose cgroup limits the memory of ranks: with a launcher the shim, otherwise this process."""
+        """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, else this agent process."""
         self._remains_count = 0
         self._answer_count = 0
         """Number of answers from the shim with its full state (`Ranks`). `refresh` waits until the number rises."""

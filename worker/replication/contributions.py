@@ -43,7 +43,7 @@ class Contributions:
         """
         self.shares = shares
         self._connected: set[Rank] = set()
-        """Members with an open session."""
+        """Members (ranks of the stripe) with an open session to this node."""
         self._refused: set[Rank] = set()
         """Members whose shard is too large, or for whose last offer this node lacked memory.
 
@@ -57,7 +57,7 @@ class Contributions:
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the number that names, as a slot's owner, the share with a part of the shard of `rank`."""
+        """Return the owner number of the slots with the share that contains a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:

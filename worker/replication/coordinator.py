@@ -106,7 +106,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """Whether the rounds are finished, and the state of the stop on which all ranks agree."""
+        """A pair: True if the rounds are finished, and the state of the stop on which all ranks agree."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:
@@ -176,7 +176,7 @@ class RoundServer:
             self._final_timer.cancel()
 
     def _with_due_checkpoint(self) -> Coordinator:
-        """Return the coordinator. If a checkpoint is due by time, it requests the upload of the next commit.
+        """Return the coordinator, with a request to upload the next commit if a checkpoint is due by time.
 
         The server calls this at each report. Only a commit can become a checkpoint, and commits result from reports, so
         the server needs no timer.

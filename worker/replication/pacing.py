@@ -358,7 +358,7 @@ class NodePacer:
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Record that a step has ended at `at_seconds`, if chunks wait for idle spans (see `SpanPacer.boundary`)."""
+        """Pass the time at which a step has ended to the pacer, if it uses idle spans (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 

@@ -140,7 +140,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # A restarted task counts the time without a connection from now on.
+        # If no time is recorded, count the time without a connection from the start of this task.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:

@@ -686,7 +686,7 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
-        """Keep a verified chunk, and return True if it is part of the shard or share now.
+        """Keep a verified chunk. Return True if the shard or share then contains the chunk.
 
         This class has nothing to do, because the chunk arrived in its slot. `IncomingParts` overrides the method.
         """

@@ -307,7 +307,7 @@ async def receive_parts(
     *,
     silence_seconds: float | None,
 ) -> None:
-    """Receive some chunks of an announced shard, which are combined as they arrive.
+    """Receive some chunks of an announced shard, and combine each (XOR) with a share or a rebuilt shard on arrival.
 
     Args:
         session: session to a node that runs `send_shard`.

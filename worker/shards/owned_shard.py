@@ -91,7 +91,7 @@ class OwnedShard:
         self.arriving: Arriving | None = None
         """Message that names the slot from which the rank can already copy its state while the state arrives.
 
-        None until the index of this state (the base) has arrived.
+        None until the list of this state's tensors has arrived.
         """
         self.refusal = ""
         """Reason why this rank cannot capture a snapshot now, such as too little memory; empty if it can."""

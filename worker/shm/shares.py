@@ -47,7 +47,7 @@ class Accumulation:
         self.is_over = False
         """True once the slot is sealed, emptied, or granted for another content."""
         self.changed = Signal()
-        """Notified when the share is sealed or over."""
+        """Signal that is notified when the share is sealed or given up."""
         self._is_sealing = False
         """True once a call of `finish` has returned True."""
         self._lock = threading.Lock()
@@ -181,7 +181,7 @@ class Shares:
         )
 
     def has(self, content: Content, contribution: Contribution) -> bool:
-        """Return whether a sealed share of `content` contains the contribution. The member then need not send it."""
+        """Return whether a sealed share of `content` contains the contribution, so that its rank need not send it."""
         member = self.memberships[contribution.rank]
         slot = self._store.sealed(share_owner(member.holder), content)
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
@@ -281,7 +281,7 @@ class Shares:
             return made
 
     def finish(self, accumulation: Accumulation, contribution: Contribution) -> None:
-        """Record the end of a contribution. Begin to seal the share if this was the last one."""
+        """Record the end of a contribution. Begin to seal the share if it now contains all contributions."""
         if accumulation.finish(contribution):
             self._sealing.begin(self._seal(accumulation))
 

@@ -68,7 +68,7 @@ class ObjectReader(Protocol):
 
     @property
     def ready_bytes(self) -> int:
-        """Number of bytes after the current position that the response to `open` contains, without another request."""
+        """Number of the next bytes that need no further request: the unread rest of the response to `open`."""
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         """Fill `target` with the next bytes of the object.

@@ -225,7 +225,7 @@ class S3ObjectStore:
             except ClientError as error:
                 if _code(error) != "InvalidRange":
                     raise
-                answer = self._get(reference, etag)  # an empty object has no range
+                answer = self._get(reference, etag)  # S3 rejects every range of an empty object
         reader = _S3Reader(self, reference, answer)
         try:
             yield reader

@@ -73,7 +73,7 @@ class ShardParts:
     """Divides one shard into parts of whole chunks, numbered from 1, and reads parts from S3. Thread-safe."""
 
     def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
-        """Decode the beginning of a shard's object.
+        """Decode the safetensors header at the beginning of a shard's object.
 
         Args:
             where: bucket and key of the shard's object.

@@ -42,7 +42,7 @@ class Captures:
     begin_seconds: list[float] = field(default_factory=list)
     """Seconds for which the start of the capture blocked the training thread."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Seconds from the end of this blocking until the training thread may change the state."""
+    """Seconds from the end of `begin_seconds` until the training thread may change the state."""
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU seconds that the whole process used during each capture."""
     allocation_count: int = 0

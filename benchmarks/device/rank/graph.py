@@ -110,8 +110,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             "registered_bytes": registration.registered_bytes,
         }
         kept = _Kept(model, folder / "slot-2")
-        # Register the slot first. Otherwise, the host would wait for each copy, and the part could not detect copies
-        # that overlap a replay.
+        # Let the GPU driver pin the slot first. Otherwise, the host would wait for each copy, and the part could not
+        # detect copies that overlap a replay.
         copier.prepare(kept.memory)
         if isinstance(copier, CudaCopier):
             registration.wait(other.mapped_bytes + kept.memory.span[1])

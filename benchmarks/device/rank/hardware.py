@@ -123,7 +123,7 @@ class Hardware(Protocol):
         """Return the device's free memory."""
 
     def timeline(self) -> Timeline:
-        """Return a new timeline without marks."""
+        """Return a new timeline, which has recorded no point in time yet."""
 
     def synchronizations(self) -> AbstractContextManager[list[str]]:
         """Yield a list of torch's warnings about calls that waited for the device during the `with` block."""

@@ -119,7 +119,7 @@ class Slot:
         return self.memory.span[1]
 
     def copies(self) -> Copies:
-        """Return the copies that a capture of the current state makes into this slot."""
+        """Return the copy operations (tensor, place in this slot) of a capture of the current state."""
         observed = self.state.observe()
         assert self.plan.fits(observed.tensors)
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))

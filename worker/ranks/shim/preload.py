@@ -160,7 +160,7 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
     Only one template process at a time holds the lock. torch itself marks a running build with a file named `lock`,
     which remains if the building process is killed. All later builders would then wait forever. Templates therefore use
     a lock that the kernel releases when its process ends. Other torch processes do not use this lock, so a thread also
-    removes their stale files meanwhile.
+    removes lock files of killed processes meanwhile.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
