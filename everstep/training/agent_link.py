@@ -108,15 +108,16 @@ class AgentLink(Protocol):
         ...
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Poll the agent until `is_enough` returns True for the result of a poll.
+        """Read the agent's half of the shared-memory page again and again, until `is_enough` returns True for it.
 
-        Between two attempts, the call waits until the agent sends a message.
+        Between two reads, the call waits until the agent sends a message.
         """
 
     def fetch(self, owner_rank: Rank) -> FetchedShard:
-        """Request an earlier rank's shard, and wait until the agent has loaded it or reports a problem.
+        """Request the shard of an earlier rank, and wait until the agent has loaded it or reports a problem.
 
-        Valid only after a `Welcome` with `relayout`.
+        An earlier rank is a rank of the launch that saved the restored step. Valid only after a `Welcome` with
+        `relayout`.
 
         Args:
             owner_rank: the earlier rank that owns the shard.
@@ -320,7 +321,7 @@ class UnixAgentLink:
         with self._lock:
             self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
             if self._socket is not None and not self._is_new:
-                # Without a connection, `_repeat` sends the request after the next connect.
+                # Otherwise `_repeat` sends the request, as soon as a new connection to the agent is ready.
                 self._outbox += frame(self._wanted)
                 self._flush()
         self.watch(lambda _: self._fetched is not None)

@@ -72,7 +72,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Make a new plan for the present tensors of the state.
+        """Make a new capture plan, which lists the present tensors of the state and their offsets in a slot.
 
         Args:
             tensors: every tensor of the state, in the order in which slots store them.
@@ -102,14 +102,14 @@ class CapturePlan:
         return cls(tuple(entries), tuple(gaps), offset, IndexWriter(tuple(entries)))
 
     def fits(self, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether the plan still fits these tensors.
+        """Return whether this capture plan still fits these tensors.
 
         It fits if names, dtypes, shapes and `is_deferred` are the same, in the same order.
         """
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:
-        """Return whether these tensors match the plan's entries, beginning with entry `first`."""
+        """Return whether these tensors match the entries of this capture plan, beginning with entry `first`."""
         entries = self.entries[first : first + len(tensors)]
         return len(entries) == len(tensors) and all(
             entry.name == state.name
@@ -132,7 +132,7 @@ class CapturePlan:
 
 
 class SlotMemory:
-    """The payload of one slot, mapped into this process, with a view for each tensor of the plan.
+    """The payload of one slot, mapped into this process, with a view for each tensor of the capture plan.
 
     Args:
         path: the slot file.
@@ -153,7 +153,7 @@ class SlotMemory:
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
-        """Return a view of the slot for each tensor of the plan, with the tensor's shape and dtype.
+        """Return a view of the slot for each tensor of the capture plan, with the tensor's shape and dtype.
 
         The first call for a plan writes the bytes that are the same in every snapshot: zeros between tensors, and the
         beginning of the index.
@@ -169,7 +169,7 @@ class SlotMemory:
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
         """Write the values of a step that are not tensors to the end of the index.
 
-        Return the index's size in bytes. Call `views` with the same plan first.
+        Return the index's size in bytes. Call `views` with the same capture plan first.
         """
         assert self._plan is plan
         suffix = plan.index.suffix(values)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
 """Upper limit of tensors per call of torch's copy function.
 
-A call holds the interpreter's lock for about a microsecond per tensor while torch reads the arguments.
+A call holds the interpreter's lock for about a microsecond per tensor while torch reads the arguments. The limit keeps
+the training thread from waiting longer for the lock.
 """
 _this_core = ctypes.CDLL(None).sched_getcpu
 PIECE_BYTES = 4 * 1024 * 1024

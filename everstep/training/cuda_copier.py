@@ -70,7 +70,7 @@ class CopySizes:
     """Size in bytes of each stream's gather buffer, the device memory in which small tensors are joined for one
     transfer."""
     ring_bytes: int = NODE_RING_BYTES
-    """Size in bytes of the pinned memory (the ring) through which copies to unregistered pages pass."""
+    """Size in bytes of the ring: pinned buffers, reused in turn, through which copies to unregistered pages pass."""
     mark_count: int = 64
     """Maximum number of CUDA events that mark the progress of one copy."""
     registered_bytes: int = 256 * 1024 * 1024
@@ -477,7 +477,7 @@ class CudaCopier:
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
-        # Add the slot now, before its pieces are registered, because no copy may cross the end of its first piece.
+        # Add the slot before the driver registers its pieces. From now on, copies are divided at the ends of pieces.
         self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
         self._thread.put(lambda: self._register(memory))
 
@@ -491,7 +491,7 @@ class CudaCopier:
         self._thread.put(self._unregister_all)
         self._thread.close()
 
-    # -- in the copier's thread
+    # -- The methods below run in the copier's thread.
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None
@@ -501,15 +501,15 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # Progress counts the bytes in the ring as copied.
+            self._drain()  # Empty the ring before reporting progress, which counts its bytes as copied.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except Exception as caught:
-            # The driver or the progress callback failed. Pass the error to the ticket, because training waits until it
-            # ends.
+            # The driver or the progress callback failed. Pass the error to the ticket, because training waits until the
+            # ticket ends.
             error = caught
             self._finish()
             for buffer in self._ring:

@@ -67,7 +67,7 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Delays records until their values have arrived in host memory, then adds them to the ring (the send buffer).
+    """Delays logged values until they have arrived in host memory, then adds them to the ring (the send buffer).
 
     Used only by the training thread.
 
@@ -126,7 +126,9 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass records to the send buffer, oldest first, as long as all values of a record have arrived. Never waits.
+        """Pass records (the values of one log call each) to the send buffer, up to the first with a missing value.
+
+        Never waits.
 
         While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """
@@ -142,7 +144,7 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Wait for the device and pass all records to the ring (the send buffer).
+        """Wait until the device has returned all logged values, and pass them to the ring (the send buffer).
 
         Values that a failed device does not return are counted as dropped.
         """
@@ -159,7 +161,7 @@ class DeviceNumbers:
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
         if places is None or places.count < len(tensors):
-            # Replace the memory. Values whose copies have not ended keep their places in the old memory.
+            # Allocate more memory for new values. Values whose copies still run keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(self._place_count, len(tensors)))

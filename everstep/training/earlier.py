@@ -39,7 +39,7 @@ All other tensors belong to one rank.
 
 
 class EarlierShards(Protocol):
-    """Access to the shards of the restored step, one shard per earlier rank."""
+    """Access to the shards of the restored step: one shard per earlier rank (of the launch that saved the step)."""
 
     @property
     def world_size(self) -> int:
@@ -52,7 +52,7 @@ class EarlierShards(Protocol):
         ...
 
     def fetch(self, rank: Rank) -> Path:
-        """Make the shard of an earlier rank available on this node.
+        """Make the shard of an earlier rank, a rank of the launch that saved the step, available on this node.
 
         The call may wait until the agent has loaded the shard.
 
@@ -89,6 +89,8 @@ class AgentShards:
     def fetch(self, rank: Rank) -> Path:
         """Request the shard of an earlier rank, and wait until the agent has loaded the shard into a slot.
 
+        An earlier rank is a rank of the launch that saved the step.
+
         Args:
             rank: the earlier rank that owns the shard.
 
@@ -118,7 +120,7 @@ class EarlierShard:
     index: SlotIndex
     values: SlotValues
     facts: Mapping[str, str]
-    """Facts about the earlier rank's models and optimizers, such as shapes (`Adapter.facts`)."""
+    """Facts about the models and optimizers of the rank that saved the shard, such as shapes (`Adapter.facts`)."""
 
     def box(self, entry: TensorEntry, part: TensorPart) -> torch.Tensor:
         """Return one box (rectangular piece) of a logical tensor as a view of the slot."""
@@ -129,7 +131,7 @@ class EarlierShard:
 
 
 def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
-    """Map the slot of an earlier rank.
+    """Map the slot with the shard of an earlier rank, a rank of the launch that saved the step.
 
     Args:
         path: the sealed slot, verified by the agent.
@@ -240,7 +242,8 @@ class EarlierTensors:
     def extent(self) -> tuple[int, int]:
         """Number of logical tensors, and number of empty state tensors, that the mapped shards name.
 
-        Both numbers only grow. As long as they are the same, `targets` of an adapter returns the same targets.
+        Both numbers only grow. As long as they do not change, `Adapter.targets` would return the same tensors, so the
+        caller need not call it again.
         """
         return len(self._held), sum(map(len, self._empty.values()))
 
@@ -268,11 +271,11 @@ class EarlierTensors:
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:
-        """Return a slot tensor of the shard that supplies this rank's values, by its name in the slot."""
+        """Return a tensor's index entry in the shard that supplies this rank's other values. None if it is missing."""
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the shard that supplies this rank's values, as a view, by its name in the slot."""
+        """Return a tensor of the shard that supplies this rank's other values, as a view of the shard's slot."""
         assert self._own_shard is not None
         entry = self._own[name]
         return self._own_shard.box(entry, TensorPart(name, entry.shape, (0,) * len(entry.shape), entry.shape, 0))
@@ -287,7 +290,7 @@ class Target:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
-    """Boxes that fill the tensor.
+    """Boxes (pieces of logical tensors) that fill the tensor.
 
     If boxes of several logical tensors fill the same elements, these boxes have equal content, so one of them suffices.
     """
@@ -308,7 +311,7 @@ class Target:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check(self) -> None:
-        """Check that every element of the tensor is in a box, except for padding.
+        """Check that every element of the tensor, except padding, is in one of the boxes (pieces) that fill the tensor.
 
         Raises:
             CannotRelayout: some elements are in no box. This occurs if two shardings, or the script's own parallelism,
@@ -326,12 +329,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class EarlierState:
-    """The values of an earlier rank that are not tensors. Adapters convert them for their own layout."""
+    """The values, other than tensors, from a rank of the launch that saved the step.
+
+    Adapters convert them for the present layout.
+    """
 
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """The values that the earlier rank's adapter returned from `observe`, without tensors."""
+    """The values that the adapter of that rank returned from `observe`, without tensors."""
     others: Mapping[str, Any]
     """States of registered objects, data positions, training modes and random generators, by name."""
 

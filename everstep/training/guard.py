@@ -91,7 +91,7 @@ class Guard:
         return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
 
     def arm(self, flight: Flight) -> None:
-        """Register a snapshot, for whose copy the next `reach` waits."""
+        """Register a snapshot whose copy has started. The next call of `reach` waits for this copy."""
         assert self._flight is None, "a snapshot is already in progress"
         self._flight = flight
         self._flight_count += 1
@@ -110,8 +110,8 @@ class Guard:
         if self._flight is not flight:
             return  # A signal handler has called `reach` during the wait, and has reported the outcome.
         self._flight = (
-            # Clear the flight only after the wait: a script may catch an exception that interrupts it, and its next
-            # step must wait again.
+            # Forget the snapshot only after the wait. If an exception interrupts the wait and the script catches it,
+            # the next step must wait again.
             None
         )
         try:

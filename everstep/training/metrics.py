@@ -132,7 +132,7 @@ def encoded_bytes(record: LogRecord) -> int:
 
 
 class MetricRing:
-    """Collects records and sends them in a background thread.
+    """Collects records (the values of one log call each), and sends them to the agent in a background thread.
 
     Args:
         generation: generation of the rank; every message carries it.
@@ -165,7 +165,7 @@ class MetricRing:
         self._has_begun = False
 
     def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
-        """Add one record. The training thread may call this at any rate.
+        """Add the values of one log call. The training thread may call this at any rate.
 
         Args:
             step: step of the record.
@@ -191,7 +191,7 @@ class MetricRing:
             self._thread.start()
 
     def flush(self) -> None:
-        """Send waiting records, oldest first, at most as many as the agent accepts per second."""
+        """Send waiting records of logged values, oldest first, at most as many as the agent accepts per second."""
         # Remove only the records that are waiting now, because the training thread may add further records meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
@@ -202,7 +202,7 @@ class MetricRing:
             dropped_count = 0
 
     def close(self) -> None:
-        """Send waiting records, count records that do not fit as dropped, and end the thread."""
+        """Send waiting records of logged values, count those above the agent's limit as dropped, and end the thread."""
         self._closing.set()
         if self._thread.is_alive():  # Do not join a thread that is still starting, because it ends by itself.
             self._thread.join()

@@ -44,7 +44,7 @@ ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 
 
 def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
-    """Return the order in which a rank maps earlier shards.
+    """Return the order in which a rank maps earlier shards, the shards of the launch that saved the step.
 
     The first shard is the one from which the rank loads its values. The shards in this node's memory follow, because
     they need no transfer. All other shards follow in the order of their distance from the rank's own position, because
@@ -68,7 +68,7 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
 
 
 def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, world_size: int) -> Relaid:
-    """Map the earlier shards that this rank needs, and plan the load.
+    """Map the shards that this rank needs of the launch that saved the step, and plan the load.
 
     The session calls this once per rank, before the ranks agree to load. The live state does not change.
 
@@ -123,7 +123,7 @@ class Relaid:
     other_values: Tree
 
     def adapters(self) -> Tree:
-        """Return the converted values for the adapters' `load`, one item per adapter."""
+        """Return the converted values of models and optimizers: one item per adapter, for its `load`."""
         return self.adapter_values
 
     def others(self) -> Tree:
@@ -135,7 +135,7 @@ class Relaid:
 class _Values:
     """The values, other than tensors, that this rank loads.
 
-    They come from the earlier rank with the number (rank mod W), where W is the number of earlier ranks.
+    They come from rank number (rank mod W) of the launch that saved the step, which had W ranks.
     """
 
     state: RankState
@@ -191,7 +191,7 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
-    """Raise an error if the earlier model had a tensor that the present model lacks."""
+    """Raise an error if the model that saved the step had a tensor that the present model lacks."""
     names = set(state.parameters())
     names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
     for pair in values.pairs:
@@ -208,7 +208,7 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The elements that are both in a box of a mapped shard and in a box of this rank."""
+    """The elements that are both in a box (rectangular piece) of a mapped shard and in a box of this rank's tensor."""
 
     source: torch.Tensor
     """The common elements, as a view of the mapped shard."""
@@ -219,7 +219,7 @@ class _Piece:
 
     @classmethod
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
-        """Find the elements that a mapped box and a box of this rank have in common.
+        """Find the elements that a box (rectangular piece) of a mapped shard and a box of this rank have in common.
 
         Args:
             offsets: position of the mapped box in the logical tensor.
@@ -250,7 +250,7 @@ class _Reads:
 
 
 class _Cover:
-    """Plans the copies from mapped shards of earlier ranks into the tensors of this rank.
+    """Plans the copies from mapped shards of the launch that saved the step into the tensors of this rank.
 
     Args:
         earlier: the shards of earlier ranks that this rank has mapped so far; more may follow.
@@ -314,7 +314,7 @@ class _Cover:
             )
 
     def explain(self, target: Target) -> tuple[str, str]:
-        """Return the name of a tensor that all earlier shards together cannot fill, and the reason."""
+        """Return the name of a tensor that all shards of the saved step together cannot fill, and the reason."""
         for alternatives in _places(target):
             part = alternatives[0]
             held = self._earlier.get(part.name)
@@ -339,7 +339,7 @@ def _places(target: Target) -> list[list[TensorPart]]:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors that this rank loads from earlier shards.
+    """The tensors that this rank loads from the shards of a launch with another number of ranks or another layout.
 
     `bring` copies the elements of each tensor from the mapped shards of earlier ranks.
 

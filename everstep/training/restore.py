@@ -71,7 +71,7 @@ class Restorable(Protocol):
         ...
 
     def adapters(self) -> Tree:
-        """Return the values that each adapter's `load` receives, one item per adapter."""
+        """Return the plain values of models and optimizers: one item per adapter, for its `load`."""
         ...
 
     def others(self) -> Tree:
@@ -106,7 +106,7 @@ class Snapshot:
         return self._decode(self.values.adapters)
 
     def others(self) -> Tree:
-        """Return all values except those of the adapters. This reads tensors at the end of the payload.
+        """Return all values that do not belong to models and optimizers. This reads tensors at the end of the payload.
 
         Returns:
             The values of objects, data and generators, by name.
@@ -185,7 +185,7 @@ class Arrival:
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # Check again, because the page may have changed before the `Welcome` arrived.
+            self.check()  # The agent may have started another load before it sent `Welcome`.
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []

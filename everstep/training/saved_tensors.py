@@ -38,10 +38,10 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return the saved tensor with this name. May wait for its bytes."""
+        """Return the saved tensor with this name. May wait until the agent has verified its bytes."""
 
     def described(self, name: str) -> tuple[torch.Size, torch.dtype]:
-        """Return the shape and dtype of a tensor. May wait for its bytes."""
+        """Return the shape and dtype of a saved tensor. May wait until the agent has verified its bytes."""
         saved = self[name]
         return saved.shape, saved.dtype
 

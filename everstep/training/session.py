@@ -484,8 +484,8 @@ class TrainingSession:
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
-                # Only log that the last step is not captured. The other ranks notice the failure when this process
-                # ends.
+                # The script failed, so do not wait for a commit. Only log that the last step is not captured. The other
+                # ranks notice the failure when this process ends.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -510,8 +510,8 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            # Read the error that the script's loop raised. Because of it, Python closed the generator with the present
-            # exception.
+            # This exception only ends a generator. Python closes `batches` with it if the script's loop raises an
+            # error. Read that error.
             error = error.__context__
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"

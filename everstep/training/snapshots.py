@@ -81,7 +81,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Step and sizes of the content that a capture writes into its slot. Valid once the copies have ended."""
+    """The step, the slot and the sizes of the snapshot that a capture writes. Valid once the copies have ended."""
 
     step: int
     slot: int
@@ -305,7 +305,7 @@ class Snapshotter:
 
     @property
     def has_slots(self) -> bool:
-        """True when the agent has granted slots of the size that the current plan needs."""
+        """True when the agent has granted slots of the size that the current capture plan (list of tensors) needs."""
         return self._plan is not None and isinstance(self._link.slots, SlotsGranted)
 
     @property
@@ -371,7 +371,7 @@ class Snapshotter:
             self._ask_for_less(self._plan)
 
     def forget(self) -> None:
-        """Reset `settled`, because the agent no longer proposes the step that the rank captured or abandoned last.
+        """Forget which step the rank captured or abandoned last (`settled`), because the agent no longer proposes it.
 
         At the end of training the agent may propose the step again, and the rank must answer the new proposal too.
         """
@@ -430,7 +430,8 @@ class Snapshotter:
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            # Wait for the last copy. On a GPU it may still run, and it clears the page's field `copying` when it ends.
+            # Wait for the last copy, which may still run on a GPU. At its end, it clears the page's field `copying`,
+            # which this capture is about to set.
             self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
@@ -627,7 +628,7 @@ class Snapshotter:
         return CapturePlan.make(tensors, self._state.parts(tensors))
 
     def _request(self, observed: Observed) -> None:
-        """Make a plan for this state, and request slots of the size that the plan needs."""
+        """Make a capture plan (list of tensors) for this state, and request slots of the size that the plan needs."""
         self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)

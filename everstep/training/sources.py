@@ -64,7 +64,7 @@ class Sources:
     def renew(self) -> bool:
         """Update the aliases (second tensor objects) of tensors that moved to other memory since the last boundary.
 
-        Return False if a tensor's shape or dtype differs from the plan.
+        Return False if a tensor's shape or dtype differs from the capture plan, which then must be made anew.
         """
         if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
             return True

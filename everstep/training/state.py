@@ -77,7 +77,7 @@ class RankState:
     """The complete state of one rank.
 
     Args:
-        adapters: adapters of the models and optimizers.
+        adapters: objects that capture and restore the models and optimizers.
         objects: other registered objects, by name.
         streams: the loaders, by name.
         environment: environment of the rank.

@@ -4,8 +4,8 @@ A tree consists of None, bool, int of any size, float, complex, str, bytes, list
 arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack. Tensors of more than
 `INLINE_BYTES` are returned separately under their path, and the caller stores them.
 
-    None, bool, float, str, bytes, int up to 64 bits the msgpack value itself any other value [tag, …], with a tag of
-    `_Tag`
+    None, bool, float, str, bytes, int up to 64 bits    the msgpack value itself
+    any other value                                     [tag, …], with a tag of `_Tag`
 
 Invariant: `decode(encode(tree))` equals the tree, including all types: a tuple stays a tuple, NaN keeps its bits, a
 tensor keeps its kind of device. `encode` raises an error for a value of any other type. `decode` never imports or calls

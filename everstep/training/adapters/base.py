@@ -51,7 +51,7 @@ WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wra
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The part of a snapshot that one adapter provides: tensors of models and optimizers, and values of other types."""
+    """The part of a snapshot that one adapter provides: tensors of models and optimizers, and their other values."""
 
     lists: Sequence[list[StateTensor]]
     """Lists of live tensors. While the tensor objects stay the same, the adapter returns the same list objects, so that
@@ -158,11 +158,11 @@ class Adapter(Protocol):
         ...
 
     def translate(self, values: EarlierState) -> Tree:
-        """Convert the values of an earlier rank into values for this adapter's `load`.
+        """Convert values from a rank of the launch that saved the step into values for this adapter's `load`.
 
         Args:
-            values: values that the corresponding adapter of an earlier rank returned from `observe`. That rank may have
-                used another kind of training, such as DeepSpeed instead of plain torch.
+            values: values that the corresponding adapter of that rank returned from `observe`. The rank may have used
+                another kind of training, such as DeepSpeed instead of plain torch.
 
         Returns:
             A tree like that of this adapter's `observe`.
@@ -312,8 +312,8 @@ class NamedOptimizer:
         # Pass the owners (the parameters to which the state belongs) too. The name of a state tensor contains its
         # parameter, so a tensor that moved to another parameter needs a new name.
         owners = list(self.optimizer.state)
-        # Collect shared state: torch's optimizers key their state by parameter, but a custom optimizer may also use
-        # string keys.
+        # Collect state that belongs to no single parameter. A custom optimizer may store it under string keys, while
+        # torch's optimizers use parameters as keys.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
@@ -379,11 +379,11 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars that this rank must find in further shards of the earlier launch.
+        """Return the names of scalars for which this rank must map further shards of the launch that saved the step.
 
-        If a parameter has no elements on this rank, its state here consists of scalars and empty tensors only. Whether
-        the earlier optimizer had state for the parameter is then visible only in other shards: they contain the scalar
-        `step` or `mu_product`. The result lists these scalars until a mapped shard contains state of the parameter.
+        If a parameter has no elements on this rank, the rank needs only the scalars of the parameter's optimizer state,
+        such as `step`. The shards mapped so far may not show whether the earlier optimizer had such state. The result
+        lists the scalars until a mapped shard contains state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
@@ -398,9 +398,9 @@ class NamedOptimizer:
         return () if expected is None else expected(self._options()[name])
 
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
-        """Convert the values of an earlier optimizer into values for `load`.
+        """Convert the plain values of an optimizer of the launch that saved the step into values for `load`.
 
-        The earlier launch used another kind of training, such as DeepSpeed.
+        That launch used another kind of training, such as DeepSpeed.
 
         Args:
             saved: the values that the earlier optimizer's `observe` returned.
@@ -499,7 +499,7 @@ class NamedOptimizer:
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
                     group[key].copy_(
                         value
-                    )  # Write into the existing tensor, because a compiled step holds a reference to it.
+                    )  # Write into the group's tensor, which a compiled optimizer step may reference.
                 else:
                     group[key] = value
         for name, parameter in self.members:

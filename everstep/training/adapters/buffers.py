@@ -164,7 +164,7 @@ class Buffers:
             owner._buffers[key] = other._buffers[other_key]
 
     def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[Target]]:
-        """Return the buffers that this rank will load from shards of earlier ranks.
+        """Return the buffers that this rank will load from shards of earlier ranks (of the launch that saved the step).
 
         Args:
             earlier: the shards of earlier ranks that this rank has mapped so far.

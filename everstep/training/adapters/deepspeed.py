@@ -243,7 +243,9 @@ class DeepSpeedAdapter:
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
     ) -> list[Target]:
-        """Return the tensors that hold the optimizer state of one master weight, each with the boxes that fill it.
+        """Return the tensors with the optimizer state of one master weight, each with the boxes that fill it.
+
+        A box is a rectangular piece of a whole parameter's state, stored by the launch that saved the step.
 
         If the earlier optimizer had no state for a parameter, the parameter's elements become zeros. DeepSpeed itself
         also creates its state as zeros.
@@ -422,7 +424,7 @@ class DeepSpeedAdapter:
 
 
 def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of the optimizer that the earlier launch registered under this name."""
+    """Return the values of the optimizer that the launch that saved the step registered under this name."""
     if name not in saved:
         raise CannotRelayout(
             f"optimizer/{name}" if name else "optimizer",

@@ -41,7 +41,7 @@ class Boxes:
         self._known: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def of(self, name: str, tensor: DTensor, local_shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
-        """Return the box of a logical tensor that this rank holds of a DTensor.
+        """Return the box (rectangular piece) of a whole tensor that this rank holds of a DTensor.
 
         Args:
             name: name of the logical tensor.

@@ -376,8 +376,8 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                # Mark the gradients again. Otherwise `zero_grad` would count as a change of the gradients after the
-                # step.
+                # Record the gradients' versions again, because `zero_grad` has just changed them. Otherwise the next
+                # snapshot would contain the zeros as gradients that the script changed after the step.
                 mark()
 
         named.optimizer.register_step_post_hook(mark)

@@ -59,7 +59,11 @@ class ShuffledBlocks(IterableDataset[object]):
         set_epoch(self.dataset, epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the position: the block's index, the states before the block, and the number of yielded samples."""
+        """Return the position in the epoch.
+
+        It consists of the present block's index, the number of samples of this block that were yielded, and the states
+        that the dataset and its random generators had before the block was read.
+        """
         return {
             "dataset": self._before,
             "block": self._block,

@@ -70,7 +70,7 @@ class FileOrder:
         return cast("dict[str, Tree]", asdict(self))
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return, as text, the differences from the order of an earlier launch. The number of ranks may differ."""
+        """Return, as text, how this order differs from that of an earlier launch, apart from the number of ranks."""
         now = self.tree()
         if tree.keys() != now.keys():
             return "the loader was of another kind"
@@ -115,13 +115,13 @@ class FileOrder:
         return number % self.lanes if number < self.lanes * self.batches_per_lane else self.lanes
 
     def places(self, number: int) -> range:
-        """Return the positions of a batch's samples in its lane, counted from the lane's first sample."""
+        """Return a batch's positions within its lane (part of the epoch), counted from the lane's first sample."""
         in_lanes = self.lanes * self.batches_per_lane
         first = (number // self.lanes if number < in_lanes else number - in_lanes) * self.batch
         return range(first, min(first + self.batch, self.lane_length(self.lane(number))))
 
     def lane_begin(self, lane: int) -> int:
-        """Return the position of a lane's first sample in the sequence of all samples of the epoch."""
+        """Return where a lane (part of the epoch) begins: the position of its first sample among all samples."""
         return lane * self.batches_per_lane * self.batch
 
     def lane_length(self, lane: int) -> int:
@@ -130,11 +130,11 @@ class FileOrder:
         return length if lane < self.lanes else self.samples - self.lanes * length
 
     def block_range(self, lane: int, block: int) -> range:
-        """Return the positions of a block's samples in its lane, counted from the lane's first sample."""
+        """Return a block's positions within its lane (part of the epoch). Shuffling permutes the samples of a block."""
         return range(block * self.block, min((block + 1) * self.block, self.lane_length(lane)))
 
     def permutation(self, epoch: int, lane: int, block: int) -> list[int]:
-        """Return the order in which the samples of a block are yielded.
+        """Return the order in which the samples of a block, neighbouring samples of a lane, are yielded.
 
         Args:
             epoch: index of the epoch, from 0.

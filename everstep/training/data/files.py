@@ -118,7 +118,7 @@ class ShardedFiles(IterableDataset[object]):
         return len(self.order.numbers(self.rank, 0))
 
     def __iter__(self) -> Iterator[object]:
-        """Return the batches of this rank; in a worker of a DataLoader, the worker's share of them."""
+        """Return the batches of this rank. In a DataLoader with n workers, each worker returns every n-th batch."""
         epoch, begin = (int(value) for value in self._begin)
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -154,7 +154,7 @@ class _OpenFile:
 class _EpochReader:
     """Reads batches of one epoch by their numbers, in one process.
 
-    Reading the batches of a lane in ascending order opens each file once.
+    A caller that reads the batches of a lane (a part of the epoch) in ascending order opens each file once.
     """
 
     def __init__(self, files: ShardedFiles, epoch: int) -> None:
@@ -276,8 +276,8 @@ class FilesLoader:
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._files.set_epoch(epoch, self._begin + self._skip_count * self.order.replicas)
-        # `iter` draws a base seed, unless workers persist from an earlier epoch. Undo the draw if an uninterrupted run
-        # has drawn this seed earlier, or draws none here.
+        # `iter` draws a base seed for the workers, unless workers of an earlier epoch still run. An uninterrupted run
+        # draws no seed at this point if it is inside an epoch, or if its workers persist. Then undo the draw.
         has_drawn = self._is_open or (not self._has_begun and epoch > 0 and self._loader.persistent_workers)
         self._skip_count, self._is_open, self._has_begun = 0, True, True
         with rng.kept(self.generators) if has_drawn else nullcontext():

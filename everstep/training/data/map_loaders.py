@@ -18,7 +18,10 @@ from everstep.training.state_tree import Tree
 
 
 class MapLoader:
-    """Resumes a DataLoader over a map-style dataset. A new DataLoader with a `PlacedSampler` reads the batches."""
+    """Resumes a DataLoader over a map-style dataset.
+
+    A new DataLoader reads the batches. Its `PlacedSampler` wraps the user's sampler and can start inside an epoch.
+    """
 
     def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
         has_workers = loader.num_workers > 0

@@ -92,8 +92,8 @@ class StatefulDatasetLoader:
             self._dataset.load_state_dict(loaded)
         self._batches.start(self._states, self._next_worker)
         with rng.kept(self.generators):
-            # `iter` draws a seed for workers that have no state yet. Restore the generators first, so that it is the
-            # seed that an uninterrupted run draws.
+            # `iter` draws a seed for workers that have no state yet. Restore the generators first, so that `iter` draws
+            # the same seed as in an uninterrupted run.
             rng.set_states(self.generators, self._began)
             return self._received(iter(self._loader))
 

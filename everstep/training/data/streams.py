@@ -188,7 +188,7 @@ class DataStream:
             )
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
-        """Restore a position. Fetches no batch yet.
+        """Restore the data position that an earlier launch stored. The call fetches no batch yet.
 
         Args:
             state: result of `state_dict` in an earlier launch.

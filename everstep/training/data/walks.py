@@ -128,7 +128,7 @@ def draws_once(items: object) -> bool:
     sampler = items.sampler if type(items) is BatchSampler else items
     sampler = sampler.sampler if type(sampler) is RestOfEpoch else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        # A `RandomSampler` with its own generator draws all numbers at its first item only under these conditions.
+        # In other cases, such a `RandomSampler` draws numbers again for later items.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 
@@ -149,7 +149,7 @@ class Place:
     """Progress of a walk (one pass through a sampler), and the generator states to repeat the walk."""
 
     began: rng.States
-    """State of each generator at the start of the walk. `Walk.repeat` starts from these states."""
+    """State of each generator when the pass through the sampler began. `Walk.repeat` starts from these states."""
     walked_count: int = 0
     """Number of items that the loader requested from the walk. The request that returned the end counts, too.
 
@@ -173,11 +173,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The item at which a walk changed from a shared generator to its own random stream."""
+    """The item at which a walk (pass through a sampler) changed from a shared generator to its own random stream."""
 
     number: int
     """Number of the last item for which the walk (pass through the sampler) used the shared generator."""
     index: int
     """Index of the shared generator among the generators of the walk (pass through the sampler)."""
     found: Tree
-    """State of the shared generator before the walk drew the item `number`."""
+    """State of the shared generator before the sampler drew the item `number` from it."""

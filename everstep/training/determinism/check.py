@@ -64,14 +64,14 @@ class CheckLink(NullLink):
     """Replaces a rank's connection to its agent during a determinism check. It names the step to restore.
 
     Args:
-        current: the pass of this process.
+        current: the pass (one of the check's three runs of the same steps) that this process makes.
     """
 
     def __init__(self, current: Pass) -> None:
         self._pass = current
 
     def welcome(self) -> Welcome:
-        """Return the step to restore: none in pass 1, the kept step in passes 2 and 3."""
+        """Return the step to restore: none in pass 1; in passes 2 and 3, the kept step, which pass 1 stored."""
         if self._pass.number <= 1:
             return super().welcome()
         return Welcome(
@@ -83,10 +83,10 @@ class CheckLink(NullLink):
 
 
 class DeterminismCheck:
-    """The determinism check of one rank, during one of the check's three passes.
+    """The determinism check of one rank, during one of the check's three passes (runs of the same steps).
 
     Args:
-        current: the pass of this process.
+        current: the pass that this process makes.
         environment: the rank's environment.
     """
 
@@ -196,7 +196,10 @@ class DeterminismCheck:
             self.end()
 
     def end(self) -> None:
-        """End the pass: store its record, then start the next pass or report. Only a repeated call returns."""
+        """Store the record of this pass (run of the same steps). Then start the next pass, or report after the last.
+
+        The first call does not return, because it replaces or ends the process. Further calls do nothing.
+        """
         if self._has_ended:
             return
         self._has_ended = True
@@ -227,7 +230,7 @@ class DeterminismCheck:
         return batch
 
     def _keep(self, step: int) -> None:
-        """Store a snapshot of this step for passes 2 and 3, and start a new record from this step."""
+        """Store a snapshot of this step, from which passes 2 and 3 start, and begin a new record with this step."""
         assert self._state is not None
         observed = self._state.observe()
         plan = CapturePlan.make(observed.tensors)
@@ -260,7 +263,7 @@ class DeterminismCheck:
         self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
 
     def _report(self) -> None:
-        """Compare the passes, write this rank's report, print the verdict, and end the process with success."""
+        """Compare the three passes, write this rank's report, print the verdict, and exit with code 0."""
         records = [_RECORDS.decode(line) for line in self._pass.records.read_bytes().splitlines()]
         if len(records) != PASS_COUNT:
             raise SessionMisuse(f"the determinism check has {len(records)} records of {PASS_COUNT} passes")

@@ -31,13 +31,13 @@ from everstep.training.errors import SessionMisuse
 PASS_VARIABLE = "EVERSTEP_CHECK_PASS"
 PASS_COUNT = 3
 HASH_SEEDS = {1: "1", 2: "1", 3: "2"}
-"""Hash seed of Python in each pass, unless the job sets PYTHONHASHSEED."""
+"""Hash seed of Python by pass (run of the same steps) of the check, unless the job sets PYTHONHASHSEED."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of a check: its number, and the files that the passes of a rank share."""
+    """One pass of a determinism check (one of three runs of the same steps), and the files that the passes share."""
 
     number: int
     last_step: int
