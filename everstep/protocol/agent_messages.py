@@ -78,8 +78,8 @@ MAX_SNAPSHOT_READ_BYTES = 4 * 1024 * 1024
 class MemberPhase(StrEnum):
     """The phases of a node in one generation of a job.
 
-    PROMISED: The promise is on disk, the old ranks have ended, and the list of sealed slots is frozen. `Load` ends
-        this phase.
+    PROMISED: The promise is on disk, the old ranks have ended, and the reported list of sealed slots does not
+        change any more. `Load` ends this phase.
     LOADING: The agent unpacks the source, starts the ranks, and fetches and verifies their shards.
     LOADED: Every shard is verified. `Start` ends this phase.
     LOAD_FAILED: A source failed verification.
@@ -518,9 +518,10 @@ class MemberReport(Message, frozen=True):
     round: RoundStatus | None = None
     """The state of the commit rounds. Set only if this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()
-    """Shards whose upload to S3 is complete. The list contains only the newest steps of each rank.
+    """Shards whose upload to S3 is complete.
 
-    Their number is the maximum number of concurrent uploads plus two.
+    For each rank, the list contains only the newest steps: at most two more than the maximum number of concurrent
+    uploads.
     """
     running_uploads: tuple[RunningUpload, ...] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
@@ -890,7 +891,10 @@ class SnapshotHeld(Message, frozen=True):
 
 
 class ReadSnapshot(Message, frozen=True):
-    """Request for a range of a held shard, as a range of its checkpoint object. The answer is `SnapshotBytes`."""
+    """Request for a byte range of a shard that the node keeps for an export. The answer is `SnapshotBytes`.
+
+    Positions count within the checkpoint object that the node would store in S3 for this shard.
+    """
 
     run: RunId
     generation: Generation

@@ -79,7 +79,7 @@ def encode(message: Message) -> bytes:
 def is_supported(message: Message, receiver_minor: int) -> bool:
     """Return whether a receiver can decode a message.
 
-    A sender calls it before it sends a message on a line whose receiver reported its minor version.
+    A sender calls this before it sends a message on a connection whose receiver has reported its minor version.
 
     Args:
         message: a struct derived from `Message`, whose `since_minor` decides.

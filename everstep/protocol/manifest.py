@@ -85,7 +85,11 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedObject(msgspec.Struct, frozen=True):
-    """An S3 object with tensors of several shards: a frozen object or a replicated object."""
+    """An S3 object with tensors that several shards refer to.
+
+    A frozen object holds tensors that training does not change. A replicated object holds tensors that are equal on
+    several ranks at one step.
+    """
 
     key: str
     """Key of the object, which ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`.
@@ -101,7 +105,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The content of a manifest: the complete set of shards of one step in S3."""
 
     version: int
-    """Format version: 3 with replicated objects, 2 with frozen objects only, 1 without shared objects."""
+    """Version of the manifest's format: 3 if it names replicated objects, 2 if only frozen objects, 1 if neither."""
     job: JobName
     run: RunId
     generation: Generation

@@ -31,8 +31,9 @@ SHARE_BIT = 1 << 31
 MAX_SHARD_BYTES = (MAX_CHUNKS - 1) * CHUNK_BYTES
 """Maximum payload of a shard with parity.
 
-All shards and shares of a stripe therefore have chunks of `CHUNK_BYTES`. In a stripe of two members, a share is as long
-as the other member's shard and also needs space for its index. The limit leaves one chunk for this index.
+A longer payload would need larger chunks, and all shards and shares of a stripe must have chunks of equal size. In a
+stripe of two members, a share is one index longer than the other member's shard. The limit leaves one chunk for this
+index.
 """
 
 
@@ -42,10 +43,10 @@ class Contribution(Message, frozen=True):
     rank: Rank
     payload_bytes: int
     digest: Digest
-    """Digest of the whole shard. The share contains only those chunks of the shard that are assigned to its holder."""
+    """Digest of the whole shard. The share contains only the chunks that are assigned to the share's holder."""
     layout_hash: Digest
     index_offset: int
-    """Start of the index within the shard's payload. A rebuilt slot needs this field for its header."""
+    """Start of the index within the shard's payload. A node that rebuilds the shard stores it in the slot's header."""
     index_bytes: int
 
 

@@ -75,7 +75,7 @@ class Open(Message, frozen=True):
     nonce: Nonce
     """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
-    """Nonce of the session that a stream belongs to; empty for other connections."""
+    """For a stream (a connection that carries only chunks): the nonce of its session. Empty for other connections."""
 
 
 class Challenge(Message, frozen=True):
@@ -101,7 +101,7 @@ class Accepted(Message, frozen=True):
     addresses: tuple[tuple[str, int], ...] = ()
     """(address, port) of each network card of the listener.
 
-    The dialler spreads its streams over them.
+    The dialler spreads its streams, the connections that carry chunks, over these cards.
     """
 
 
@@ -112,7 +112,7 @@ class Refused(Message, frozen=True):
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner's request to a holder to reserve slots of this size. The answer is `ShardReserved`.
+    """The owner's request to a holder to reserve slots with `capacity_bytes` each. The answer is `ShardReserved`.
 
     The owner captures no snapshot until its holders have reserved their slots.
     """
@@ -125,8 +125,8 @@ class PreparingShard(Message, frozen=True):
     """Message of a holder that allocates slots or, with parity, waits for other members of the stripe.
 
     The holder repeats the message during this work, so that the owner does not count the holder as silent. With parity,
-    the owner also sends the message to the holder, while its contribution makes progress or while the owner itself
-    delays the contribution.
+    the owner also sends the message to the holder, while the owner's contribution to the holder's share makes progress,
+    or while the owner itself delays this contribution.
     """
 
 
@@ -191,7 +191,7 @@ class PrintedLines(Message, frozen=True):
 
 
 class EndShard(Message, frozen=True):
-    """Announcement that the sender's own copy is sealed. The receiver must not seal its copy before this message."""
+    """Announcement that the sender has sealed its slot with the shard. Only now may the receiver seal its own slot."""
 
     transfer: int
     digest: Digest
@@ -321,9 +321,10 @@ class ReadyToLoad(Message, frozen=True):
 
 
 class ObjectHeader(Message, frozen=True):
-    """The next bytes of the object's header, at most `HEADER_PIECE_BYTES`.
+    """The next bytes of the header of a shard's object in S3, at most `HEADER_PIECE_BYTES`.
 
-    The owner sends the header, so that the helper does not read it from S3.
+    The owner sends the header to the node that reads parts of the object, so that this node need not read the header
+    from S3 itself.
     """
 
     data: bytes
@@ -334,13 +335,13 @@ class OfferTensors(Message, frozen=True):
 
     The coordinator's agent decides which rank uploads each of these tensors.
 
-    The first message of a division session. The answer is `TensorsDivided`.
+    The message begins a session in which the agents divide the tensors of one step. The answer is `TensorsDivided`.
     """
 
     owner_rank: Rank
     step: Step
     digests: tuple[Digest, ...]
-    """Digest of each offered item, 16 bytes each. An item is a tensor or a frozen object."""
+    """Digest of each offered item, 16 bytes each. An item is a tensor or a frozen object (see `frozen_count`)."""
     sizes: tuple[int, ...]
     """Size of each offered item in bytes."""
     frozen_count: int = 0
@@ -349,12 +350,13 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer to `OfferTensors`: the S3 objects that hold the offered items, and those that the owner writes."""
+    """The answer to `OfferTensors`: the S3 object of each offered item, and the objects that the owner uploads."""
 
     objects: tuple[int, ...] = ()
-    """For each offered item, the number of the object that holds it; -1 if the owner's own object holds it.
+    """For each offered item, the number of the object that holds it; -1 if the object of the owner's shard holds it.
 
-    Empty if the coordinator's agent divided the step's tensors without this offer.
+    Empty if the division does not include this offer, for example because it arrived too late. The owner then stores
+    all items in the object of its shard.
     """
     writes: tuple[int, ...] = ()
     """Numbers of the objects that the requesting owner uploads to S3."""

@@ -48,7 +48,7 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a header in bytes that the safetensors library accepts."""
 MAX_EXTRA_GAPS = 4
-"""Number of gaps that a payload may have in addition to one gap per tensor.
+"""Number of gaps (zeros between tensors) that a payload may have in addition to one gap per tensor.
 
 Each gap counts as `ALIGNMENT` bytes. The limit prevents a damaged header from naming a huge payload of zeros.
 """
@@ -89,12 +89,12 @@ class SharedGroup(msgspec.Struct, frozen=True):
     """Tensors of a shard whose data is in one separate S3 object, which other shards also use."""
 
     sha256: str
-    """SHA-256 of the whole shared object, hexadecimal. Its key contains it (`everstep.protocol.manifest`)."""
+    """SHA-256 of the whole shared object, hexadecimal. The object's key contains this value."""
     object_bytes: int
     data_begin: int
-    """Position of the first tensor's data in the shared object. The other tensors follow without gaps."""
+    """Position of the first tensor's data in the shared object, in bytes. The other tensors follow without gaps."""
     tensors: tuple[int, ...]
-    """Positions of the tensors in `tensors_in_order`, increasing."""
+    """Indices of the group's tensors in the result of `tensors_in_order`, increasing."""
 
 
 class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +110,7 @@ class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tensors(self) -> frozenset[int]:
-        """Positions, in `tensors_in_order`, of all tensors whose data is in shared S3 objects."""
+        """Indices, in the result of `tensors_in_order`, of all tensors whose data is in shared S3 objects."""
         return frozenset(number for group in (*self.frozen, *self.replicated) for number in group.tensors)
 
 
@@ -136,9 +136,9 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     index: str
     """The index as packed in the slot, encoded in base64."""
     frozen: str = ""
-    """The groups of `SharedGroups.frozen` as JSON; absent if there are none."""
+    """JSON of `SharedGroups.frozen`, the groups of tensors that training does not change; absent if there are none."""
     replicated: str = ""
-    """The groups of `SharedGroups.replicated` as JSON; absent if there are none."""
+    """JSON of `SharedGroups.replicated`, the groups of tensors that several ranks have; absent if there are none."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
