@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `client` at its first access, because it imports botocore, which is slow."""
+    """Import the SDK when a program first accesses `everstep.client`: its dependency botocore is slow to import."""
     if name == "client":
         from everstep.sdk import client
 

@@ -48,7 +48,7 @@ Piece = bytes | bytearray | memoryview
 PART_BYTES: Final = 32 * 1024 * 1024
 """Minimum size of an upload's parts, in bytes. The last part may be smaller."""
 MOST_PARTS: Final = 9_000
-"""Maximum number of parts of an upload.
+"""Maximum number of parts of an upload, with a margin below S3's limit.
 
 Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits).
 """
@@ -62,7 +62,7 @@ READ_ATTEMPTS: Final = 5
 """Maximum number of requests for one range. If the connection breaks during the last request, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
-"""Limit in bytes up to which small consecutive pieces of a part are joined and sent in one write."""
+"""Maximum bytes of one write that joins several small consecutive pieces of a part. Longer pieces are not copied."""
 _PAUSE_SECONDS: Final = 0.2
 _MOST_PAUSE_SECONDS: Final = 20.0
 _CHECKSUM: Final = "CRC64NVME"
@@ -165,7 +165,7 @@ class Part:
     def read(self, _: int = -1) -> Piece:
         """Return the next piece, or the next small pieces joined.
 
-        The method ignores the requested length. The HTTP client sends a longer result in full.
+        The method ignores the requested length, because the HTTP client also sends a longer result in full.
 
         Returns:
             The bytes; empty at the end of the part.
@@ -254,7 +254,7 @@ class Helpers(Protocol):
         """
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helpers have stored with the expected digests. Called once, at the end."""
+        """Return the parts that helpers have stored with the expected digests. Called once, after the last part."""
         ...
 
 
@@ -382,8 +382,8 @@ class Multipart:
     def abort(self) -> None:
         """Abort the upload in S3, which removes its parts.
 
-        The method ignores errors. After an error, the parts stay until the next clean-up or until the bucket's rule for
-        unfinished uploads removes them (docs/operating.md#server).
+        The method ignores errors. After an error, S3 stores the parts until the control plane deletes the leftovers of
+        ended generations, or until the bucket's rule for unfinished uploads removes them (docs/operating.md#server).
         """
         with suppress(BotoCoreError, ClientError):
             self.client.abort_multipart_upload(**self.place, UploadId=self.upload_id)
@@ -503,7 +503,7 @@ def put_parts(
                     raise errors[0]
 
         in_flight: set[Future[None]] = set()
-        numbers = count(1)  # `enumerate` would keep the memory of the last part alive.
+        numbers = count(1)  # `enumerate` would reference the last part until the next one, and keep its memory.
         for part in parts_of(until_error(), part_bytes, size):
             number = next(numbers)
             if helpers is not None and not helpers.claim(number):
@@ -676,7 +676,7 @@ def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
         OtherRange: the answer contains a different range. The function has closed its body.
     """
     length, described = int(answer["ContentLength"]), answer.get("ContentRange")
-    if described is None and not begin:  # Without a range, the answer contains the whole object.
+    if described is None and not begin:  # No ContentRange: the answer contains the whole object.
         return length, length
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", described or "")
     first, last, size = map(int, found.groups()) if found else (0, 0, 0)

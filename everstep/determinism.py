@@ -30,7 +30,7 @@ from typing import Final
 import msgspec
 
 REPORT: Final = "determinism.json"
-"""Name of the file that each rank writes into its output directory."""
+"""Name of the file with a rank's result of a determinism check. Each rank writes it into its output directory."""
 GUIDE: Final = "docs/determinism.md"
 SHOWN_NAMES: Final = 3
 """Number of names that the sentence of a verdict lists. The report contains all names."""
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     """The kind of value whose digest an entry holds. The kinds are in the order in which they arise within a step."""
 
     RESTORED = "restored"
-    """State at the step that pass 1 stored and passes 2 and 3 restored: right after this step or its restore."""
+    """State at the kept step. Pass 1 records it right after the step, passes 2 and 3 right after its restore."""
     ORDER = "order"
     """Indices that a sampler drew for one batch."""
     SAMPLE = "sample"
@@ -66,7 +66,10 @@ class Kind(StrEnum):
 
 
 class Pattern(StrEnum):
-    """The passes of a determinism check in which an entry differs. The module's docstring defines the patterns."""
+    """The passes of a check (three runs of the same steps) in which an entry differs.
+
+    The table in the module's docstring defines the patterns.
+    """
 
     RESTART = "restart"
     HASH = "hash"
@@ -106,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct):
-    """The digests that one rank recorded in one pass of a determinism check."""
+    """The digests that one rank recorded in one pass (one of three runs of the same steps) of a determinism check."""
 
     kept_step: int
     """The step whose snapshot the second and third pass of the check restore."""
@@ -258,9 +261,10 @@ def _finding(
     *,
     varies_hash: bool,
 ) -> Finding:
-    """Return the finding about a step.
+    """Return the finding about the first step at which the three passes of the check differ.
 
-    A row holds the entries of all passes for one value. The entries of the first row differ between passes.
+    Each row belongs to one recorded value, such as a gradient, and holds its digest in each pass. `rows` begins with
+    the first value whose digests differ.
     """
     lead = next(entry for entry in rows[0] if entry is not None)
     alike = [row for row in takewhile(lambda row: _kind_of(row) == lead.kind, rows) if _differs(row)]
@@ -309,7 +313,7 @@ def _source(kind: Kind, pattern: Pattern, calls: Collection[str], *, repeats: bo
         return _OF_KIND[kind]
     if pattern is Pattern.RESTART:
         return Source.UNKEPT_STATE
-    # Many scripts read the clock only to measure their speed. A call of the clock alone is therefore no evidence.
+    # Many scripts read the clock only to measure their speed. If they call nothing else, do not blame the clock.
     if any(not call.startswith("time.") for call in calls):
         return Source.ENTROPY
     return {Kind.VALUE: Source.LOGGED_VALUE, Kind.OBJECT: Source.REGISTERED_OBJECT}.get(kind, Source.KERNEL)

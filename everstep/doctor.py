@@ -23,8 +23,8 @@ SKEW_TOLD_SECONDS: Final = 2.0
 SKEW_WRONG_SECONDS: Final = 60.0
 """Minimum clock skew for a WRONG finding. From `SKEW_TOLD_SECONDS` on, the finding is a WARNING.
 
-AWS rejects signatures that are five minutes off. A nonce is valid for one minute. Incident phases compare timestamps of
-several machines.
+The limit is a minute, because the nonce with which an agent proves its identity is valid for one minute. AWS rejects
+signatures that are five minutes off. The durations of incident phases come from timestamps of several machines.
 """
 LEAST_SHARED_MEMORY_BYTES: Final = GIB
 LEAST_MEMORY_BYTES: Final = 2 * GIB
@@ -85,7 +85,7 @@ NODE_OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """Whether the Everstep service responds to this machine, and with which settings."""
+    """Facts about the Everstep service: whether it responds, its version, the token's role, and the clock skew."""
 
     endpoint: str = ""
     error: str = ""
@@ -162,7 +162,7 @@ class Facts:
     """True if the firmware identifies the machine as an EC2 instance."""
     is_root: bool = False
     closed_folder: str = ""
-    """A parent directory of this Python that other users cannot enter. Empty if every user can enter all of them."""
+    """A parent directory of this Python that other users, such as a rank's user, cannot enter. Empty if none exists."""
     has_ip: bool = True
     """True if iproute2, the package with the command `ip`, is installed."""
     allows_builds: bool = False

@@ -171,7 +171,7 @@ def aws_facts(
         retries={"mode": "standard", "total_max_attempts": 2},
     )
     try:
-        # boto3 itself reads AWS_DEFAULT_REGION only.
+        # Read AWS_REGION here, because boto3 reads only AWS_DEFAULT_REGION.
         session = cast(Any, boto3.Session(region_name=region_name or os.environ.get("AWS_REGION")))
         caller: str = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}

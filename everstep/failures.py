@@ -53,7 +53,7 @@ def translated() -> Generator[None]:
 
 
 def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOut:
-    last = cast(Any, error.last_response or {})  # botocore's type does not declare the fields of this service.
+    last = cast(Any, error.last_response or {})  # botocore's type lacks the fields that the service adds.
     if "Error" in last:
         return _from_answer(ClientError(last, error.kwargs["name"]))
     told = f" {last['Reason']}" if last.get("Reason") else ""
@@ -64,10 +64,10 @@ def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOu
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:
-    answer = cast(Any, error.response)  # botocore's type does not declare the fields of this service.
+    answer = cast(Any, error.response)  # botocore's type lacks the fields that the service adds, such as `Hint`.
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # A proxy or another service answered.
+    if not str(said.get("Code", "")).endswith("Exception"):  # Not an Everstep error code: a proxy answered.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(

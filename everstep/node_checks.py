@@ -3,8 +3,8 @@
 `everstep doctor --node` uses this module. Machine images run that command at boot and start the agent only if no
 finding is WRONG. `everstep.node_facts` gathers the facts.
 
-Invariant: the module is pure. If a fact could not be gathered, the module reports a finding only if the instance type
-requires the fact.
+Invariant: the module is pure. A fact that could not be gathered has its default. The module then reports missing
+hardware or a missing limit, but only if the instance type has this hardware or every node needs this limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ LEAST_OPEN_FILES: Final = 65_536
 In a job of a thousand ranks, rank 0 needs one open file per rank, and a data loader needs many per worker.
 """
 LEAST_SHARED_MEMORY_RATIO: Final = 0.4
-"""Least size of /dev/shm as a share of the memory. The agent uses up to half of the memory for slots."""
+"""Least size of /dev/shm, as a fraction of the memory, without a warning.
+
+/dev/shm holds the slots, for which the agent uses up to half of the memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ INSTANCE_TYPES: Final = {
         for size, count in {"": 1, "2": 1, "4": 1, "8": 1, "12": 4, "16": 1, "24": 4, "48": 8}.items()
     },
 }
-"""Instance types with NVIDIA GPUs. EFA cards are those of infra/terraform/modules/fleet/efa.tf.
+"""Instance types with NVIDIA GPUs. Their numbers of EFA cards equal those in infra/terraform/modules/fleet/efa.tf.
 
 Source: Amazon EC2 Instance Types; Amazon EC2 User Guide, "Maximize network bandwidth with multiple network cards".
 """

@@ -41,7 +41,7 @@ def node_facts(
         shared_memory_total: bytes of /dev/shm.
         memory_total: bytes of memory.
         devices: the kernel's folder of RDMA devices.
-        tools: folder with EFA's programs. They are also found in PATH.
+        tools: folder with EFA's programs. The function also searches PATH for them.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
         endpoint: URL of the instance metadata service. None: EC2's own URL on EC2; outside EC2, no request is sent.
 
@@ -60,7 +60,7 @@ def node_facts(
         has_nccl_plugin=any(next(folder.rglob("libnccl-net*.so*"), None) is not None for folder in plugins),
         fabric_manager=_output("systemctl", "is-active", "nvidia-fabricmanager.service").strip(),
         open_files=open_files,
-        # An agent that runs as root raises the limit itself.
+        # An agent that runs as root raises the limit of locked memory itself.
         is_memory_lockable=locked == resource.RLIM_INFINITY or os.geteuid() == 0,
         shared_memory_total=shared_memory_total,
         memory_total=memory_total,
@@ -77,7 +77,7 @@ def _efa_error(tools: Path) -> str:
 
 
 def _output(*command: str) -> str:
-    """Return a program's stdout; empty if the program is missing or does not end."""
+    """Return a program's stdout; empty if the program is missing or does not end within `TIMEOUT_SECONDS`."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -26,14 +26,18 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard, Shared
 from everstep.protocol.slot_values import pretrained_of
 
 READS_AHEAD: Final = 3
-"""Number of pieces that `Checkpoint.stream` reads ahead of its caller.
+"""Number of pieces of tensors that `Checkpoint.stream` reads ahead of its caller.
 
 These pieces and the chunks of `ChunkCache` use at most 64 MiB. An export also needs memory for its largest tensor.
 """
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""
 _FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")
-"""The last three folders of a checkpoint's original path. A copy may have a folder with another name."""
+"""The last three folders of a checkpoint's original path.
+
+If the path of a manifest matches, it must name the manifest's own run, generation and step. A user's copy of a
+checkpoint may lie in any other folder.
+"""
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 
 

@@ -59,7 +59,7 @@ class CheckpointReader(StorageReader):
             **_kwargs: ignored; DCP passes the rank to readers that need it.
 
         Returns:
-            The tensors and the boxes in which they are stored, by the names that the module's docstring lists.
+            Shape, dtype and stored rectangular pieces of each tensor, by the names that the module's docstring lists.
 
         Raises:
             CheckpointError: the checkpoint cannot be read or is damaged.
@@ -137,13 +137,13 @@ class CheckpointReader(StorageReader):
 
 
 def named_tensors(checkpoint: Checkpoint) -> dict[str, tuple[tuple[str, ...], LogicalTensor]]:
-    """Return DCP's name of each tensor, with the path in a nested state dict and the tensor.
+    """Return all tensors of a checkpoint by the names that they have in DCP (`torch.distributed.checkpoint`).
 
     Args:
-        checkpoint: an open checkpoint; its order of tensors determines the order of the result.
+        checkpoint: an open checkpoint, whose manifest and headers are verified.
 
     Returns:
-        The tensors in the order of the checkpoint.
+        By name, in the checkpoint's order: the tensor's path in a nested state dict, and the tensor.
 
     Raises:
         CheckpointError: two tensors would have the same name.

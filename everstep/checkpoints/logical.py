@@ -1,5 +1,7 @@
 """Joins the parts that ranks hold into logical tensors: whole parameters and optimizer states of a model. Pure.
 
+A box is a rectangular piece of a logical tensor that one rank holds.
+
 Invariant: the boxes of a logical tensor cover each of its elements exactly once.
 """
 

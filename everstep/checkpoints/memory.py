@@ -26,9 +26,9 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
-"""Number of times that the reader renews a hold within the hold's time limit.
+"""Number of times that the reader renews a hold (the slots that nodes keep for it) within the hold's time limit.
 
-A node that receives no request for this time ends the hold.
+A node that receives no request within the time limit ends the hold.
 
 A read extends the hold only on the node that it reads from. The other nodes need the renewals, and all nodes need them
 while the caller reads nothing.
@@ -64,7 +64,7 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
             yield checkpoint
     finally:
         with suppress(ClientError, BotoCoreError):
-            # If this request fails, the hold still ends: each node ends it after a time without requests.
+            # If this request fails, each node releases the step's slots itself, after some time without requests.
             service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
 
 
@@ -76,7 +76,7 @@ def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Gener
     def renew() -> None:
         while not has_ended.wait(seconds):
             with suppress(ClientError, BotoCoreError):
-                # Ignore the error: if the nodes have ended the hold, the next read raises an error with the reason.
+                # Ignore the error. If the nodes have released the slots, the next read raises an error with the reason.
                 service.hold_snapshot(TrainingJobName=name, SnapshotId=snapshot_id)
 
     thread = threading.Thread(target=renew, name="everstep-renew", daemon=True)

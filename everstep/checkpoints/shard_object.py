@@ -8,8 +8,8 @@ object.
 The header of the object holds the digest of each chunk of the payload (`everstep.protocol.safetensors`), and the
 manifest holds the digest of all chunk digests.
 
-Invariant: `read_into` returns only bytes that hash to the manifest's digest. The index is verified when the object is
-opened.
+Invariant: `read_into` returns only bytes that hash to the manifest's digest. `ShardObject` verifies the payload's
+index, the list of the tensors and their positions, when it opens the object.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class ShardObject:
         return chunk
 
     def _pieces(self, begin: int, end: int) -> Iterator[_Span]:
-        """Yield the ranges of stored objects that together contain the tensor bytes of one range of the payload."""
+        """Yield where a payload range's tensor bytes are stored: in the shard's own object or in shared objects."""
         number = max(0, bisect_right(self._begins, begin) - 1)
         for span in islice(self._spans, number, None):
             if span.begin >= end:
@@ -215,9 +215,9 @@ def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, 
 
 
 def _shared_object(group: SharedGroup, shared: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
-    """Return the opened S3 object that contains the tensors of a shared group.
+    """Return the opened S3 object that contains a group of tensors that several shards share.
 
-    Raise CorruptCheckpoint if the manifest lacks the object or names another size.
+    Raise CorruptCheckpoint if the manifest lacks this object or names another size.
     """
     if (found := shared.get(group.sha256)) is None:
         raise CorruptCheckpoint(f"{stored.name} needs the shared object {group.sha256}, which the manifest lacks")
@@ -227,7 +227,7 @@ def _shared_object(group: SharedGroup, shared: Mapping[str, StoredObject], store
 
 
 def _read_header(stored: StoredObject, manifest: CheckpointManifest, expected: ManifestShard) -> tuple[Restore, int]:
-    """Read the object's header. Return its layout and the offset of its data in bytes."""
+    """Read and check a shard object's header. Return the shard's layout, and the tensor data's offset in bytes."""
     if stored.size != expected.object_bytes:
         raise CorruptCheckpoint(f"{stored.name} has {stored.size:,} bytes; the manifest says {expected.object_bytes:,}")
     (length,) = LENGTH.unpack(stored.read(0, LENGTH.size))

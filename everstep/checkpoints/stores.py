@@ -109,7 +109,7 @@ def store_of(uri: str) -> tuple[Store, str]:
         uri: `s3://bucket/key`, or a path of the file system.
 
     Returns:
-        The store, and the key: the path itself for files.
+        The store, and the object's key within the store. The key of a file is its path.
 
     Raises:
         StoreFailure: the URI has an unknown scheme or no bucket.

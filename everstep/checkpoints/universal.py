@@ -1,9 +1,9 @@
 """Exports a checkpoint in DeepSpeed's universal layout, which an engine with `load_universal` reads.
 
     latest_universal                                        names the folder of the step; written last
-    global_step<N>/mp_rank_00_model_states.pt               counters, for ZeRO 1 and 2
-    global_step<N>/zero_pp_rank_0_mp_rank_00_model_states.pt    the same, for ZeRO 3
-    global_step<N>/zero/optimizer_state.pt                  counters of the optimizer
+    global_step<N>/mp_rank_00_model_states.pt               the engine's count of steps, for ZeRO 1 and 2
+    global_step<N>/zero_pp_rank_0_mp_rank_00_model_states.pt    the same content, for ZeRO 3
+    global_step<N>/zero/optimizer_state.pt                  the optimizer's count of steps
     global_step<N>/zero/<parameter>/fp32.pt                 the weight, converted to fp32 if necessary
     global_step<N>/zero/<parameter>/<entry>.pt              a state of the optimizer, such as exp_avg
 

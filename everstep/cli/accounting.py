@@ -16,7 +16,10 @@ def hours(spent_seconds: float) -> str:
 
 
 def job_time(shown: Json) -> str | None:
-    """Return the seconds that a job or fleet spent per kind of time, without zeros. Return None if all are zero."""
+    """Return, as text, the seconds that a job or fleet spent in each accounting bucket, such as `train`.
+
+    The text omits buckets without time. Return None if all buckets are empty.
+    """
     return (
         ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent)
         or None
@@ -24,9 +27,10 @@ def job_time(shown: Json) -> str | None:
 
 
 def ettr_words(shown: Json) -> str | None:
-    """Return the effective training time (ETTR) as two ratios: to the time with nodes, and to all time.
+    """Return two effective training time ratios (ETTR) as text.
 
-    Return None if the service reports no ratio.
+    The first ratio divides the training time by the time in which the job had nodes. The second ratio divides it by all
+    time, queueing included. Return None if the service reports no ratios.
     """
     without, with_queue = shown["Reliability"].get("EttrRatio"), shown["Reliability"].get("EttrWithQueueRatio")
     if without is None or with_queue is None:

@@ -1,4 +1,4 @@
-"""`everstep audit`: list the calls that could change something, newest first. For administrators."""
+"""`everstep audit`: list the API calls that could change something, newest first. For administrators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def list_audit_entries(
     token: Annotated[str | None, typer.Option(help="Only calls with the token of this id.")] = None,
     project: Annotated[str | None, typer.Option(help="Only calls for this project.")] = None,
 ) -> Shown:
-    """List the calls that could change something, newest first, with caller, source address and outcome."""
+    """List the API calls that could change something, newest first, with caller, source address and outcome."""
     answer = pages.of(service, "list_audit_entries", Operation=operation, TokenId=token, Project=project)
     columns: Columns = {
         "TIME (UTC)": lambda entry: when(entry["Time"]),

@@ -10,7 +10,7 @@ command:
 
 - Every command has `--output` and `--query`.
 - A command with a parameter `service` has the options that select the service.
-- A command with a parameter `pages` has the options of lists.
+- A command with a parameter `pages` has the options that set a list's page size and maximum number of items.
 
 A command that cannot be undone passes a function `asks` to the decorator. The function returns the question that the
 user must confirm:
@@ -232,7 +232,7 @@ def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = No
     """Return a decorator that adds a function as a command, together with the common options.
 
     Args:
-        app: the noun that the command belongs to.
+        app: the typer group, such as `everstep jobs`, to which the decorator adds the command.
         name: the command's name. None: the function's name.
         asks: builds the confirmation question of a command that cannot be undone. If the user declines, the command
             ends with exit code 1.

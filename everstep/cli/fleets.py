@@ -277,14 +277,14 @@ def update_roll(
     ] = None,
     max_unavailable: Annotated[int | None, typer.Option(min=1, help="Maximum number of nodes out of service.")] = None,
 ) -> Shown:
-    """Pause, resume or pace the roll of a fleet."""
+    """Pause, resume or pace a roll: the replacement or reboot of all nodes of a fleet."""
     fleet = service.update_fleet_roll(FleetName=name, **without_none(Paused=paused, MaxUnavailable=max_unavailable))
     return Shown(fleet, f"{name}: {_roll(fleet)}")
 
 
 @command(app, "stop-roll")
 def stop_roll(service: Service, name: FleetName) -> Shown:
-    """Stop the roll of a fleet. Jobs stay on the nodes that they have not left yet."""
+    """Stop a roll, the replacement or reboot of all nodes of a fleet. Jobs stay on the nodes they have not left yet."""
     fleet = service.stop_fleet_roll(FleetName=name)
     return Shown(fleet, f"{name}: {_roll(fleet)}")
 

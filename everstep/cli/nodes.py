@@ -81,7 +81,10 @@ def release(
         bool, typer.Option("--terminate", help="Terminate the instance instead of returning it to service.")
     ] = False,
 ) -> Shown:
-    """Return a held node to service, or end its instance. For other nodes, cancel the pending request."""
+    """Return a held node to service, or end its instance. If the node is not held, cancel its pending request.
+
+    A pending request is an unfinished drain, replacement, reboot or hold.
+    """
     node = service.release_node(NodeId=node_id, Terminate=terminate)
     if node["NodeStatus"] != "held":
         return Shown(node, f"{node_id} is {node['NodeStatus']}; it has no pending request")

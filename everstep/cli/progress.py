@@ -21,16 +21,20 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
-"""Minimum seconds between printed lines if only the step or an age has changed. The live display has no such limit."""
-_AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
-"""Pattern of an age in seconds within a reason.
+"""Minimum seconds between printed lines if only the job's step, or a time span in its status reason, has changed.
 
-The age of a suspected hang grows with every poll, so a change of only the age prints no line.
+The live display has no such limit.
+"""
+_AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
+"""Pattern of a time span in seconds within a job's status reason.
+
+For a suspected hang, the reason contains the seconds since the last progress. They grow with every poll, so a change of
+only this number prints no line.
 """
 _TRAINS: Final = "trains from step "
-"""Beginning of the reason of a job that trains without problems.
+"""Beginning of the status reason of a job that trains without problems.
 
-Such a reason is not printed.
+The progress line omits such a reason.
 """
 
 

@@ -95,6 +95,6 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(POLL_SECONDS)
-        while event is not None:  # Process all waiting events before the next poll.
+        while event is not None:  # One poll suffices for all waiting events.
             seen = board.told(seen, event)
             event = wait(0)

@@ -223,7 +223,7 @@ def keep(
     """
     check_optimizer(optimizer)
     if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
-        raise _dispatched()  # By default, accelerate lets rank 0 read the batches of all ranks for an IterableDataset.
+        raise _dispatched()  # Rank 0 would read all ranks' batches, accelerate's default for an IterableDataset.
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
     objects = dict(extra)

@@ -215,7 +215,7 @@ def _check_strategy(strategy: Any) -> None:
 
 
 def _check_data(trainer: Any, combined: CombinedLoader) -> None:
-    """Check the options that are known only after the trainer has set up its strategy and data."""
+    """Check the options that have their final values only after the trainer has set up its strategy and data."""
     if trainer.ckpt_path:
         raise UnsupportedOption(
             "fit(ckpt_path=…)",

@@ -146,7 +146,7 @@ class History:
     def encode(self, entries: list[dict[str, Any]]) -> bytes:
         """Return the entries as one compressed stream of JSON lines.
 
-        The caller only appends to the list between two calls.
+        Between two calls, the caller may only append to the list, because earlier entries are not encoded again.
         """
         new = [
             self._compressor.compress(f"{json.dumps(entry)}\n".encode()) + self._compressor.flush(zlib.Z_SYNC_FLUSH)

@@ -252,8 +252,8 @@ class Attachment:
         # The first launch has already made the evaluation that precedes the first step.
         trainer.args.eval_on_start = False
         if not has_length(loader):
-            # Without a length, the trainer starts an epoch at each end of the data. Only the stream therefore counts
-            # the epochs.
+            # If the loader has no length, the trainer cannot compute the epoch from the number of steps. Take the epoch
+            # from the data stream, which counts the ends of the data.
             (stream,) = session.data.values()
             return stream.epoch, stream.consumed_count
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
