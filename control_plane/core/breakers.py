@@ -51,7 +51,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision of `rule` about a job that has failed."""
+    """The decision whether a job that has failed retries, changes its node or state, or ends."""
 
     course: Course
     why: str = ""

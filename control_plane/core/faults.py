@@ -198,7 +198,7 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
-    """Return whether only these nodes hold a rank's shard, and no other nodes can rebuild it by parity."""
+    """Return whether only the nodes in `lost` hold a rank's shard, and no other nodes can rebuild it by parity."""
     owner, *peers = rank.holders
     return owner in lost and (any if rank.stripe else all)(peer in lost for peer in peers)
 

@@ -441,7 +441,7 @@ def _frames(place: str) -> str:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return the full stacks for the event, as JSON values. Ranks with equal stacks share one entry."""
+    """Return the full stacks for the event about a hang, as JSON values. Ranks with equal stacks share one entry."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

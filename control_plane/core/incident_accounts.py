@@ -333,7 +333,7 @@ def _ending(account: Account, now: float) -> str:
 
 
 def _waiting(account: Account) -> str:
-    """Return what an open recovery waits for.
+    """Return what the recovery from an open incident waits for.
 
     The text omits AWS's messages and all times, because pages show them separately.
     """

@@ -72,7 +72,7 @@ def contradictions(
 
 
 def group_sizes(node_count: int, group_size: int) -> tuple[int, ...]:
-    """Return the number of nodes in each group. The last group also has the remainder, as in `placement.plan`."""
+    """Return the number of nodes in each parity group. The last group also has the remainder."""
     count = node_count // group_size
     return (*[group_size] * (count - 1), group_size + node_count % group_size)
 

@@ -129,7 +129,7 @@ def _named(share: SlotRecord, rank: Rank) -> Contribution:
 
 
 def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
-    """Return whether each survivor's share names the shards that all other survivors have, by digest."""
+    """Return whether each remaining member's share names, by digest, the shards of all other remaining members."""
     present = {rank: (shard.digest, shard.payload_bytes) for rank, _, shard, _ in survivors}
     return all(
         (named.digest, named.payload_bytes) == present[named.rank]

@@ -303,7 +303,7 @@ def report(
 
 
 def kind_of(cause: Cause) -> IncidentKind:
-    """Return the kind of incidents with this cause."""
+    """Return the kind (failure, planned or drill) of incidents with this cause."""
     if cause is Cause.DRILL:
         return IncidentKind.DRILL
     return IncidentKind.FAILURE if cause.is_failure else IncidentKind.PLANNED

@@ -22,7 +22,7 @@ class Received:
 
 
 class MetricInbox:
-    """Batches that wait for `MetricWriter`. Used on the server's event loop only."""
+    """Batches of metric values that wait for `MetricWriter`. Used on the server's event loop only."""
 
     def __init__(self) -> None:
         self._received: dict[NodeId, Received] = {}

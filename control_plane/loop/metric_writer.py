@@ -50,7 +50,7 @@ class MetricWriter:
         self._registry = registry
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Store batches until `stop` is set, then store the remaining batches."""
+        """Store batches of metric values until `stop` is set, then store the remaining batches."""
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -65,7 +65,7 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store all waiting batches and confirm them to their agents.
+        """Store all waiting batches of metric values, and confirm each to the agent that sent it.
 
         An agent sends an unconfirmed batch again.
         """

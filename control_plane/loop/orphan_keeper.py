@@ -40,7 +40,10 @@ Otherwise a restarted server would list the objects of every run at once.
 
 
 class OrphanKeeper:
-    """The loop that deletes orphans. Several servers may run this loop, because deletion is idempotent."""
+    """The loop that deletes orphans: uploaded shards that no checkpoint can contain.
+
+    Several servers may run this loop, because deletion is idempotent.
+    """
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -54,7 +57,7 @@ class OrphanKeeper:
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete orphans once per `POLL_SECONDS` until `stop` is set."""
+        """Delete orphans (shards that no checkpoint can contain) once per `POLL_SECONDS` until `stop` is set."""
         await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete orphaned shards")
 
     def delete_due(self) -> int:

@@ -21,7 +21,7 @@ from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import Timeouts
 
 WRITE_SECONDS = 1.0
-"""Shortest time, in seconds, between two writes of a run that only update steps."""
+"""Shortest time, in seconds, between two writes to the database that only update the steps of a run's shards."""
 
 
 class ProtectionWatch:

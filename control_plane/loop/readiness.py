@@ -22,9 +22,9 @@ SHOWN_FLEETS = 3
 @dataclass(slots=True)
 class _Loop:
     swept_at: float | None = None
-    """Time of the last finished sweep in monotonic seconds. None before the first."""
+    """End of the loop's last sweep (round over all jobs or fleets), in monotonic seconds. None before the first."""
     failure: str = ""
-    """Error of the last sweep. Empty if it succeeded."""
+    """Error of the loop's last sweep (round over all jobs or fleets). Empty if the sweep succeeded."""
 
 
 class Readiness:
@@ -49,7 +49,7 @@ class Readiness:
         self._monotonic = monotonic
 
     def swept(self, loop: str) -> None:
-        """Record that a sweep of this loop succeeded."""
+        """Record that a sweep of this loop (one round over all jobs or fleets) succeeded."""
         self._loops[loop] = _Loop(self._monotonic())
 
     def failed(self, loop: str, error: Exception) -> None:

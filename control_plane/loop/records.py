@@ -234,7 +234,7 @@ def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
-    """Convert one entry of a job's lineage to the core's record."""
+    """Convert one entry of a job's lineage (its list of generations) to the core's record."""
     return GenerationRecord(
         generation=Generation(entry.number),
         parent=Generation(entry.parent),

@@ -91,7 +91,7 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
 
 
 def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
-    """Return whether the job must upload the last committed step before it gives up these nodes, and the reason."""
+    """Return whether the job must upload the last committed step before it gives up the nodes in `leaving`, and why."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:

@@ -64,7 +64,7 @@ def end_job(view: JobView, event: JobEvent, reason: str) -> Decision:
 
 
 def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
-    """Return the decision with further actions at the end of its list."""
+    """Return the decision, with the actions `more` after its own actions."""
     return replace(decision, actions=(*decision.actions, *more))
 
 

@@ -133,9 +133,9 @@ class Trial:
 
     kind: Literal["node", "state"]
     failure: FailureRecord
-    """The last failure before the change was made."""
+    """The last failure before the job changed the node or the state."""
     node_id: NodeId | None = None
-    """The node whose ranks moved to another node. None if the change was an older state."""
+    """The node whose ranks moved to another node. None if the job instead restored an older state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +246,9 @@ class Growth:
     """
 
     node_ids: tuple[NodeId, ...]
-    """The nodes that are ready, sorted."""
+    """The ready nodes by which the job can grow, sorted."""
     since: float
-    """Time since which exactly these nodes have been ready, in Unix seconds."""
+    """Time since which all nodes in `node_ids` have been ready, in Unix seconds."""
     asked_at: float | None = None
     """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
 
@@ -432,7 +432,7 @@ class JobObserved:
     price_usd_per_hour: float | None = None
     """The hourly price of one node of the fleet."""
     drill: DrillObserved | None = None
-    """The job's open drill. None without a drill."""
+    """The job's open drill (a fault that a person ordered). None without a drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
     """Description of the job of higher priority for which this job must release all of its nodes.
@@ -449,7 +449,7 @@ class JobObserved:
     queue_words: str = "waits in the queue"
     """Text about the job's position in the queue and the jobs ahead of it. Valid while the job waits."""
     newest_node_at: float | None = None
-    """Time at which the fleet's newest node appeared, in Unix seconds."""
+    """Unix time at which the control plane first observed the fleet's newest instance. None if there was none."""
     spare_count: int = 0
     """Number of the fleet's spares that can replace a node immediately."""
     is_fleet_blind: bool = False

@@ -161,7 +161,7 @@ class NodeObserved:
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
-    """The newest report about a job, of any run.
+    """What the agent's newest report says about the job for which the node works, of any run.
 
     None if the node works for no job, or if its agent has not reported yet.
     """
