@@ -157,6 +157,6 @@ def test_a_restore_to_any_pass_of_a_launch_lets_training_resume(lasts: int, *, i
                 simulation.train(job, 1)
         simulation.restore()
         simulation.settle()
-        # The simulation's coordinators do not report an agreed stop, so a stop that the backup lacks looks like success.
+        # The simulation's coordinators report no agreed stop, so a stop that the backup lacks looks like success.
         ends = {JobState.STOPPED, JobState.COMPLETED} if is_stopped else set()
         assert job.record.state in {JobState.RUNNING, *ends}, f"restored {later} passes later"
