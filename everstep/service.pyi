@@ -234,7 +234,7 @@ class CreateTrainingJobResponse(TypedDict):
     """Forecast for the job. Only after a dry run."""
 
 class DataSource(TypedDict):
-    """The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
+    """The location of an input channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
     S3DataSource: NotRequired[S3DataSource]
     """Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while its disk has enough space."""
     FileSystemDataSource: NotRequired[FileSystemDataSource]
@@ -426,7 +426,7 @@ class Fleet(TypedDict):
     CreationTime: datetime
 
 class FleetReport(TypedDict):
-    """The figures of one fleet: its jobs and its idle nodes."""
+    """Time, cost and incidents of one fleet, including its idle nodes."""
     FleetName: str
     Figures: ReportFigures
 
@@ -545,7 +545,7 @@ class HoldSnapshotResponse(TypedDict):
     MaxReadBytes: int
     """Maximum number of bytes that one ReadSnapshot returns."""
     Shards: list[HeldShard]
-    """The shards, by rank."""
+    """The held shards of all ranks, in the order of ranks."""
 
 class Holder(TypedDict):
     """A node that protects a shard in its memory: with a copy or, with parity, with a share."""
@@ -646,7 +646,7 @@ class InitialCheckpoint(TypedDict):
     """Step of the checkpoint. The default is the newest complete checkpoint at the time of the request."""
 
 class JobReport(TypedDict):
-    """The figures of one job."""
+    """Time, cost and incidents of one job."""
     TrainingJobName: str
     RunId: str
     Project: str
@@ -904,7 +904,7 @@ class ProjectQuota(TypedDict):
     AllowedData: list[str]
 
 class ProjectReport(TypedDict):
-    """The figures of one project's jobs."""
+    """Time, cost and incidents of one project's jobs."""
     Project: str
     Figures: ReportFigures
 
@@ -978,7 +978,7 @@ class Report(TypedDict):
     """The requested end, rounded up to a full hour."""
     Total: ReportFigures
     Buckets: list[ReportBucket]
-    """The figures over time, oldest first, without gaps."""
+    """Time, cost and incidents in each part of the time range, oldest first, without gaps."""
     Projects: list[ProjectReport]
     """Figures of each project, the most expensive project first."""
     Fleets: list[FleetReport]
@@ -992,7 +992,7 @@ class Report(TypedDict):
     """Incidents by cause, the most frequent cause first."""
 
 class ReportBucket(TypedDict):
-    """The figures of one bucket: a part of the time range, for example one day."""
+    """Time, cost and incidents in one bucket: a part of the time range, for example one day."""
     StartTime: datetime
     EndTime: datetime
     Figures: ReportFigures
@@ -1527,7 +1527,7 @@ class EverstepClient(Protocol):
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks have not finished yet. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
+        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:

@@ -1,4 +1,4 @@
-"""Converts database records into the response models of the contract. Pure.
+"""Converts database records into the response models of the API. Pure.
 
 Invariant: only this module derives the API's status of a job from its stored state, with `core.states`.
 

@@ -392,7 +392,7 @@ export interface CreateTrainingJobResponse {
   Plan?: TrainingJobPlan
 }
 
-/** The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set. */
+/** The location of an input channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set. */
 export interface DataSource {
   /** Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while its disk has enough space. */
   S3DataSource?: S3DataSource
@@ -676,7 +676,7 @@ export interface Fleet {
   CreationTime: Timestamp
 }
 
-/** The figures of one fleet: its jobs and its idle nodes. */
+/** Time, cost and incidents of one fleet, including its idle nodes. */
 export interface FleetReport {
   FleetName: string
   Figures: ReportFigures
@@ -895,7 +895,7 @@ export interface HoldSnapshotResponse {
   HoldInSeconds: number
   /** Maximum number of bytes that one ReadSnapshot returns. */
   MaxReadBytes: number
-  /** The shards, by rank. */
+  /** The held shards of all ranks, in the order of ranks. */
   Shards: HeldShard[]
 }
 
@@ -1001,7 +1001,7 @@ export interface InitialCheckpoint {
   Step?: number
 }
 
-/** The figures of one job. */
+/** Time, cost and incidents of one job. */
 export interface JobReport {
   TrainingJobName: string
   RunId: string
@@ -1454,7 +1454,7 @@ export interface ProjectQuota {
   AllowedData: string[]
 }
 
-/** The figures of one project's jobs. */
+/** Time, cost and incidents of one project's jobs. */
 export interface ProjectReport {
   Project: string
   Figures: ReportFigures
@@ -1598,7 +1598,7 @@ export interface Report {
   /** The requested end, rounded up to a full hour. */
   EndTime: Timestamp
   Total: ReportFigures
-  /** The figures over time, oldest first, without gaps. */
+  /** Time, cost and incidents in each part of the time range, oldest first, without gaps. */
   Buckets: ReportBucket[]
   /** Figures of each project, the most expensive project first. */
   Projects: ProjectReport[]
@@ -1613,7 +1613,7 @@ export interface Report {
   Causes: CauseReport[]
 }
 
-/** The figures of one bucket: a part of the time range, for example one day. */
+/** Time, cost and incidents in one bucket: a part of the time range, for example one day. */
 export interface ReportBucket {
   StartTime: Timestamp
   EndTime: Timestamp

@@ -46,8 +46,8 @@ def create_checkpoint(
 ) -> checkpoints_schemas.CreateCheckpointResponse:
     """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one.
 
-    With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks have not finished
-    yet. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the
+    With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the
+    call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the
     job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or
     has the strategy Everstep and no committed step.
     """

@@ -112,7 +112,7 @@ def _forget(services: Services, job: JobRecord) -> None:
         try:
             jobs.remove(session, job.run_id)
         except NotFound:
-            return  # A concurrent identical request has already deleted the job.
+            return  # A concurrent identical request has already deleted the job and stored the event.
         message = f"{job.name} was deleted: {job.reason}"
         events.append_for_job(session, job, "TrainingJobDeleted", message, now)
 

@@ -1,4 +1,7 @@
-"""GetHealth and GetReadiness: whether a server lives, and whether it should receive requests. Neither needs a token."""
+"""GetHealth and GetReadiness: whether a server is alive, and whether it should receive requests.
+
+Both operations need no token.
+"""
 
 from __future__ import annotations
 

@@ -305,8 +305,8 @@ def require_no_dependent(session: Session, job: JobRecord, checkpoint: tuple[int
         checkpoint: generation and step of the checkpoint. None: any checkpoint of the job.
 
     Raises:
-        Conflict: an unfinished job starts from the checkpoint. The message contains the job's name only if both jobs
-            have the same project.
+        Conflict: an unfinished job starts from the checkpoint. The message contains the unfinished job's name only if
+            both jobs have the same project.
     """
     for other in jobs.starting_from(session, job.run_id):
         initial = other.spec.initial

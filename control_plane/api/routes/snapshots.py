@@ -1,7 +1,7 @@
 """Operations that export a running job's state from memory: hold a snapshot, read it, and release it.
 
     HoldSnapshot     every agent of the job keeps the slots of one committed step from being overwritten
-    ReadSnapshot     a range of one shard, through this server
+    ReadSnapshot     returns a range of one shard, which passes through this server
     ReleaseSnapshot  every agent may overwrite the slots again
 
 Agents receive the news of a commit at different times. Each agent therefore first holds its newest committed step and

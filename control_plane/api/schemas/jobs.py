@@ -173,7 +173,7 @@ class FileSystemDataSource(Request):
 
 
 class DataSource(Request):
-    """The location of a channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
+    """The location of an input channel's data. Exactly one of S3DataSource and FileSystemDataSource must be set."""
 
     s3_data_source: S3DataSource | None = None
     """Each node fetches and verifies the objects before its ranks start.

@@ -70,7 +70,7 @@ class ReportFigures(Shape):
 
 
 class ReportBucket(Shape):
-    """The figures of one bucket: a part of the time range, for example one day."""
+    """Time, cost and incidents in one bucket: a part of the time range, for example one day."""
 
     start_time: datetime
     end_time: datetime
@@ -78,21 +78,21 @@ class ReportBucket(Shape):
 
 
 class ProjectReport(Shape):
-    """The figures of one project's jobs."""
+    """Time, cost and incidents of one project's jobs."""
 
     project: str
     figures: ReportFigures
 
 
 class FleetReport(Shape):
-    """The figures of one fleet: its jobs and its idle nodes."""
+    """Time, cost and incidents of one fleet, including its idle nodes."""
 
     fleet_name: str
     figures: ReportFigures
 
 
 class JobReport(Shape):
-    """The figures of one job."""
+    """Time, cost and incidents of one job."""
 
     training_job_name: str
     run_id: str
@@ -122,7 +122,7 @@ class Report(Shape):
     """The requested end, rounded up to a full hour."""
     total: ReportFigures
     buckets: list[ReportBucket]
-    """The figures over time, oldest first, without gaps."""
+    """Time, cost and incidents in each part of the time range, oldest first, without gaps."""
     projects: list[ProjectReport]
     """Figures of each project, the most expensive project first."""
     fleets: list[FleetReport]

@@ -57,7 +57,7 @@ class HoldSnapshotResponse(Shape):
     max_read_bytes: int
     """Maximum number of bytes that one ReadSnapshot returns."""
     shards: list[HeldShard]
-    """The shards, by rank."""
+    """The held shards of all ranks, in the order of ranks."""
 
 
 class ReleaseSnapshotResponse(Shape):
