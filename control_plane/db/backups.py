@@ -7,8 +7,8 @@ A backup contains the digests of tokens, but neither the tokens nor the server s
 
     back_up   servers may run; the file has one consistent state
     load      restores the file. No server can start on the result yet
-    finish    one transaction: migrates the schema, raises generation numbers and event ids, and applies the changes
-              that S3 requires
+    finish    one transaction: migrates the schema, raises generation numbers and event ids so that none is used twice,
+              and adapts generations and checkpoints to the objects in S3
     publish   SQLite: moves the complete file to its place
 
 Invariant: a server never starts on a restored database before `finish` has raised its generation numbers and event ids
@@ -189,7 +189,7 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
         now: the time in UTC.
 
     Returns:
-        The number that all generation numbers exceed from now on.
+        A generation number. The number of each generation from now on is higher.
 
     Raises:
         SchemaMismatch: a newer version of Everstep made the backup.

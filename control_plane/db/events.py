@@ -57,7 +57,7 @@ def append(session: Session, event: NewEvent) -> None:
 def append_for_job(
     session: Session,
     job: JobRecord | Job,
-    type: str,  # The parameter has the name of the event's field, although it shadows a builtin.
+    type: str,  # The name shadows a builtin, because it equals the name of the event's field.
     message: str,
     at: datetime,
     *,

@@ -173,7 +173,7 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentTotals:
-    """Sums over the incidents of one job, one fleet or all jobs."""
+    """Numbers, recovery time, losses and cost of the incidents of one job, one fleet or all jobs, added up."""
 
     count: int
     closed_count: int
@@ -245,7 +245,7 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
 
 
 def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, float, int, int, float | None]:
-    """Return the query for one run's sums.
+    """Return the query for the sums over one run's incidents.
 
     Other modules of this package join this query to their own queries, and decode its columns with `totals_of`.
     """
@@ -269,7 +269,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Number and lost steps of the closed incidents of one job that share the cause and the restore source."""
+    """Counts the closed incidents of one job with one cause and one restore source, and the steps that they lost."""
 
     job_name: str
     project: str

@@ -431,7 +431,7 @@ def launched(session: Session) -> tuple[LaunchedRun, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
-    """Sums over all jobs of a fleet, including ended jobs."""
+    """Total time, node time and cost of all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
     """Total time of the jobs in microseconds, by accounting bucket (`core.accounting.Bucket`)."""

@@ -39,7 +39,7 @@ class _Chunk:
 
     @property
     def count(self) -> int:
-        """Number of points in the chunk."""
+        """Number of points in this chunk (a stored series of consecutive points of one metric)."""
         return len(self.packed) // (24 if self.width == 1 and not self.nodes else 72)
 
     @property

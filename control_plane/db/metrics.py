@@ -183,7 +183,7 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
 
 
 def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
-    """Add points to a stored chunk, or create the chunk. Return whether the chunk is new."""
+    """Add points to a stored chunk of a metric, or create the chunk. Return whether the chunk is new."""
     row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:
@@ -202,7 +202,7 @@ def _put(row: MetricChunk, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: Metric) -> None:
-    """Join points of the oldest chunks to points that cover more steps.
+    """Join points of a metric's oldest chunks to points that cover more steps.
 
     The function repeats this until no resolution has more chunks than its limit.
     """

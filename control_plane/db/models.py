@@ -443,7 +443,7 @@ class JobHour(Base):
 
 
 class Quota(Base):
-    """Limits of a project."""
+    """Limits of a project's nodes, jobs and source archives, and the AWS resources that its submitters may use."""
 
     __tablename__ = "quota"
 

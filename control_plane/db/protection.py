@@ -67,7 +67,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTotals:
-    """Sums over the shards of one generation."""
+    """Summarizes the protection of all shards of one generation in a few numbers."""
 
     shard_count: int
     fewest_in_view: int
@@ -101,7 +101,7 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
 
 
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
-    """Return sums over the shards of several runs, in one query.
+    """Return, for each of several runs, how well its shards are protected. Uses one query.
 
     `generations` contains the generation of each run. Runs without shards of this generation are missing in the result.
     """

@@ -160,7 +160,7 @@ class Database:
                     connection.connection.cursor().execute("PRAGMA foreign_keys=ON")
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to the database."""
         self.engine.dispose()
 
 

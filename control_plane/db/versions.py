@@ -1,7 +1,8 @@
 """Provides a version number of the database, with which caches check within microseconds whether they are current.
 
-    SQLite        the pragma `data_version` changes with each commit of another connection; this module only reads
-    PostgreSQL    counts commits of this process only; callers must limit the age of their caches
+    SQLite        the pragma `data_version`, which changes with each commit of any other connection; the connection of
+                  this module only reads
+    PostgreSQL    the number of commits of this process only; callers must limit the age of their caches
 
 `api.answers` and `api.held_tokens` depend on this check.
 
