@@ -63,7 +63,7 @@ but the group's activities would show a failure.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A condition of the contract that only the owner of the Auto Scaling group can meet.
+    """A condition of the contract (the required settings) that only the owner of the Auto Scaling group can meet.
 
     Everstep never changes the settings in the condition.
     """
@@ -77,7 +77,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one setting of an Auto Scaling group that the contract requires."""
+    """A change of one setting of an Auto Scaling group, so that the group fits the contract."""
 
     setting: str
     """The name of the setting in Auto Scaling's API."""
@@ -101,7 +101,7 @@ class Ensured:
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return the differences between a group and the contract, one sentence each.
+    """Return the differences between a group and the contract (the required settings), one sentence each.
 
     The result is empty if the group fits the contract.
 

@@ -95,7 +95,7 @@ class MalformedEvent(CloudError):
 
 
 class ContractViolation(CloudError):
-    """Everstep cannot make the Auto Scaling group fit the contract, so its owner has to change it."""
+    """The group lacks settings that a fleet requires (the contract) and that only the group's owner can change."""
 
 
 class RegionUnknown(CloudError):

@@ -1,8 +1,9 @@
 """The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
 Invariant: every destructive call names one instance. The desired capacity decreases only together with the termination
-of a named instance, or to the number of existing instances. Calls are synchronous, thread-safe and limited in time, and
-raise only `CloudError`. This module does not depend on jobs, agents or the database.
+of a named instance, or down to the number of existing instances, which ends none of them. Calls are synchronous,
+thread-safe and limited in time, and raise only `CloudError`. This module does not depend on jobs, agents or the
+database.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class ManagedSecrets:
         """Return the value of a secret. If the secret has no value yet, store one first (see `Secrets.kept`).
 
         Args:
-            name: name of the secret, with underscores.
+            name: name of the secret, with underscores. Secrets Manager has the name with hyphens, after the prefix.
             fresh: generates the first value, printable text.
 
         Returns:

@@ -41,7 +41,7 @@ ARN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event to send to the receiver."""
+    """One event to send to a bus, topic or webhook."""
 
     event_id: int
     at: datetime
