@@ -65,7 +65,7 @@ class UnusableAnswers(LocalCloudError):
 
 
 def read(path: Path | None = None) -> AwsAnswers:
-    """Return stored answers.
+    """Return the stored answers about AWS's behaviour.
 
     Args:
         path: a file that `everstep aws-conformance` wrote. None: the file `STORED`, or the defaults if it does not
@@ -87,5 +87,5 @@ def read(path: Path | None = None) -> AwsAnswers:
 
 
 def encode(recorded: Recorded) -> bytes:
-    """Return the content of the file of answers."""
+    """Encode the answers of a conformance run as the content of the file of answers."""
     return msgspec.json.format(msgspec.json.encode(recorded), indent=1) + b"\n"

@@ -213,7 +213,7 @@ def play(
 
 
 def role_of(moment: Moment) -> roles.Role | None:
-    """Return the role in a line's target; None if the target is not a role."""
+    """Return the role, such as `job 0 node 2`, that is the target of a script's line; None without a role."""
     return roles.parse(getattr(moment.fault, "target", ""))
 
 

@@ -1,7 +1,7 @@
 """Decides whether AWS would refuse a call of EC2 or Auto Scaling, before moto (a library that fakes AWS) receives it.
 
 moto accepts calls that AWS refuses. The gate refuses calls with undocumented parameters, calls above the rate limits,
-and descriptions of instances in a disrupted zone. It records calls with undocumented parameters, so that a test run
+and Describe calls for instances in a disrupted zone. It records calls with undocumented parameters, so that a test run
 fails because of them.
 """
 

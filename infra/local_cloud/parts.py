@@ -82,7 +82,7 @@ class Parts:
         return record
 
     def ready_file(self, name: str) -> Path:
-        """Return the path of the file that a part writes once it accepts requests."""
+        """Return the path of the file that a part (long-lived process) writes once it accepts requests."""
         return self._directory / f"{name}.ready.json"
 
     def wait_ready(self, record: PartRecord, *, timeout_seconds: float) -> dict[str, str]:
@@ -119,7 +119,7 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return the fields of a part's ready file, or None before the part has written it."""
+        """Return the content of the file that a part writes once it accepts requests, or None before that."""
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:
@@ -127,14 +127,17 @@ class Parts:
         return content
 
     def record(self, name: str) -> PartRecord | None:
-        """Return the record of a part, or None if the part was never started or `end` has ended it."""
+        """Return the record of a part (long-lived process).
+
+        None if the part was never started, or if `end` has ended it.
+        """
         try:
             return _PART_RECORD.decode((self._directory / f"{name}.json").read_bytes())
         except FileNotFoundError:
             return None
 
     def is_alive(self, name: str) -> bool:
-        """Return whether a part has a record and its process is alive."""
+        """Return whether a part (long-lived process) was started and is alive."""
         record = self.record(name)
         return record is not None and record.process.is_alive
 

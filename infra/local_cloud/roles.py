@@ -71,7 +71,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """The instances that a role selects, with the job's name and the rank."""
+    """The instances that a role such as `job 0 node 2` selects, with the job's name and the rank."""
 
     job: str
     instances: tuple[str, ...]

@@ -108,7 +108,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A `Progress` without output."""
+    """Receives the steps of `up` and shows nothing."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context manager that does nothing."""

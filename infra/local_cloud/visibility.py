@@ -32,7 +32,7 @@ class _Shown:
     """The states of one instance, as Describe operations show them."""
 
     state: State | None = None
-    """The state that answers contain. None: answers omit the instance."""
+    """The state in answers of Describe operations. None: these answers omit the instance."""
     newest: State | None = None
     """The newest state that `note` has recorded."""
     coming: list[tuple[float, State]] = field(default_factory=list)
