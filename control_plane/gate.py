@@ -4,7 +4,7 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 
 - Until its headers are complete, a connection is limited to `HEADER_SECONDS` and about `HEADER_BYTES`.
 - Until a connection has sent a request with a valid token, it counts toward `max_strangers`. At this limit, the server
-  accepts a new connection and closes the oldest counted connection of the address that has the most.
+  accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
 - After a request with a valid token, neither limit applies to the connection.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. The server answers a
@@ -80,7 +80,7 @@ class Gate:
     def enter(self, connection: GuardedHttp) -> None:
         """Count a new connection as a connection without a valid token.
 
-        Above the limit, close the oldest counted connection of the address that has the most.
+        Above the limit, close the oldest counted connection of the address with the most counted connections.
         """
         self._strangers[connection] = connection.client[0] if connection.client else ""
         if len(self._strangers) <= self._max_strangers:

@@ -15,8 +15,8 @@ cause, and the incident then counts as a failure in MTTF and MTTR. Its lost node
 number of spares, except the node into which the drill injected its fault (the struck node).
 
 Other nodes can report consequences of a drill before the struck node reports its own fault. For example, other ranks
-end because the killed rank is missing. Members can report an unreachable coordinator before AWS reports that its
-instance has ended.
+end because the killed rank is missing. Members can report an unreachable coordinator before AWS reports that the
+coordinator's instance has ended.
 
 Invariant: pure. Faults that follow from a drill count neither as failures of the job nor in the history of a node.
 """
@@ -223,8 +223,8 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         found: the faults that the job loop observes now, as `attributed` returned them.
 
     Returns:
-        The incident, with the cause DRILL if its rank failed because of the struck rank or instance. Otherwise the
-        incident is unchanged.
+        The incident, with the cause DRILL if its rank failed because of the rank or instance that the drill struck.
+        Otherwise the incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
         return incident  # The incident belongs to another generation, or its evidence already names the drill.

@@ -459,7 +459,7 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
-    """Return the nodes that have not answered other members for the holder deadline.
+    """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`.
 
     Two kinds of reports count. The owner of a shard reports that it no longer counts the node as a holder. The
     coordinator reports that it received no answer from the node.

@@ -265,10 +265,10 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 def of_coordinator(
     plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if the coordinator is silent for longer than its deadline, and no step was committed meanwhile.
+    """Return a fault if the coordinator is silent for `coordinator_deadline_seconds`, and no step was committed since.
 
-    Without a coordinator, training continues, but no step is committed. This fault may therefore interrupt ranks that
-    still finish steps.
+    Without a coordinator, ranks still finish steps, but no step is committed. The fault therefore restarts the ranks
+    even if they make progress.
     """
     if (
         silence is None
@@ -296,7 +296,7 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if reporting members have not reached the coordinator for longer than its deadline.
+    """Return a fault if reporting members have not reached the coordinator for `coordinator_deadline_seconds`.
 
     The coordinator may be alive while the network to it is broken. It commits no step without the confirmations of
     these members.
@@ -325,7 +325,7 @@ def of_cut_off_members(
 def of_silence(
     plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return one fault per member that is silent past the coordinator deadline.
+    """Return one fault per member that is silent for longer than `coordinator_deadline_seconds`.
 
     The caller uses this function while a generation loads or starts. No rank has completed a new step yet, so another
     generation loses no step.

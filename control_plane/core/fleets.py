@@ -5,7 +5,7 @@ The fleet loop calls `decide`. Only the fleet loop changes the desired capacity,
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
     up                  SetDesired
-    down                first lower the capacity to the present instances; then terminate named idle nodes one by one
+    down                first lower the capacity to the present instances; then terminate idle nodes by id, one by one
     ended               remove each member that AWS reports as ended; the group then launches a replacement
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
@@ -694,8 +694,8 @@ def _has_successor(row: NodeRecord) -> bool:
 def _is_announced(row: NodeRecord) -> bool:
     """Return whether the fleet terminates a node because AWS announced the end of its instance.
 
-    The hourly limit of replacements does not count such terminations, because it protects only against wrong verdicts
-    of Everstep.
+    The hourly limit of replacements protects only against wrong verdicts of Everstep, so it does not count such
+    terminations.
     """
     return notices.ANNOUNCED in row.reason
 
@@ -812,9 +812,9 @@ def _held_back(
 ) -> list[FleetAction]:
     """Return the actions for instances that a terminating lifecycle hook holds.
 
-    The fleet completes the hook once no job uses the instance, or once the agent is silent past the coordinator
-    deadline. While a job moves away from the instance at an agreed stop, the fleet extends the hook, for at most
-    `HOLD_SECONDS`.
+    The fleet completes the hook once no job uses the instance, or once the agent is silent for
+    `coordinator_deadline_seconds`. While a job moves away from the instance at an agreed stop, the fleet extends the
+    hook, for at most `HOLD_SECONDS`.
     """
     actions: list[FleetAction] = []
     asked_at = {
@@ -905,9 +905,9 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
     """Return the actions that reboot nodes.
 
-    The fleet repeats an action until EC2 has accepted it. The key of the action prevents a second reboot. Only EC2's
-    answer ends the repetition. A new connection of the agent proves no reboot, because this control plane may have
-    restarted itself.
+    The fleet repeats an action until EC2 has accepted it. The executor stores each call with a key, which prevents a
+    second reboot. Only EC2's answer ends the repetition. A new connection of the agent proves no reboot, because this
+    control plane may have restarted itself.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
@@ -926,8 +926,8 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
     """Return the terminations of nodes in state DRAINING (to be terminated), except surplus nodes.
 
     The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll replaces.
-    The first `extra` terminations also lower the desired capacity. After each further termination, the group launches a
-    replacement.
+    The group has `extra` instances more than the fleet needs, so the first `extra` terminations also lower the desired
+    capacity. After each further termination, the group launches a replacement.
     """
     staying = set(group.staying)
     due = [

@@ -47,7 +47,7 @@ _OCCURRENCES: Mapping[Cause, str] = {
 }
 """Sentences that say what happened, by cause.
 
-The ids of the nodes replace `{node}` and `{instance}`. The word ` on` with these ids replaces `{on}`.
+Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids.
 """
 SOURCES: Mapping[str, str] = {
     "local": "the memory of its own nodes",

@@ -2,7 +2,7 @@
 
     StartFleetRoll ──▶ next node ──▶ request ──▶ agreed stop, if a job uses the node ──▶ replaced or rebooted ─┐
                           ▲                            (`core.requests`, `core.moves`)                        │
-                          └───────────── the next pass in which the fleet and its jobs are whole ◀────────────┘
+                          └───────────── the next pass in which each job has its full protection ◀────────────┘
 
 A roll makes the requests that a person could make with ReplaceNode or RebootNode. It begins another node only while
 each job of the fleet has its full protection, and never so that more than `max_unavailable` nodes are out of service.

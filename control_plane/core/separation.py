@@ -33,10 +33,9 @@ A shard is exposed if all its holders are in one failure domain. It is changed i
 placement.
 """
 PARTNERS = 16
-"""Number of groups with which the solver tries to exchange members of the ring.
+"""Number of groups with which the solver tries to exchange members of the ring (the last group, if it is larger).
 
-The solver tries the most suitable groups first. With more groups, the solver would find no exchange that changes fewer
-shards.
+The solver tries the most suitable groups first. Exchanges with further groups would not change fewer shards.
 """
 
 

@@ -380,7 +380,7 @@ class CloudWatch:
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
         """Return the newest launch failures. After an AWS error, return the previous failures.
 
-        If AWS fails only here, the poller still uses its answer about the group and the instances.
+        If only the request for launch failures fails, the poller still uses AWS's answers about group and instances.
         """
         key = f"{fleet.name}/launches"
         try:

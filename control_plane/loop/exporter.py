@@ -149,7 +149,7 @@ class EventExporter(Exporter):
     """The loop that exports events to one bus, topic or webhook.
 
     The name of the export is the receiver's ARN, or a webhook's host and a digest of its URL. The exporter calls the
-    sink in threads. No other loop may use the same `leaser`.
+    sink in threads. `leaser` claims the export's lease, and no other loop may use the same `leaser`.
     """
 
     def __init__(

@@ -52,7 +52,8 @@ per second.
 class LogExporter(Exporter):
     """The loop that exports to one log group.
 
-    The log group's name is part of the lease's key and of log messages. No other loop may use the same `leaser`.
+    The log group's name is part of the lease's key and of log messages. `leaser` claims this lease, and no other
+    loop may use the same `leaser`.
     """
 
     poll_seconds = POLL_SECONDS

@@ -37,7 +37,7 @@ class Readiness:
         self._monotonic: Callable[[], float] = time.monotonic
 
     def expect(self, loops: Collection[str], patience_seconds: float, monotonic: Callable[[], float]) -> None:
-        """Require sweeps of these loops from now on. The runner calls this method once, before its first sweep.
+        """Require sweeps (rounds over all jobs or fleets) of these loops from now on. The runner calls the method once.
 
         Args:
             loops: names of the loops, at least one. `swept` and `failed` accept only these names.

@@ -105,7 +105,7 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Add the incident to which these faults belong to the job's record, and return the earlier one that they close.
+    """Store the incident of these faults in the job's record, and return the earlier incident that they close.
 
     The first value is the changed `JobView`. The second value is a tuple with the closed incident, which is empty if
     the faults close no incident.

@@ -56,7 +56,7 @@ class RollProgress:
 
 
 class RollStatus(StrEnum):
-    """Status of a roll, as the API shows it.
+    """Status of a roll (replacement or reboot of all nodes of a fleet), as the API shows it.
 
     - IN_PROGRESS: the roll has nodes to begin or to finish.
     - PAUSED: a person has paused the roll. Nodes that it has begun still finish.
