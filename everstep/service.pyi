@@ -93,7 +93,7 @@ class Checkpoint(TypedDict):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
     VerificationMessage: NotRequired[str]
-    """The damaged parts. Absent if no verification has found damage."""
+    """The damaged parts of the checkpoint. Absent if no verification has found damage."""
 
 class CheckpointActivity(TypedDict):
     """The checkpoints of a job: when the next is due, the running upload, and figures of the last upload."""
@@ -249,7 +249,7 @@ class DeleteTrainingJobResponse(TypedDict):
     CheckpointCount: int
     IncidentCount: int
     NodeSeconds: float
-    """Node time of the deleted job, which the fleet's totals no longer include."""
+    """Total time that nodes worked for the deleted job. The fleet's totals no longer include this time."""
     CostUsd: NotRequired[float]
     ObjectCount: int
     """Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete."""
@@ -356,7 +356,7 @@ class ExportIncidentResponse(TypedDict):
     """The document in UTF-8, with line feeds."""
 
 class FieldChange(TypedDict):
-    """The change of one field."""
+    """The change of one field of a job's configuration."""
     Field: str
     """Path of the field: `CheckpointConfig.EverySteps`."""
     Before: NotRequired[str]
@@ -375,7 +375,7 @@ class FieldError(TypedDict):
 class FileSystemDataSource(TypedDict):
     """A directory that already exists on every node: a shared file system, or a part of the image."""
     DirectoryPath: str
-    """Absolute path. The mount options decide whether ranks may write to the directory."""
+    """Absolute path of the directory. The mount options decide whether ranks may write to the directory."""
 
 class Fleet(TypedDict):
     """A registered Auto Scaling group: its settings and its current state."""
@@ -1133,7 +1133,7 @@ class StoppingCondition(TypedDict):
     """Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price."""
 
 class StoppingConditionUpdate(TypedDict):
-    """Limits to change. The value 0 removes a limit."""
+    """Limits of a job's duration and cost to change. The value 0 removes a limit."""
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]

@@ -131,9 +131,9 @@ class Listed:
     """Fields that only a list of jobs contains. The entry of a job omits fields with the value None."""
 
     protection_state: ProtectionState | None = None
-    """Result of `listed_protection` for the job."""
+    """How well the job's state is protected: result of `listed_protection`."""
     survives_node_loss: bool | None = None
-    """Result of the function `survives_node_loss` for the job."""
+    """Whether the job's state survives the loss of any one node: result of the function `survives_node_loss`."""
     assigned_node_count: int | None = None
     healthy_node_count: int | None = None
     incident_count: int | None = None

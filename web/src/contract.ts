@@ -105,7 +105,7 @@ export interface Checkpoint {
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
-  /** The damaged parts. Absent if no verification has found damage. */
+  /** The damaged parts of the checkpoint. Absent if no verification has found damage. */
   VerificationMessage?: string
 }
 
@@ -432,7 +432,7 @@ export interface DeleteTrainingJobResponse {
   GenerationCount: number
   CheckpointCount: number
   IncidentCount: number
-  /** Node time of the deleted job, which the fleet's totals no longer include. */
+  /** Total time that nodes worked for the deleted job. The fleet's totals no longer include this time. */
   NodeSeconds: number
   CostUsd?: number
   /** Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete. */
@@ -602,7 +602,7 @@ export interface ExportIncidentResponse {
   Content: string
 }
 
-/** The change of one field. */
+/** The change of one field of a job's configuration. */
 export interface FieldChange {
   /** Path of the field: `CheckpointConfig.EverySteps`. */
   Field: string
@@ -623,7 +623,7 @@ export interface FieldError {
 
 /** A directory that already exists on every node: a shared file system, or a part of the image. */
 export interface FileSystemDataSource {
-  /** Absolute path. The mount options decide whether ranks may write to the directory. */
+  /** Absolute path of the directory. The mount options decide whether ranks may write to the directory. */
   DirectoryPath: string
 }
 
@@ -1814,7 +1814,7 @@ export interface StoppingCondition {
   MaxCostUsd?: number
 }
 
-/** Limits to change. The value 0 removes a limit. */
+/** Limits of a job's duration and cost to change. The value 0 removes a limit. */
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number
@@ -2063,7 +2063,7 @@ export interface UnpinCheckpointRequest {
   Generation?: number
 }
 
-/** Settings to change. Omitted fields keep their value. */
+/** Settings of a fleet to change. Omitted fields keep their value. */
 export interface UpdateFleetRequest {
   FleetName: string
   /** Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy. */
@@ -2096,7 +2096,7 @@ export interface UpdateIncidentRequest {
   Owner?: string
 }
 
-/** Fields to change. Omitted fields keep their value. */
+/** Fields of a training job to change. Omitted fields keep their value. */
 export interface UpdateTrainingJobRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string

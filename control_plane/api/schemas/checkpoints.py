@@ -108,7 +108,7 @@ class Checkpoint(Shape):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
     verification_message: str | None
-    """The damaged parts. Absent if no verification has found damage."""
+    """The damaged parts of the checkpoint. Absent if no verification has found damage."""
 
 
 class CreateCheckpointResponse(Shape):

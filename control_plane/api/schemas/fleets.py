@@ -114,7 +114,7 @@ class GroupCheck(Shape):
 
 
 class UpdateFleetRequest(Request):
-    """Settings to change. Omitted fields keep their value."""
+    """Settings of a fleet to change. Omitted fields keep their value."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     """Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy."""

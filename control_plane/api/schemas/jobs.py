@@ -169,7 +169,7 @@ class FileSystemDataSource(Request):
     """A directory that already exists on every node: a shared file system, or a part of the image."""
 
     directory_path: AbsolutePath
-    """Absolute path. The mount options decide whether ranks may write to the directory."""
+    """Absolute path of the directory. The mount options decide whether ranks may write to the directory."""
 
 
 class DataSource(Request):
@@ -438,7 +438,7 @@ class DeleteTrainingJobResponse(Shape):
     checkpoint_count: int
     incident_count: int
     node_seconds: float
-    """Node time of the deleted job, which the fleet's totals no longer include."""
+    """Total time that nodes worked for the deleted job. The fleet's totals no longer include this time."""
     cost_usd: float | None
     object_count: int
     """Objects in S3 that this call deleted.

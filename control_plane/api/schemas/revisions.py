@@ -20,7 +20,7 @@ from control_plane.api.schemas.jobs import ProtectionConfig, RetryStrategy
 
 
 class StoppingConditionUpdate(Request):
-    """Limits to change. The value 0 removes a limit."""
+    """Limits of a job's duration and cost to change. The value 0 removes a limit."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
@@ -63,7 +63,7 @@ class ElasticConfigUpdate(Request):
 
 
 class UpdateTrainingJobRequest(Request):
-    """Fields to change. Omitted fields keep their value."""
+    """Fields of a training job to change. Omitted fields keep their value."""
 
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     preemptible: bool | None = None
@@ -77,7 +77,7 @@ class UpdateTrainingJobRequest(Request):
 
 
 class FieldChange(Shape):
-    """The change of one field."""
+    """The change of one field of a job's configuration."""
 
     field: str
     """Path of the field: `CheckpointConfig.EverySteps`."""
