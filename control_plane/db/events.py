@@ -34,7 +34,7 @@ class NewEvent:
     type: str
     """Type of the event, for example `JobStateChanged`, `NodeExcluded` or `FleetDrift`."""
     message: str
-    """One sentence for users."""
+    """One sentence that describes the event to users."""
     project: str = ""
     fleet_name: str | None = None
     job_name: str | None = None

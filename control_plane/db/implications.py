@@ -27,7 +27,7 @@ KEPT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicationRecord:
-    """A stored entry of a node's history."""
+    """A stored entry of a node's fault history: an incident that involved the node."""
 
     node_id: str
     incident_id: str

@@ -105,7 +105,7 @@ class JobSpec(JobSettings):
 
 @dataclass(frozen=True, slots=True)
 class JobTransition:
-    """The entry of a job into a state."""
+    """One entry of a job's history: the state that the job entered, the time and the reason."""
 
     state: str
     reason: str

@@ -198,7 +198,7 @@ class Fleet(Base):
     allow_drills: Mapped[bool] = mapped_column(default=False)
     allow_commands: Mapped[bool] = mapped_column(default=False)
     replica_encryption: Mapped[str] = mapped_column(default="Auto", server_default="Auto")
-    """A value of `core.encryption.ReplicaEncryption`."""
+    """When nodes use TLS between them: a value of `core.encryption.ReplicaEncryption`."""
     blindness_lifted_at: Mapped[datetime | None]
     """When a user stated that the fleet's silent nodes are lost (UnfreezeFleet).
 

@@ -43,7 +43,7 @@ class NoticeRecord:
 
     node_id: str
     kind: str
-    """Value of `everstep.protocol.agent_messages.NoticeKind`."""
+    """What AWS announces: a value of `everstep.protocol.agent_messages.NoticeKind`."""
     event_id: str
     """AWS's id of the event.
 

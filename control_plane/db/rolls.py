@@ -29,7 +29,7 @@ def roll_of(fleet: FleetRecord) -> FleetRoll | None:
 
 
 def progress_of(fleet: FleetRecord) -> RollProgress | None:
-    """Return the progress that the fleet loop stored last, possibly of an earlier roll."""
+    """Return the progress that the fleet loop stored last. It may belong to an earlier roll of the fleet."""
     return None if fleet.roll_progress is None else msgspec.convert(fleet.roll_progress, RollProgress)
 
 

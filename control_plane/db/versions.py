@@ -44,7 +44,7 @@ class Versions:
         return int(version)
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection to the database. Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
