@@ -71,7 +71,7 @@ class EventSink(Protocol):
 
 
 class _ServiceSink(ABC):
-    """`EventSink` over an operation that accepts or refuses each entry separately."""
+    """`EventSink` over an AWS operation that accepts or refuses each entry separately."""
 
     SERVICE: ClassVar[str]
     OPERATION: ClassVar[str]
