@@ -24,7 +24,7 @@ STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The observed answer to one question."""
+    """The answer to one question about AWS, as a run observed it in an account."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Observed values of fields of `AwsAnswers`, by the field's name."""
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question that AWS's documentation leaves open."""
+    """One question about AWS's behaviour that AWS's documentation leaves open."""
 
     name: str
     sentence: str

@@ -61,7 +61,7 @@ _RECORDED: Final = msgspec.json.Decoder(Recorded)
 
 
 class UnusableAnswers(LocalCloudError):
-    """The file of answers does not exist or is invalid."""
+    """The file with the answers of a conformance run does not exist or is invalid."""
 
 
 def read(path: Path | None = None) -> AwsAnswers:

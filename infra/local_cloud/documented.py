@@ -46,7 +46,7 @@ class Violation:
     code: str
     """Error code with which EC2 refuses the call. Auto Scaling answers ValidationError to every violation."""
     words: str
-    """Sentence that names the parameter and the value."""
+    """Sentence that names the parameter and the value that AWS would refuse."""
 
 
 def violations(operation: OperationModel, parameters: Mapping[str, Any]) -> list[Violation]:

@@ -185,7 +185,7 @@ def free_memory(instance_id: str) -> bool:
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a GPU in an agent's NVML stub."""
+    """The state of a GPU in an NVML stub (a file that an agent reads in place of NVIDIA's library NVML)."""
 
     index: int
     xids: tuple[int, ...] = ()

@@ -87,7 +87,7 @@ def family_of(
 
 
 class Buckets:
-    """The buckets of one account. Not thread-safe: the server calls it under its lock."""
+    """The token buckets of one account. Not thread-safe: the server uses them under its lock."""
 
     def __init__(self) -> None:
         self._levels: dict[str, tuple[float, float]] = {}

@@ -830,5 +830,5 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _pause(seconds: float) -> None:
-    """Wait between two polls of a state about which no notification exists."""
+    """Wait between two polls of a state whose changes cause no notification."""
     threading.Event().wait(seconds)

@@ -34,7 +34,7 @@ class _Shown:
     state: State | None = None
     """The state in answers of Describe operations. None: these answers omit the instance."""
     newest: State | None = None
-    """The newest state that `note` has recorded."""
+    """The present state of the instance, as `note` recorded it last."""
     coming: list[tuple[float, State]] = field(default_factory=list)
     """States newer than `state`, oldest first, each with the monotonic time from which answers contain it."""
 
