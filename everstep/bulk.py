@@ -222,7 +222,7 @@ class PartSink(Protocol):
 class Helpers(Protocol):
     """Other processes that send some parts of an upload in place of the caller.
 
-    `put_parts` calls every method except `sent` in its own thread.
+    The thread that calls `put_parts` calls every method except `sent`.
     """
 
     def claim(self, number: int) -> bool:

@@ -114,9 +114,9 @@ class Record(msgspec.Struct):
     kept_step: int
     """The step whose snapshot the second and third pass of the check restore."""
     steps: dict[int, list[Entry]] = msgspec.field(default_factory=dict[int, list[Entry]])
-    """Entries by step number, beginning with the kept step.
+    """Recorded values by step number, beginning with the step that passes 2 and 3 restore (the kept step).
 
-    The entries of a step are in the order of their recording.
+    The values of a step are in the order of their recording.
     """
     calls: dict[int, list[str]] = msgspec.field(default_factory=dict[int, list[str]])
     """Calls of the script to functions whose results differ between runs, by step.
@@ -136,7 +136,7 @@ class Finding(msgspec.Struct, frozen=True):
     pattern: Pattern
     source: Source
     names: tuple[str, ...]
-    """Names of all entries of this kind and step that differ."""
+    """Names of all recorded values of this kind and step that differ between the passes."""
     calls: tuple[str, ...] = ()
     """Calls of the script that may cause the difference."""
     generators: tuple[str, ...] = ()

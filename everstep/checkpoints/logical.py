@@ -107,7 +107,7 @@ def join(indexes: Mapping[int, SlotIndex]) -> Joined:
 def _overlap(boxes: Sequence[Box]) -> bool:
     """Return whether two boxes (rectangular pieces of one tensor) share an element.
 
-    The search compares only boxes that overlap in the dimension with the most distinct offsets.
+    To save time, the search compares only boxes that overlap in the dimension with the most distinct offsets.
     """
     if len(boxes) < 2 or not boxes[0].offsets:
         return len(boxes) > 1

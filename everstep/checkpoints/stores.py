@@ -62,7 +62,7 @@ class StoredObject(ABC):
 
 
 class Objects(Protocol):
-    """A place from which objects are read by name."""
+    """A place from which checkpoint objects are read by key: a folder, an S3 bucket, or the nodes of a running job."""
 
     def open(self, key: str) -> StoredObject:
         """Open an object for reading.
@@ -154,7 +154,7 @@ class Files:
             raise StoreFailure(f"{key}: {error.strerror}") from error
         finally:
             with suppress(OSError):
-                # If the write succeeded, the file no longer exists under this name, because `replace` renamed it.
+                # Delete the unfinished file after an error. After a success, `replace` has renamed it.
                 unfinished.unlink()
 
 

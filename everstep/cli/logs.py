@@ -78,7 +78,7 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
 
 def _answered_at(page: Json) -> datetime:
-    """Return when the service answered, by its own clock, plus the second that the HTTP date may be rounded down by."""
+    """Return the service's time of an answer plus one second, because the HTTP date omits fractions of a second."""
     from email.utils import parsedate_to_datetime  # Import here to keep `--help` fast.
 
     told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

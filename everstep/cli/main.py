@@ -88,7 +88,7 @@ class _Imported(TyperGroup):
 
 
 class _Everstep(TyperGroup):
-    """The root of the command line, with the commands of typer and the nouns and verbs of the tables."""
+    """The root of the command line, with the commands of typer and those in the tables `NOUNS` and `VERBS`."""
 
     def __init__(self, **settings: Any) -> None:
         programs_of_ours = settings.pop("commands")

@@ -356,7 +356,7 @@ class Attachment:
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
         if self._is_over:
-            raise StopIteration  # Makes Lightning leave the loop without its epoch-end hooks.
+            raise StopIteration  # This error makes Lightning leave the loop without its epoch-end hooks.
         assert self._batches is not None
         self._batches.end_epoch()
 

@@ -251,7 +251,7 @@ class CheckpointPace(Message, frozen=True):
     """
 
     due_step: Step = Step(-1)
-    """The first committed step from this step on becomes a checkpoint. -1 if the job has no checkpoints by steps."""
+    """The first commit of this or a later step becomes a checkpoint. -1 if the job has no checkpoints by steps."""
     due_at_seconds: float = 0.0
     """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0

@@ -148,9 +148,9 @@ class Relayout(Message, frozen=True):
     world_size: int
     """Number of ranks of the generation that made the restored step."""
     shards: tuple[tuple[ShardSource, ...], ...]
-    """Sources of each earlier rank's shard, by earlier rank, in order of preference.
+    """Sources of the shard of each rank that made the restored step, by rank, in order of preference.
 
-    The kind is never `local`, because any node of the plan may need any earlier shard. If the source is the node
+    The kind is never `local`, because any node of the plan may need any of these shards. If the source is the node
     itself, the node reads its own slot.
     """
 

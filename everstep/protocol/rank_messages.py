@@ -61,8 +61,8 @@ _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
 
-Python's `struct` stores a native integer in one operation. It stores an integer with an explicit byte order byte by
-byte.
+Python's `struct` stores a native integer in one operation, so the other process never reads a half-written number. It
+stores an integer with an explicit byte order byte by byte.
 """
 _PLACES_APART = 512
 ORDERED_MACHINES = ("x86_64",)

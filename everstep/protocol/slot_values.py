@@ -25,8 +25,8 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     pretrained: dict[str, str] = {}
     """Content of `config.json` of each registered model from Hugging Face's transformers.
 
-    The key is the path of the model within the names of parameters. It is empty if the script registered the model
-    itself. Slots of earlier versions have no such field.
+    The key is the path of the model within the names of parameters. The path is empty if the script registered the
+    model itself. Slots of earlier versions have no such field.
     """
 
 

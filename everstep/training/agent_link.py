@@ -231,7 +231,7 @@ class UnixAgentLink:
         self._welcome_seconds = welcome_seconds
         self._clock = clock
         self._open_socket = open_socket
-        # Needed because the training thread, the copier and the metrics thread all send messages.
+        # The lock is needed, because the training thread, the copier and the metrics thread all send messages.
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._is_new = True
@@ -321,7 +321,7 @@ class UnixAgentLink:
         with self._lock:
             self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
             if self._socket is not None and not self._is_new:
-                # Otherwise `_repeat` sends the request, as soon as a new connection to the agent is ready.
+                # Send the request now. Without a connection, `_repeat` sends it after the next connect.
                 self._outbox += frame(self._wanted)
                 self._flush()
         self.watch(lambda _: self._fetched is not None)

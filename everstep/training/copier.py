@@ -95,8 +95,8 @@ class Copier(Protocol):
     def copy(self, copies: Copies) -> None:
         """Copy tensors, and return as soon as the calling thread may change the sources.
 
-        The slot contains all bytes of the copy at the latest when `join` of the ticket of the next `start` has
-        returned.
+        The copy may still run afterwards. It has ended when the copy that the next call of `start` begins has ended,
+        that is, when `join` of that copy's ticket has returned.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:

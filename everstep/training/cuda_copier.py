@@ -364,7 +364,7 @@ class _Gather:
         self._memory = device.buffer(size)
 
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
-        """Enqueue the copies of the device's small tensors into the gather buffer.
+        """Enqueue the copies of small tensors into the gather buffer, the device memory in which they are joined.
 
         The method yields each run (a range of the slot that one transfer fills) together with its contiguous bytes on
         the device, in the order of the copies.

@@ -271,11 +271,11 @@ class EarlierTensors:
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:
-        """Return a tensor's index entry in the shard that supplies this rank's other values. None if it is missing."""
+        """Return a tensor's index entry in the one shard that supplies this rank's plain values, or None."""
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the shard that supplies this rank's other values, as a view of the shard's slot."""
+        """Return a tensor of the one shard that supplies this rank's plain values, as a view of the shard's slot."""
         assert self._own_shard is not None
         entry = self._own[name]
         return self._own_shard.box(entry, TensorPart(name, entry.shape, (0,) * len(entry.shape), entry.shape, 0))
@@ -337,7 +337,7 @@ class EarlierState:
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """The values that the adapter of that rank returned from `observe`, without tensors."""
+    """The values that the adapter of the rank that saved them returned from `observe`, without tensors."""
     others: Mapping[str, Any]
     """States of registered objects, data positions, training modes and random generators, by name."""
 

@@ -113,7 +113,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A step of another number of ranks, converted to this rank's layout and checked, but not loaded yet.
+    """A step that another number of ranks saved, converted to this rank's layout and checked, but not loaded yet.
 
     Implements `restore.Restorable`.
     """
@@ -127,7 +127,7 @@ class Relaid:
         return self.adapter_values
 
     def others(self) -> Tree:
-        """Return the values of objects, data, modes and generators, by name."""
+        """Return the values of registered objects, data positions, training modes and random generators, by name."""
         return self.other_values
 
 
@@ -330,7 +330,10 @@ class _Cover:
 
 
 def _places(target: Target) -> list[list[TensorPart]]:
-    """Return the boxes (pieces of whole tensors) that fill a target, grouped by the elements that they fill."""
+    """Return the boxes (pieces of whole tensors) that fill a target.
+
+    Boxes in one inner list fill the same elements with equal content, so one of them suffices.
+    """
     places: dict[tuple[int, int], list[TensorPart]] = {}
     for part in target.parts:
         if part.elements:

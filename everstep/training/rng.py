@@ -56,7 +56,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = cast("tuple[Any, ...] | dict[str, Any]", np.random.get_state())
     state: RandomState = {
-        # Store each state as one bytes object. As a tensor, the state would be a separate entry of the capture plan. As
+        # Store each state as one bytes object. As a tensor, the state would be copied separately into the snapshot. As
         # 625 integers, its encoding would take longer than all other work at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])

@@ -68,10 +68,10 @@ ASK_AGAIN_BOUNDARIES = 100
 Meanwhile, the state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Limit in bytes for the part of a snapshot that is copied right at the boundary.
+"""Limit in bytes for the part of a snapshot that is copied at the boundary, if the copier computes the digests.
 
-Up to this limit, the copier's thread may compute the snapshot's digests. Above it, the thread computes the digests only
-if at least as many bytes are copied in the background. Otherwise training would wait for the digests.
+If this part is larger than the limit and than the part that is copied in the background, the agent computes the digests
+instead. The copier would otherwise compute for so long that training waits at the guard.
 """
 
 Told = TypeVar("Told", Capturing, Captured)
@@ -281,7 +281,7 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._tensors: _Tensors | None = None
-        # Needed because slots are mapped by the training thread and, once at the start, by a background thread.
+        # The training thread maps slots. Once, at the start, a background thread maps them too, so they need a lock.
         self._mapping = threading.Lock()
         self._ahead: threading.Thread | None = None
         self._may_map = threading.Event()
@@ -320,7 +320,7 @@ class Snapshotter:
     def foresee(self) -> None:
         """Request slots before the first boundary, if their size is predictable.
 
-        The size is predictable if the state after each optimizer's first step is. `init` calls this once.
+        The size is predictable if the state after each optimizer's first step is predictable. `init` calls this once.
         """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
@@ -536,7 +536,7 @@ class Snapshotter:
         verdict = _Verdict(partial(sources.moved, marks), settle)
         has_pauses = self._has_pauses(sources)
 
-        def copied(error: BaseException | None) -> None:  # The copier's thread calls this.
+        def copied(error: BaseException | None) -> None:  # The copier's thread calls this when the copy has ended.
             if chunks is not None and error is None:
                 # Compute the digests before `on_copying(NONE)`, which reports on the page that this rank no longer uses
                 # the slot.
@@ -548,7 +548,7 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                # Send the queued report of the finished step now, because the copy is checked only later, at the guard.
+                # Send the queued report of the finished step now. `Captured` follows only after the check at the guard.
                 self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:

@@ -45,7 +45,7 @@ class Sources:
     """Some live tensors of a capture plan, in its order, each with an alias: a second tensor with the same memory.
 
     Args:
-        tensors: each tensor with its position in the plan.
+        tensors: each tensor with its position in the capture plan (the list of tensors that snapshots copy).
     """
 
     def __init__(self, tensors: Sequence[tuple[int, StateTensor]]) -> None:

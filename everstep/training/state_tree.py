@@ -34,7 +34,8 @@ Tree: TypeAlias = object
 INLINE_BYTES = 1024
 """Maximum size in bytes of a tensor that is stored inside the encoded tree.
 
-The shape of such a tensor may change from step to step without a new capture plan for the separately stored tensors.
+The shape of such a tensor may change from step to step. The capture plan, the list of separately stored tensors, then
+stays the same.
 """
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)

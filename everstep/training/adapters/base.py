@@ -231,7 +231,7 @@ class NamedTensors:
         self._named: list[StateTensor] = []
 
     def of(self, live: list[torch.Tensor], key: object, name: Callable[[], list[StateTensor]]) -> list[StateTensor]:
-        """Return the named list of `live`.
+        """Return the tensors with their names, as one list.
 
         Args:
             live: the current tensors, and other tensors that determine their names.

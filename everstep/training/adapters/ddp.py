@@ -57,7 +57,7 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    # With a static graph, DDP cannot use the layout of later steps in the first step.
+    # Reject a static graph over three or more ranks, because DDP then uses another bucket layout in the first step.
     group = model.process_group
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(

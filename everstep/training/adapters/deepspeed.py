@@ -190,7 +190,7 @@ class DeepSpeedAdapter:
             ):  # A scalar, such as the count of steps, is one value for all parameters of the master weight.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
-                # Without one state element per element of the master weight, the parameters' places in the state are
+                # The state has another number of elements than the master weight, so the parameters' places in it are
                 # unknown.
                 parts = []
             found[state.name] = tuple(parts)
@@ -424,7 +424,7 @@ class DeepSpeedAdapter:
 
 
 def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of the optimizer that the launch that saved the step registered under this name."""
+    """Return the saved values of the optimizer that had this name when the step was saved."""
     if name not in saved:
         raise CannotRelayout(
             f"optimizer/{name}" if name else "optimizer",

@@ -83,9 +83,10 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """Marks of the gradients right after each optimizer's step, by optimizer name.
+        """Mark (tensor and version) of each gradient right after an optimizer's step, by optimizer name.
 
-        They show later changes. Only optimizers that made a step since the last boundary have an entry.
+        A gradient that changed later no longer matches its mark. Only optimizers that made a step since the last
+        boundary have an entry.
         """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
@@ -397,7 +398,7 @@ class PlainAdapter:
         - gradients of parameters without an optimizer
 
         Once an optimizer has such gradients, snapshots contain its gradients for `GRADIENT_BOUNDARIES` further
-        boundaries. Otherwise the capture plan would have to be rebuilt at every step of the optimizer.
+        boundaries. Otherwise the capture plan (the list of tensors) would have to be rebuilt at every optimizer step.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
@@ -439,7 +440,7 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether a gradient is absent, or has not changed since `mark` recorded it."""
+    """Return whether an optimizer's step has used a gradient: it is absent, or unchanged since `mark` was recorded."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 

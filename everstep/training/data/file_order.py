@@ -151,7 +151,7 @@ class FileOrder:
 
 
 class FileSequence:
-    """The files of one epoch in their order, with the sequence number of each file's first sample.
+    """The files of one epoch in their order, with the position of each file's first sample in the epoch.
 
     Args:
         order: the order of the samples.
@@ -161,7 +161,7 @@ class FileSequence:
 
     def __init__(self, order: FileOrder, lengths: Sequence[int], epoch: int) -> None:
         self.files = [file for file, length in enumerate(lengths) if length > 0]
-        """Indices into the user's list. Files without samples are left out."""
+        """Indices into the user's list of files, in the order of the epoch. Files without samples are left out."""
         if order.shuffle:
             random.Random(derive(order.seed, epoch, "files")).shuffle(self.files)
         self._begins = list(itertools.accumulate((lengths[file] for file in self.files), initial=0))

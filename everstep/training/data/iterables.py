@@ -24,7 +24,7 @@ class OwnState:
         self._loaded: Tree = None
         """The restored state, until the next `begin`.
 
-        Some loaders return a restored state from `state_dict` only after that.
+        `state_dict` returns it, because some loaders do not return a restored state before they are iterated.
         """
         self.generators = rng.find_generators([loader])
         self.order: Order | None = None
@@ -68,7 +68,7 @@ class Replayed:
         self.order: Order | None = None
         self._skip_count = 0
         self._place: Place | None = None
-        """Progress of the walk through this epoch; None between two epochs."""
+        """Progress of this epoch's walk (pass through the iterable); None between two epochs."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         set_epoch(self._iterable, epoch)

@@ -111,18 +111,18 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Number of batches that the next walk skips because the script already received them.
+        """Number of batches that the next walk (pass through the sampler) skips, because the script received them.
 
         None if the next walk starts an epoch.
         """
         self.epoch = 0
         self.begin = 0
-        """Position of the epoch's `SampleOrder` at which the walk begins.
+        """Position of the epoch's `SampleOrder` at which the walk (pass through the sampler) begins.
 
         Above 0 after the number of ranks has changed.
         """
         self.place: Place | None = None
-        """Progress of the walk through this epoch; None between two epochs."""
+        """Progress of this epoch's walk (pass through the sampler); None between two epochs."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))

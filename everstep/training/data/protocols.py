@@ -52,7 +52,7 @@ class Order(Protocol):
         ...
 
     def earlier(self, tree: dict[str, Tree]) -> Order:
-        """Return the earlier order that `tree` describes. `differences(tree)` must be empty."""
+        """Return the order that an earlier launch stored as `tree`. Call this only if `differences(tree)` is empty."""
         ...
 
     def position(self, begin: int, batch_count: int) -> int:
@@ -65,14 +65,14 @@ class Resumable(Protocol):
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """The random generators that the source's batches use, except the global generators of the process."""
+        """The random generators that the loader's batches depend on, except the global generators of the process."""
         ...
 
     @property
     def order(self) -> Order | None:
         """The order in which all ranks together receive the data.
 
-        None if another number of ranks cannot continue at a position of this source.
+        None if another number of ranks cannot continue at a position of this loader.
         """
         ...
 
@@ -84,7 +84,7 @@ class Resumable(Protocol):
         ...
 
     def end(self) -> None:
-        """End the epoch. Until the next `begin`, `state_dict` then returns a position between two epochs."""
+        """End the epoch. Until the next `begin`, `state_dict` returns the position between this epoch and the next."""
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the position in the loader's data as a state tree, for a snapshot."""

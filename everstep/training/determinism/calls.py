@@ -82,7 +82,7 @@ def _note(label: str) -> None:
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_passed(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return  # Python's import system calls the function, because the script imports a module.
+            return  # Ignore this call: Python's import system made it, because the script imports a module.
         frame = frame.f_back
     if is_user_file(frame.f_code.co_filename):
         _seen[f"{label} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"] = None
