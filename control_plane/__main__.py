@@ -406,7 +406,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         # signal, so that it exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        server = Server(config)
+        server = Server(config, gate)
         asyncio.run(_run(server, listener, manager))
     log.info("stopped")
     return EXIT_FAILED if crashed.is_set() else 0

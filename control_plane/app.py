@@ -56,7 +56,7 @@ from control_plane.db import schema
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
 from control_plane.db.versions import Versions
-from control_plane.gate import HEADER_SECONDS, Gate
+from control_plane.gate import Gate
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.context import LoopContext
 from control_plane.loop.event_feed import EventFeed
@@ -274,7 +274,13 @@ class Server(uvicorn.Server):
     """uvicorn's HTTP server, which also limits the time of TLS handshakes.
 
     At shutdown, the server ends open event streams instead of waiting for them.
+
+    `gate` is the one of `config`; its time limit for request headers also limits TLS handshakes.
     """
+
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config)
+        self._gate = gate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen. uvicorn's `serve` calls this once.
@@ -283,7 +289,7 @@ class Server(uvicorn.Server):
         """
         if self.config.is_ssl:
             loop: Any = asyncio.get_running_loop()
-            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=HEADER_SECONDS)
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=self._gate.header_seconds)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

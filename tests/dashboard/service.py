@@ -84,7 +84,8 @@ class Served:
         )
         self._listener = socket.create_server(("127.0.0.1", self._port.number))
         self.url = f"http://127.0.0.1:{self._port.number}"
-        self._server = Server(server_config(app, Gate()))
+        gate = Gate()
+        self._server = Server(server_config(app, gate), gate)
         self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
         self._serving.start()
         assert is_ready.wait(10)

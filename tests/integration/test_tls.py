@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import everstep
-from control_plane import app
 from control_plane.app import server_config
+from control_plane.gate import Gate
 from control_plane.settings import InvalidSettings, Settings
 from everstep import config, failures
 from everstep.errors import ConfigurationError, EverstepError
@@ -215,16 +215,15 @@ class TlsService(Service):
     """The application behind a real server with a certificate, in this process."""
 
     def __init__(self, directory: Path, files: tuple[Path, Path]) -> None:
-        super().__init__(directory)
+        super().__init__(directory, gate=Gate(header_seconds=0.2))
         options = {"ssl_certfile": str(files[0]), "ssl_keyfile": str(files[1])}
-        self._server = PromptServer(server_config(self.app, self.gate, **options))
+        self._server = PromptServer(server_config(self.app, self.gate, **options), self.gate)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
 
 @pytest.mark.security
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["nothing", "the start of a handshake"])
-def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, monkeypatch, sent) -> None:
-    monkeypatch.setattr(app, "HEADER_SECONDS", 0.2)
+def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, sent) -> None:
     with TlsService(tmp_path, files) as service:
         host, port = service.address.split(":")
         with socket.create_connection((host, int(port)), 10) as silent:

@@ -6,6 +6,7 @@ report's number.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -170,7 +171,7 @@ class Reports:
             round=member.status.round_status(),
             uploads=tuple(member.uploads.uploaded),
             running_uploads=member.uploads.running(),
-            faults=(*lifecycle.faults, *member.status.faults()),
+            faults=(*lifecycle.faults, *member.status.faults(asyncio.get_running_loop().time())),
             load_seconds=lifecycle.load_seconds,
             restored_from=member.base.restored_from,
             target=member.status.target(),

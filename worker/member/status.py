@@ -5,7 +5,6 @@ Reading changes nothing except the phase clocks, which measure how long each ran
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 
@@ -105,10 +104,16 @@ class MemberStatus:
         """Return the neighbours of this node in the tree of agents that have stopped sending messages."""
         return tuple(sorted(self._rounds.silent))
 
-    def faults(self) -> tuple[NodeFault, ...]:
-        """Return the present faults of the ranks and of this node's part in the generation."""
+    def faults(self, now: float) -> tuple[NodeFault, ...]:
+        """Return the present faults for the node's next report.
+
+        Args:
+            now: monotonic time of the event loop, in seconds.
+
+        Returns:
+            Faults of the ranks and of this node's part in the generation.
+        """
         since, deadline = self._rounds.silent_since, self._plan.timeouts.coordinator_deadline_seconds
-        now = asyncio.get_running_loop().time()
         faults = (*self._faults.present, *self._stalls(now))
         if since is None or now - since <= deadline:
             return faults

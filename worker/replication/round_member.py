@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, NodeId
@@ -28,22 +29,31 @@ from worker.replication.transport import Session
 from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
-COMPANY_SECONDS = 0.02
-"""Seconds for which a change that is not urgent waits, so that one message can report several changes.
-
-See docs/design.md#the-tree-of-agents.
-"""
-PROGRESS_SECONDS = 0.25
-"""Seconds for which a report waits if it only names finished steps.
-
-The coordinator needs the finished steps only together with the next vote, and the message with the vote names them,
-too. The vote is usually sent before this time has passed. The wait is also limited to `PROGRESS_RATIO` of the deadline,
-so that the connection never seems silent.
-"""
-PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
 
 Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDelays:
+    """How long reports that are not urgent wait, so that one message can report several changes.
+
+    See docs/design.md#the-tree-of-agents.
+    """
+
+    other_seconds: float = 0.02
+    """Wait of a report that names more than finished steps."""
+    progress_seconds: float = 0.25
+    """Wait of a report that only names finished steps.
+
+    The coordinator needs the finished steps only together with the next vote, and the message with the vote names them,
+    too. The vote is usually sent before this time has passed.
+    """
+    progress_ratio: float = 1 / 12
+    """Limit of `progress_seconds` as a part of the deadline, so that the connection never seems silent."""
+
+
+REPORT_DELAYS = ReportDelays()
 
 
 class RoundMember:
@@ -62,6 +72,7 @@ class RoundMember:
         hear: Callable[[Announcement], None],
         deadline_seconds: float,
         on_silence: Callable[[], None] = lambda: None,
+        delays: ReportDelays = REPORT_DELAYS,
     ) -> None:
         """Create the object that exchanges this node's messages of the rounds; `run` or `run_local` begins.
 
@@ -73,6 +84,7 @@ class RoundMember:
             hear: applies an announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
             on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
+            delays: waits of reports that are not urgent.
         """
         self.changed = Signal()
         """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
@@ -94,6 +106,7 @@ class RoundMember:
         self._known = Reports()
         self._deadline = deadline_seconds
         self._on_silence = on_silence
+        self._delays = delays
         self.heard_at: dict[NodeId, float] = {}
         """Time at which this agent process received the last message of each neighbour, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
@@ -292,4 +305,6 @@ class RoundMember:
         """Return the seconds for which unsent reports may wait, to share a message with later ones; 0 if urgent."""
         if newest.is_pressing(told, self._members):
             return 0.0
-        return min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS
+        if not newest.is_progress(told):
+            return self._delays.other_seconds
+        return min(self._delays.progress_seconds, self._delays.progress_ratio * self._deadline)

@@ -15,13 +15,13 @@ from benchmarks.page import render, write
 from benchmarks.scale import placement, report, rounds
 from benchmarks.scale.placement import DomainFigure, Known, PlanFigure
 from benchmarks.scale.rounds import FLAT, CountedSession, RoundFigure, measure
+from everstep.protocol.codec import Message, encode
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import Open
 from everstep.protocol.rounds import RoundReport
 from tests.unit.benchmarks.machine import MACHINE
 from worker.core.tree import ARITY
-from worker.replication import tcp
-from worker.replication.tcp import TcpSession
+from worker.replication.tcp import MAX_HANDSHAKE_BYTES, TcpSession
 
 PLAN = PlanFigure(
     nodes=10_000, copies=2, plan_seconds=(0.02, 0.01, 0.03), odds={2: 0.9999, 5000: 1e-9}, odds_seconds=(0.1, 0.2, 0.4)
@@ -59,13 +59,20 @@ async def test_rounds_are_made_and_charged_to_their_agents(arity: int, depth: in
 
 
 async def test_words_may_be_as_long_as_behind_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of a tree with three levels are longer than the messages of a handshake may be.
+    """The reports of a subtree with 64 agents are longer than a message of a handshake may be.
 
     The rounds still complete.
     """
-    monkeypatch.setattr(tcp, "MAX_HANDSHAKE_BYTES", 16)
+    sizes, send = [], CountedSession.send
+
+    async def note(session: CountedSession, *messages: Message) -> None:
+        sizes.extend(len(encode(message)) for message in messages)
+        await send(session, *messages)
+
+    monkeypatch.setattr(CountedSession, "send", note)
     monkeypatch.setattr(rounds, "MOST_SECONDS", 10.0)
-    assert (await measure(8, 2)).root_messages >= 1
+    assert (await measure(129, 2)).root_messages >= 1
+    assert max(sizes) > MAX_HANDSHAKE_BYTES
 
 
 async def test_what_is_sent_in_one_go_is_counted_one_by_one() -> None:

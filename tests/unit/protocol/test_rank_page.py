@@ -5,14 +5,15 @@ A reader sees only complete halves. A writer that dies during a write leaves the
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol import rank_messages
 from everstep.protocol.rank_messages import (
     MAX_LIMIT_SECONDS,
     MAX_TARGET,
@@ -88,37 +89,30 @@ class Killed(Exception):
     """Raised in place of the death of a writing process."""
 
 
-class LastStore:
-    """Raises `Killed` when the writer stores a half's sequence number.
+class DyingPage(ctypes.c_char * RANK_WORD_BYTES):  # type: ignore[misc]
+    """A page whose writer dies while it stores a half's content, after `stored` bytes of the content."""
 
-    `is_done`: the sequence number is stored before the exception.
-    """
+    stored = struct.calcsize("<QqqqqQqQQQQ")
 
-    def __init__(self, *, is_done: bool) -> None:
-        self.is_done = is_done
-        self.size = struct.calcsize("Q")
-        self.unpack_from = struct.Struct("Q").unpack_from
-
-    def pack_into(self, shared: memoryview, offset: int, sequence: int) -> None:
-        if self.is_done:
-            struct.pack_into("Q", shared, offset, sequence)
+    def __setitem__(self, place: slice, body: bytes) -> None:  # type: ignore[override]
+        super().__setitem__(slice(place.start, place.start + self.stored), body[: self.stored])
         raise Killed
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("is_done", [False, True])
-def test_a_writer_that_dies_leaves_the_half_before_or_the_new_one(
-    monkeypatch: pytest.MonkeyPatch, count: int, is_done: bool
+@pytest.mark.parametrize("stored", [0, 30, struct.calcsize("<QqqqqQqQQQQ")])
+def test_a_writer_that_dies_before_it_stores_the_sequence_number_leaves_the_previous_half(
+    count: int, stored: int
 ) -> None:
     shared = page()
     for step in range(count):
         write_agent_half(shared, AgentHalf(1, step, step + 1))
     write_rank_half(shared, RankHalf(1, 8))
-    with monkeypatch.context() as dying:
-        dying.setattr(rank_messages, "_SEQUENCE", LastStore(is_done=is_done))
-        with pytest.raises(Killed):
-            write_agent_half(shared, AgentHalf(1, 7, 8))
-    assert read_agent_half(shared) == (AgentHalf(1, 7, 8) if is_done else AgentHalf(1, count - 1, count))
+    dying = DyingPage.from_buffer(shared)
+    dying.stored = stored
+    with pytest.raises(Killed):
+        write_agent_half(cast(memoryview, dying), AgentHalf(1, 7, 8))
+    assert read_agent_half(shared) == AgentHalf(1, count - 1, count)
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_agent_half(shared, AgentHalf(1, 9, 10))
     assert read_agent_half(shared) == AgentHalf(1, 9, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import msgspec
@@ -241,21 +242,29 @@ def test_alignment(offset: int, aligned: int) -> None:
     assert align(offset) == aligned
 
 
-@given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=8))
-def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(data: bytes, cuts: list[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot, "CHUNK_BYTES", 16)
-        patch.setattr(slot, "MAX_CHUNKS", 8)  # With at most 8 chunks, the chunk size becomes 16, 32 or 64 bytes.
-        hasher = slot.ShardHasher(len(data))
-        places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-        for begin, end in itertools.pairwise(places):
-            hasher.update(data[begin:end])
-        assert hasher.digest() == slot.payload_digest(data)
-        assert (
-            len(slot.payload_chunk_digests(data))
-            == slot.DIGEST_BYTES * slot.chunk_count(len(data))
-            <= slot.DIGEST_BYTES * 8
-        )
+SEVERAL_CHUNKS = random.Random(1).randbytes(2 * slot.CHUNK_BYTES + 300)
+NEAR_CHUNK_ENDS = st.builds(
+    lambda chunk, offset: chunk * slot.CHUNK_BYTES + offset, st.integers(0, 2), st.integers(-300, 300)
+)
+
+
+@given(size=NEAR_CHUNK_ENDS, cuts=st.lists(NEAR_CHUNK_ENDS, max_size=8))
+def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(size: int, cuts: list[int]) -> None:
+    data = memoryview(SEVERAL_CHUNKS)[: max(0, size)]
+    hasher = slot.ShardHasher(len(data))
+    places = [0, *sorted(min(max(0, cut), len(data)) for cut in cuts), len(data)]
+    for begin, end in itertools.pairwise(places):
+        hasher.update(data[begin:end])
+    assert hasher.digest() == slot.payload_digest(data)
+    chunks = [data[begin : begin + slot.CHUNK_BYTES] for begin in range(0, len(data), slot.CHUNK_BYTES)]
+    assert slot.payload_chunk_digests(data) == b"".join(map(slot.digest, chunks))
+
+
+def test_the_chunks_of_a_large_payload_are_hashed_at_their_size() -> None:
+    hasher = slot.ShardHasher(slot.MAX_CHUNKS * slot.CHUNK_BYTES + 1)
+    double = SEVERAL_CHUNKS[: 2 * slot.CHUNK_BYTES]
+    hasher.update(double)
+    assert hasher.digests() == slot.digest(double)
 
 
 @pytest.mark.parametrize("size", [1, slot.CHUNK_BYTES, 128 << 30, (128 << 30) + 1, 40 << 40])

@@ -23,10 +23,10 @@ from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.safetensors import encode_header
 from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index, payload_chunk_digests
+from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, payload, until
-from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import StoreDenied
 from worker.member.member import Member
@@ -95,7 +95,7 @@ class PatientUpload:
         """Check that the upload stored the whole shard, and wait until the holder's slot is free."""
         await self.owner.uploads.idle()
         (uploaded,) = self.owner.uploads.uploaded
-        assert self.owner.status.faults() == ()
+        assert self.owner.status.faults(asyncio.get_running_loop().time()) == ()
         (key,) = [key for key in self.fleet.objects.objects[uploaded.object.bucket] if key.endswith(".safetensors")]
         assert key == uploaded.object.key
         data = self.fleet.objects.get_bytes(uploaded.object)
@@ -200,7 +200,9 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
         assert go.wait(300.0)
         return MemoryObjectStore.put_part(objects, *given, is_cancelled=is_cancelled)
 
-    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
+    if how == "late":
+        monkeypatch.setattr("worker.member.shared_uploads.monotonic", clock := FastClock(1000))
+        monkeypatch.setattr("worker.member.part_sharing.monotonic", clock)
     upload = PatientUpload(fleet, monkeypatch, hang)
     try:
         await upload.begin()

@@ -267,7 +267,6 @@ async def test_a_stream_that_breaks_at_any_chunk_goes_on_where_it_stood(pair: Pa
 async def test_what_has_come_is_kept_when_the_next_session_begins_while_a_stream_still_stands_in_mid_chunk(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "CLOSE_SECONDS", 0.2)
     data = payload(1, 4000)
     async with by_hand(pair) as first:
         await first.begin(1, data)
@@ -1604,7 +1603,6 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
 
     monkeypatch.setattr(pair.receiver, "fetch", silent)
     monkeypatch.setattr(pair.receiver, "stream", half)
-    monkeypatch.setattr(transfers, "CLOSE_SECONDS", 0.05)
     source = ShardSource(
         kind="peer",
         node_id=HOLDER,

@@ -20,9 +20,8 @@ from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import RoundTree
 from worker.errors import PeerLost
 from worker.node.network_cards import NetworkCard
-from worker.replication import round_member
 from worker.replication.coordinator import RoundServer
-from worker.replication.round_member import RoundMember
+from worker.replication.round_member import REPORT_DELAYS, ReportDelays, RoundMember
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.tasks import Signal, end
 
@@ -57,6 +56,7 @@ class Node:
             state=lambda: (self.state,),
             hear=self._hear,
             deadline_seconds=self.network.deadline_seconds,
+            delays=self.network.delays,
         )
         if self.number == 0:
             run = self.member.run_local(self.network.server)
@@ -125,8 +125,10 @@ class Network:
         final_round_seconds: float = 30.0,
         patience_seconds: float = 30.0,
         deadline_seconds: float = 30.0,
+        delays: ReportDelays = REPORT_DELAYS,
     ) -> None:
         self.count = count
+        self.delays = delays
         self.deadline_seconds = deadline_seconds
         self.patience_seconds = patience_seconds
         self.news = Signal()
@@ -174,14 +176,26 @@ def note_reports(network: Network, node: Node) -> list[RankRound]:
     return told
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Network]:
-    """Yield two nodes: the coordinator and another one. Their ranks vote only when the test calls `say`."""
-    made = Network(2)
+async def silent_voters(delays: ReportDelays) -> AsyncIterator[Network]:
+    made = Network(2, delays=delays)
     for node in made.nodes:
         node.votes = False
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Network]:
+    """Yield two nodes: the coordinator and another one. Their ranks vote only when the test calls `say`."""
+    async for made in silent_voters(REPORT_DELAYS):
+        yield made
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Network]:
+    """Yield a pair whose reports of finished steps wait without limit, and whose other reports do not wait."""
+    async for made in silent_voters(ReportDelays(other_seconds=0.0, progress_seconds=1e9, progress_ratio=1e9)):
+        yield made
 
 
 @pytest.fixture
@@ -214,17 +228,14 @@ async def test_boundaries_alone_are_reported_too(pair: Network) -> None:
 
 
 async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_waits_for(
-    pair: Network, monkeypatch: pytest.MonkeyPatch
+    patient: Network,
 ) -> None:
-    monkeypatch.setattr(round_member, "PROGRESS_SECONDS", 1e9)
-    monkeypatch.setattr(round_member, "PROGRESS_RATIO", 1e9)
-    monkeypatch.setattr(round_member, "COMPANY_SECONDS", 0.0)
-    first, second = pair.nodes
+    first, second = patient.nodes
     await second.until_heard(proposed=1)
     await first.until_reported(boundary=0)
-    told = note_reports(pair, second)
+    told = note_reports(patient, second)
     second.say(boundary=Step(3))
-    pair.server.request_stop()
+    patient.server.request_stop()
     # If the node did not wait for votes, it would report the finished step alone before the end of this round trip.
     await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)

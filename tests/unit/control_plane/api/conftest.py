@@ -53,8 +53,8 @@ class PromptServer(Server):
     uvicorn checks every 0.1 s whether it must stop, and then waits 0.1 s for its connections.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+        super().__init__(config, gate)
         self._must_stop = asyncio.Event()
 
     def stop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -118,7 +118,7 @@ class Service:
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = PromptServer(server_config(self.app, self.gate))
+        self._server = PromptServer(server_config(self.app, self.gate), self.gate)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def _no_loops(self, *_: object) -> tuple[()]:

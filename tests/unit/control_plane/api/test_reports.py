@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from datetime import timedelta
+from itertools import islice
 
 import pytest
+from sqlalchemy import insert, select
 
 from control_plane.core.ledger_hours import HOUR, Ledger
-from control_plane.db import fleets, incidents, jobs, ledger_hours
-from control_plane.db import reports as db_reports
+from control_plane.db import fleets, incidents, jobs, ledger_hours, models
 from control_plane.db.leases import Leaser
+from control_plane.db.reports import MOST_INCIDENTS
 from control_plane.db.tokens import Role
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import START, refused
@@ -200,11 +203,25 @@ def test_an_invalid_range_is_refused(client, job, monkeypatch):
         client.get_report(MaxJobs=101)
 
 
-def test_a_report_over_too_many_rows_is_refused(client, trained, monkeypatch):
-    monkeypatch.setattr(db_reports, "MOST_INCIDENTS", 1)
-    with refused("ValidationException", "2 incidents, which is too much for one report") as caught:
+def store_copies(service, table, changes: Iterable[dict[str, str]]) -> None:
+    """Store one copy of a table's first row for each set of changed columns."""
+    with service.database.write() as session:
+        row = dict(session.execute(select(table)).mappings().first())
+        session.execute(insert(table), [row | changed for changed in changes])
+
+
+def test_a_report_over_too_many_incidents_is_refused(client, service, trained):
+    store_copies(service, models.Incident.__table__, ({"id": f"copy-{n}"} for n in range(MOST_INCIDENTS - 1)))
+    with refused("ValidationException", "20,001 incidents, which is too much for one report") as caught:
         client.get_report()
     assert "shorter time range" in caught.value.hint
-    monkeypatch.setattr(db_reports, "MOST_POINTS", 8)
-    with refused("ValidationException", "1 jobs in 8 buckets"):
-        client.get_report()
+
+
+def test_a_report_over_too_many_rows_is_refused(client, service, trained):
+    names = ({"run_id": f"{n:032x}", "name": f"gpt-{n}", "request_token": f"{n}"} for n in range(62))
+    asked = {"StartTime": START - timedelta(hours=797), "EndTime": START + timedelta(hours=3), "Period": "Hour"}
+    store_copies(service, models.Job.__table__, islice(names, 61))
+    assert client.get_report(**asked)["JobCount"] == 62
+    store_copies(service, models.Job.__table__, names)
+    with refused("ValidationException", "63 jobs in 800 buckets"):
+        client.get_report(**asked)

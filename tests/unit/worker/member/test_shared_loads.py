@@ -27,6 +27,7 @@ from everstep.protocol.peer_messages import (
     ShardWanted,
 )
 from everstep.protocol.plan import ObjectReference
+from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.member.lines import Line
 from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes
@@ -226,7 +227,9 @@ async def test_a_helper_whose_s3_fails_is_replaced_by_the_owner(
 async def test_a_helper_that_does_not_answer_is_replaced_by_the_owner(
     nodes: Nodes[ReadStore], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 0.0 if how == "late" else 1e9)
+    if how == "late":
+        monkeypatch.setattr("worker.member.shared_loads.monotonic", clock := FastClock(1000))
+        monkeypatch.setattr("worker.member.part_sharing.monotonic", clock)
     go, begun = threading.Event(), threading.Event()
 
     def hang() -> None:

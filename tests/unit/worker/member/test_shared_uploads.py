@@ -18,10 +18,10 @@ from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import Open, PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.slot import SlotState, payload_chunk_digests
+from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
-from worker.core import shared_parts
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
 from worker.member.shared_uploads import MAX_HELPED_PARTS, HelpedUpload, UploadHelper
@@ -226,13 +226,10 @@ async def silent_holder(_: NodeId) -> Session:
     raise AssertionError
 
 
-async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
-    holder: Holder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(holder: Holder) -> None:
     """The owner's first of two parts fails, and its helper never answers. The upload fails without waiting for the
     helper.
     """
-    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9)
     is_waiting, polls = threading.Event(), []
 
     class FailingSink:
@@ -243,7 +240,7 @@ async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
     def check() -> None:
         is_waiting.set()
         polls.append(1)
-        if len(polls) > 100:
+        if len(polls) > 50:
             raise AssertionError("the upload waits for ever")
 
     helpers = HelpedUpload(holder.slot.file.header, [NodeId("i-1")], silent_holder, on_stored=lambda _: None)
@@ -258,7 +255,7 @@ async def test_an_upload_whose_own_part_fails_does_not_wait_for_its_helpers(
 
     with pytest.raises(StoreUnavailable):
         await in_thread(upload)
-    assert len(polls) <= 100
+    assert len(polls) <= 50
 
 
 class FailingStore(MemoryObjectStore):
@@ -302,7 +299,9 @@ async def test_helpers_end_with_the_attempt_that_they_help(
     async def dial(_: NodeId) -> Session:
         return session
 
-    monkeypatch.setattr(shared_parts, "LATE_SECONDS", 1e9 if is_cancelled else 0.0)
+    if not is_cancelled:
+        monkeypatch.setattr("worker.member.shared_uploads.monotonic", clock := FastClock(1000))
+        monkeypatch.setattr("worker.member.part_sharing.monotonic", clock)
     objects = FailingStore(session)
     helpers = HelpedUpload(holder.slot.file.header, [NodeId("i-1")], dial, on_stored=lambda _: None)
     upload = asyncio.create_task(

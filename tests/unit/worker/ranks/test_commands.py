@@ -200,13 +200,20 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
         started.append(await real(*words, **options))
         return started[-1]
 
+    loop = asyncio.get_running_loop()
+    now = loop.time
+
+    def not_permitted_while_time_passes(_: subprocess.Popen[bytes]) -> None:
+        # this runs after the caller has begun to wait for the end of the process
+        loop.call_soon(setattr, loop, "time", lambda: now() + rank_commands.END_SECONDS)
+        raise PermissionError
+
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
-    monkeypatch.setattr(rank_commands, "END_SECONDS", 0.01)
     with monkeypatch.context() as theirs:
         theirs.setattr(os, "killpg", not_permitted)
         # without privileges, `kill_tree` skips processes of other users
         theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())
-        theirs.setattr(subprocess.Popen, "kill", not_permitted)
+        theirs.setattr(subprocess.Popen, "kill", not_permitted_while_time_passes)
         ended = await desk.run(command("sh", "-c", "echo $$; exec sleep 1000", timeout_seconds=TO_PRINT_SECONDS))
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)

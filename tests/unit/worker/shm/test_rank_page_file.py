@@ -7,13 +7,21 @@ a half, the agent ignores that half.
 from __future__ import annotations
 
 import mmap
-import struct
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from everstep.protocol import rank_messages
-from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, StopState, Vote, write_rank_half
+from everstep.protocol.rank_messages import (
+    RANK_WORD_BYTES,
+    AgentHalf,
+    RankHalf,
+    StopState,
+    Vote,
+    write_agent_half,
+    write_rank_half,
+)
+from tests.unit.protocol.test_rank_page import DyingPage, Killed
 from worker.shm.rank_page import RankPage, last_half
 
 
@@ -44,19 +52,14 @@ def test_another_generation_begins_with_a_clean_page(tmpfs: Path) -> None:
     again.close()
 
 
-def test_an_agent_that_died_while_writing_left_its_word_before(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dying(struct.Struct):
-        def pack_into(self, *_: object) -> None:
-            raise MemoryError
-
+def test_an_agent_that_died_while_writing_left_its_word_before(tmpfs: Path) -> None:
     page = RankPage(tmpfs / "word", generation=3)
     half = AgentHalf(3, 7, 8, 1, 20, StopState.CONFIRMED, 8, Vote.ACKED)
     page.write(half)
-    monkeypatch.setattr(rank_messages, "_SEQUENCE", Dying("Q"))
-    with pytest.raises(MemoryError):
-        page.write(AgentHalf(3, 9, 10))
-    monkeypatch.undo()
     page.close()
+    dying = DyingPage.from_buffer(as_rank(tmpfs / "word"))
+    with pytest.raises(Killed):
+        write_agent_half(cast(memoryview, dying), AgentHalf(3, 9, 10))
     again = RankPage(tmpfs / "word", generation=3)
     assert again.agent == half
     again.close()

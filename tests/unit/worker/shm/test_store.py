@@ -21,6 +21,7 @@ import pytest
 from everstep.protocol import slot as slot_module
 from everstep.protocol.agent_messages import EndedRanks, PageCommit
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.pages import PIECE_BYTES
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, write_rank_half
 from everstep.protocol.slot import (
     DIGEST_BYTES,
@@ -36,7 +37,6 @@ from everstep.protocol.slot import (
 from worker.core.slots import Content, slot_bytes_per_node
 from worker.core.strays import Strays
 from worker.errors import NoRoom
-from worker.shm import slot_file
 from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.rank_page import RankPage
@@ -674,15 +674,14 @@ class TestRoom:
             allocate(descriptor, begin, size)
 
         monkeypatch.setattr(os, "posix_fallocate", allocate_a_piece)
-        monkeypatch.setattr(slot_file, "PIECE_BYTES", mmap.PAGESIZE)
-        store = opened(tmpfs)
-        asked = asyncio.create_task(store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2))
+        store = opened(tmpfs, memory_bytes=4 * PIECE_BYTES)
+        asked = asyncio.create_task(store.reserve(RANK, capacity_bytes=PIECE_BYTES, layout_hash=LAYOUT, slot_count=2))
         await begun.wait()
         asked.cancel()
         loop.call_later(0, reserving.set)
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert pieces == [mmap.PAGESIZE]
+        assert pieces == [PIECE_BYTES]
         assert list((tmpfs / "node" / RUN).iterdir()) == []
         store.close()
 

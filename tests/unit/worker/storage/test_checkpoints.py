@@ -41,8 +41,7 @@ CHUNKS = payload_chunk_digests(PAYLOAD)
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "PIECE_BYTES", 100)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "full_jitter", lambda *_: 0.0)
     monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
@@ -380,4 +379,7 @@ async def test_any_range_of_a_shards_object_is_made_from_its_slot(objects: Memor
     for begin in range(0, len(data), 7):
         for end in range(begin, len(data) + 1, 11):
             assert b"".join(content.pieces(begin, end)) == data[begin:end]
+    first, *views = content.verified_pieces(lambda: None)
+    assert b"".join([first, *views]) == data
+    assert [len(view) for view in views] == [100, 100, 100, 100, 8]
     store.close()

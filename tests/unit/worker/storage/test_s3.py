@@ -199,15 +199,19 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
     assert (client.most_in_flight, client.aborted_count, stored.etag) == (CONNECTIONS, 0, "whole-12")
 
 
-@pytest.mark.parametrize(("max_parts", "part_bytes"), [(10_000, PART), (6, 2 * PART), (2, 6 * PART)])
-def test_no_more_is_digested_than_is_sent_soon(
-    monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int
-) -> None:
+def test_an_upload_has_at_most_so_many_parts_as_s3_allows() -> None:
+    client, data = FakeS3(), bytes(range(200)) * (2 * bulk.MOST_PARTS // 200)
+    store_of(client, 1).put_stream(WHERE, pieces_of(data), len(data))
+    assert (len(client.parts), {len(part) for part in client.parts.values()}) == (bulk.MOST_PARTS, {2})
+    assert b"".join(client.parts[number] for number in sorted(client.parts)) == data
+
+
+@pytest.mark.parametrize("part_bytes", [PART, 2 * PART, 6 * PART])
+def test_no_more_is_digested_than_is_sent_soon(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """An upload reads only the pieces of the parts that its connections send, and of one part that waits.
 
     In the test, no part ends before the upload begins to wait for a part.
     """
-    monkeypatch.setattr(bulk, "MOST_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
     beyond: list[int] = []
 
@@ -226,7 +230,7 @@ def test_no_more_is_digested_than_is_sent_soon(
                 go.set()
             yield data[start : start + PART]
 
-    store_of(client).put_stream(WHERE, pieces(), len(data))
+    store_of(client, part_bytes).put_stream(WHERE, pieces(), len(data))
     assert not beyond
     assert b"".join(client.parts[number] for number in sorted(client.parts)) == data
     assert {len(part) for part in client.parts.values()} == {part_bytes}
@@ -339,7 +343,6 @@ class InTurn(ThreadPoolExecutor):
 
 
 def test_nothing_is_asked_for_after_a_part_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "MOST_PARTS", 2)
     monkeypatch.setattr(bulk, "ThreadPoolExecutor", InTurn)
     client, asked = FakeS3(), []
 
@@ -353,7 +356,7 @@ def test_nothing_is_asked_for_after_a_part_has_failed(monkeypatch: pytest.Monkey
 
     client.on_part = on_part
     with pytest.raises(StorageError, match="AccessDenied"):
-        store_of(client).put_stream(WHERE, pieces(), 12 * PART)
+        store_of(client, 6 * PART).put_stream(WHERE, pieces(), 12 * PART)
     assert asked == list(range(6))
     assert client.aborted_count == 1
 
@@ -545,7 +548,6 @@ def test_a_body_that_breaks_off_continues_after_a_pause(
 ) -> None:
     client, pauses = FakeS3(DATA), list[float]()
     monkeypatch.setattr(bulk, "pause_seconds", pauses.append)
-    monkeypatch.setattr(bulk, "READ_ATTEMPTS", 3)
 
     def on_get(begin: int, answer: dict[str, Any]) -> None:
         if where <= begin < where + PART and (is_lasting or not pauses):
@@ -560,7 +562,7 @@ def test_a_body_that_breaks_off_continues_after_a_pause(
             read_all(client)
     else:
         read_all(client)
-    assert len(pauses) == (2 if is_lasting else 1)
+    assert len(pauses) == (bulk.READ_ATTEMPTS - 1 if is_lasting else 1)
     assert all(0 <= pause <= bulk.full_jitter(number, lambda: 1.0) for number, pause in enumerate(pauses, 1))
 
 
