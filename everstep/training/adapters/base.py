@@ -381,8 +381,8 @@ class NamedOptimizer:
     def wanted(self, earlier: EarlierTensors) -> list[str]:
         """Return the names of scalars for which this rank must map further shards of the launch that saved the step.
 
-        If a parameter has no elements on this rank, the rank needs only the scalars of the parameter's optimizer state,
-        such as `step`. The shards mapped so far may not show whether the earlier optimizer had such state. The result
+        If a parameter has no elements on this rank, its optimizer state here consists of scalars, such as `step`, and
+        empty tensors. The shards mapped so far may not show whether the earlier optimizer had such state. The result
         lists the scalars until a mapped shard contains state of the parameter.
         """
         return [

@@ -245,7 +245,7 @@ class DeepSpeedAdapter:
     ) -> list[Target]:
         """Return the tensors with the optimizer state of one master weight, each with the boxes that fill it.
 
-        A box is a rectangular piece of a whole parameter's state, stored by the launch that saved the step.
+        A box is a rectangular piece of a whole parameter's optimizer state.
 
         If the earlier optimizer had no state for a parameter, the parameter's elements become zeros. DeepSpeed itself
         also creates its state as zeros.

@@ -1,9 +1,9 @@
 """Decides whether the state of a streaming dataset of Hugging Face `datasets` restores its position exactly.
 
 A restore from the library's own state loses the content of shuffle buffers. A `map` or `filter` over tables counts all
-rows of a table as read, so a restore loses the table's remaining rows. It also runs batched functions and generators
-again, so they draw other random numbers. For such datasets, the
-session does not use the state, but reads the epoch again from its beginning.
+rows of a table as read, so a restore loses the table's remaining rows. A restore also runs batched functions and
+generators again, so they draw other random numbers. For such datasets, the session does not use the state, but reads
+the epoch again from its beginning.
 
 Source: `IterableDataset.state_dict` and the classes of `datasets.iterable_dataset`, version 4.7. The decision reads
 private attributes; a dataset in which they are missing counts as inexact.
