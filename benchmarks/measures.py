@@ -75,7 +75,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of two medians: of the timings before and of the timings after the system's timings."""
+        """Mean of the floor's two medians: of its timings before and after the timings of the measured system."""
         return (self.before.median + self.after.median) / 2
 
     @property

@@ -254,7 +254,10 @@ class Helpers(Protocol):
         """
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helpers have stored with the expected digests. Called once, after the last part."""
+        """Return the parts that other processes have stored with the expected digests.
+
+        The upload calls this once, after the last part.
+        """
         ...
 
 

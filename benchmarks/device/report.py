@@ -49,7 +49,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the table rows of all parts."""
+    """Return the table rows of all parts of the benchmark that ran (`PARTS`: capture, restore, graph and GPT)."""
     return [row for part in PARTS if part in run.outcomes for row in rows_of(part, run.outcomes[part])]
 
 

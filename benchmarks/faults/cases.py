@@ -69,7 +69,7 @@ class Place:
 
     @property
     def member(self) -> str:
-        """The node of the job that does not run the coordinator."""
+        """The second node of the two-node job: the node whose agent is not the coordinator."""
         return next(node for node in self.nodes if node != self.coordinator)
 
     def agent(self, node: str) -> Process:

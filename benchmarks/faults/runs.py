@@ -1,4 +1,7 @@
-"""Runs one case: a job of two ranks trains before, during and after a fault, while the API reports its protection."""
+"""Runs one case of a fault: a job of two ranks trains before, during and after the fault.
+
+Meanwhile, the benchmark reads from the API how well the job's shards are protected.
+"""
 
 from __future__ import annotations
 

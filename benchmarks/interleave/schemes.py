@@ -1,4 +1,7 @@
-"""Defines the schemes of GEMINI's Figure 16, the training job of a case, and the order of the schemes. No I/O."""
+"""Defines the schemes of GEMINI's Figure 16, ways to send snapshots over the network that training uses. No I/O.
+
+Also defines the training job that the benchmark measures under each scheme, and the order of the schemes.
+"""
 
 from __future__ import annotations
 

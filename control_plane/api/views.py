@@ -584,7 +584,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
-        except TooManyCases:  # Stop here, because larger losses have more cases and would exceed the limit, too.
+        except TooManyCases:  # Stop here: the loss of more domains has even more cases to count.
             break
     return odds
 

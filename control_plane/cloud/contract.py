@@ -115,7 +115,7 @@ def drift(group: GroupState) -> tuple[str, ...]:
 
 
 def checks(group: GroupState) -> tuple[Check, ...]:
-    """Return the conditions of the contract that only the group's owner can meet.
+    """Return the conditions on an Auto Scaling group that Everstep needs and only the group's owner can meet.
 
     Args:
         group: the group as AWS described it a moment ago.

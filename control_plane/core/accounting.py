@@ -285,7 +285,8 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # If the other buckets had too little time, shorten the phases.
+    # If the buckets above had too little time, take the missing time from the phases of the incident.
+    for into in _PHASES if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back

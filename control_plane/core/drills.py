@@ -227,7 +227,8 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         Otherwise the incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        return incident  # The incident belongs to another generation, or its evidence already names the drill.
+        # No drill ran, the incident belongs to another generation, or its evidence already names the drill.
+        return incident
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]

@@ -968,7 +968,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # Sort the nodes, because without a fixed order two passes could lower the desired capacity for different nodes.
+    # Sort the nodes, so that each pass selects the same nodes for a termination that also lowers the desired capacity.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

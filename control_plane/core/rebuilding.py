@@ -129,7 +129,11 @@ def _named(share: SlotRecord, rank: Rank) -> Contribution:
 
 
 def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
-    """Return whether each remaining member's share names, by digest, the shards of all other remaining members."""
+    """Return whether the shards and shares of the surviving ranks of a stripe fit together.
+
+    Each survivor's share lists the digests of the shards in it. These digests must equal those of the other survivors'
+    shards.
+    """
     present = {rank: (shard.digest, shard.payload_bytes) for rank, _, shard, _ in survivors}
     return all(
         (named.digest, named.payload_bytes) == present[named.rank]

@@ -206,7 +206,7 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the state that is restored on another number of ranks: the newest one with all parity shares in memory.
+    """Return the newest state with all parity shares in memory, to restore it on another number of ranks.
 
     The result is never older than the committed step. Until the new generation's first commit, nodes keep only the
     restored step. If shares of this step were missing, the loss of one more node would lose the step, and the committed

@@ -118,7 +118,7 @@ class _Search:
         """Return how many of the members of the group with this index are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # -- exchanges with the ring (the last group, if it has more than `copies` members)
+    # The methods below exchange nodes between groups and the ring (the last group if it has more than `copies` members).
 
     @property
     def ring(self) -> int | None:

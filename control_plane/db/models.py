@@ -133,7 +133,7 @@ class RunLengths(TypeDecorator[_Runs]):
         value: list[tuple[str | float, int]] | None,
         dialect: Dialect,  # noqa: ARG002
     ) -> _Runs | None:
-        """Convert the lists of the JSON value to pairs of value and repetitions."""
+        """Convert a column's JSON value, a list of lists, to tuples: each a value and the number of its repetitions."""
         return None if value is None else tuple((each, count) for each, count in value)
 
 

@@ -431,7 +431,8 @@ class CloudWatch:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # The next request is due only later, even if this request has failed.
+            # Set the time even if AWS answered with an error, so that the next request waits for the usual interval.
+            about.looked_closely_at = asked_at
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS

@@ -115,9 +115,9 @@ class CommandDesk:
             raise NotAnswered from None
 
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
-        """Accept an agent's answer.
+        """Accept an agent's answer to a command that a user runs on a node.
 
-        The desk drops an answer from any agent but the one to which it sent the command.
+        The desk drops the answer if it sent the command to another agent.
         """
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():

@@ -458,8 +458,8 @@ class Executor:
     def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
         """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards.
 
-        The refusal has another key than the write of the manifest. If agents later report valid shards of the same
-        step, these still become a checkpoint.
+        The intent of the refusal has another idempotency key than the intent to write the manifest. If agents later
+        report valid shards of the same step, these shards therefore still become a checkpoint.
         """
         now, manifest = self._now(), action.manifest
         key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"

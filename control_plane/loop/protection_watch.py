@@ -97,7 +97,7 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
             ),
             verified=tuple(
                 protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
-                # Older agents do not report verified steps.
+                # An agent of an older release reports no verified steps, so `shard.verified` may be shorter.
                 for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)
                 if step >= 0
             ),

@@ -52,14 +52,15 @@ class Scheduler(Generic[K]):
         self._is_closed = False
 
     def wake(self, key: K) -> asyncio.Future[None] | None:
-        """Request a run of a key that begins after this call.
+        """Request that the loop processes a job or fleet (the key) once more, beginning after this call.
 
         Args:
-            key: the key to run. Several wake-ups before the run begins cause one run.
+            key: the job or fleet to process. Several calls before the processing begins have the effect of one.
 
         Returns:
-            A future that is done when the requested run has ended. None if the key runs now: the requested run then
-            follows this one. Also None if the call has no effect, during the key's back-off or after `close`.
+            A future that is done when the requested processing has ended. None if the key is being processed now: the
+            requested processing then follows. Also None if the call has no effect, because the key waits after a
+            failure (back-off) or `close` was called.
         """
         if self._is_closed or self._monotonic() < self._not_before.get(key, float("-inf")):
             return None
@@ -87,9 +88,9 @@ class Scheduler(Generic[K]):
             await asyncio.wait(ends, timeout=patience_seconds)
 
     def retain(self, keys: frozenset[K]) -> None:
-        """Forget the failures of all keys that are not in `keys`.
+        """Forget the failures of all jobs or fleets (keys) that are not in `keys`.
 
-        The caller will never wake these other keys again.
+        The caller will never request the processing of these other keys again.
         """
         for key in self._failure_count.keys() - keys:
             self._succeeded(key)
@@ -100,7 +101,7 @@ class Scheduler(Generic[K]):
             await asyncio.wait(self._running.values())
 
     async def close(self) -> None:
-        """Start no further run, and wait for the ends of all runs in progress."""
+        """Begin to process no further job or fleet, and wait until the present processing of each has ended."""
         self._is_closed = True
         for ended in self._due.values():
             ended.cancel()
@@ -108,7 +109,7 @@ class Scheduler(Generic[K]):
         await self.idle()
 
     def cancel(self) -> None:
-        """Cancel all runs. The caller does not wait for their end."""
+        """Cancel the processing of all jobs or fleets. The caller does not wait for its end."""
         self._is_closed = True
         for ended in self._due.values():
             ended.cancel()

@@ -76,7 +76,7 @@ class _Imported(TyperGroup):
         return whole.list_commands(ctx) if isinstance(whole, TyperGroup) else []
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return one subcommand of the imported command."""
+        """Import the module of this command, and return the command's subcommand `cmd_name`."""
         return self.imported().get_command(ctx, cmd_name)
 
     def imported(self) -> Any:

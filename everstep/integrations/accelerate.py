@@ -223,7 +223,9 @@ def keep(
     """
     check_optimizer(optimizer)
     if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
-        raise _dispatched()  # Rank 0 would read all ranks' batches, accelerate's default for an IterableDataset.
+        # With a DataLoaderDispatcher, rank 0 reads the batches of all ranks. It is accelerate's default for an
+        # IterableDataset.
+        raise _dispatched()
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
     objects = dict(extra)

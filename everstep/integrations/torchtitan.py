@@ -303,6 +303,9 @@ class _Logger:
 
 
 def _named(parts: Iterable[Any]) -> Any:
-    """Return the parts of one of torchtitan's containers by name. If there is only one part, return the part itself."""
+    """Return the models, optimizers or schedulers in one of torchtitan's containers, each by its number as text.
+
+    If the container has only one element, return the element itself.
+    """
     parts = list(parts)
     return parts[0] if len(parts) == 1 else {str(number): part for number, part in enumerate(parts)}

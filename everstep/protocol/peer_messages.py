@@ -350,7 +350,7 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer to `OfferTensors`: the S3 object of each offered item, and the objects that the owner uploads."""
+    """The answer to `OfferTensors`: the S3 object for each listed tensor, and the objects that the owner uploads."""
 
     objects: tuple[int, ...] = ()
     """For each offered item, the number of the object that holds it; -1 if the object of the owner's shard holds it.

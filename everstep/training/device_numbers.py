@@ -126,9 +126,10 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Pass records (the values of one log call each) to the send buffer, up to the first with a missing value.
+        """Pass the records whose values have arrived from the device to the send buffer.
 
-        Never waits.
+        A record holds the values of one log call. Records stay in order: the method stops at the first record with a
+        value that has not arrived. It never waits.
 
         While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """

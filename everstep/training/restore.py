@@ -219,7 +219,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # Execute the collected copies now, while the rank would only wait for the next bytes.
+            self.finish()  # Copy the tensors that have arrived, because the rank must wait for the next bytes anyway.
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 

@@ -324,7 +324,7 @@ class Snapshotter:
         """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
-        with contextlib.suppress(Exception):  # Ignore the error, because `prepare` meets it again and logs it.
+        with contextlib.suppress(Exception):  # An error here is ignored, because `prepare` raises it again and logs it.
             if (foreseen := self._state.foresee()) is not None:
                 self._request(foreseen)
 
@@ -448,8 +448,8 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # For an audit, copy all tensors now. A background copy could already contain a wrong change, which the
-                # comparison of copy and live tensors would then miss.
+                # An audit later compares the copy with the live tensors, to find changes that the script made too
+                # early. Copy all tensors now: a background copy could already contain such a change.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)

@@ -208,7 +208,7 @@ class RankState:
     def expect_restore(self) -> Sequence[Arena]:
         """Reserve memory for the tensors that `load` will create. Called once, before `load`.
 
-        The caller prefaults the returned arenas.
+        Return the reserved ranges (arenas). The caller makes the kernel allocate their memory pages in advance.
         """
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 

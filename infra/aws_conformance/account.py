@@ -24,7 +24,7 @@ MAX_INSTANCES: Final = 3
 
 
 class Unanswered(Exception):
-    """AWS did not reach an awaited state in time, so one of the run's questions has no answer."""
+    """AWS did not reach an awaited state in time, so a question about AWS's behaviour has no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,10 @@ def ask(
 
 
 def merged(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Combine the fields of all answers. If two answers contain the same duration, the longer one counts."""
+    """Combine the fields of the answers to all questions about AWS.
+
+    If two answers contain a duration with the same name, the longer duration counts.
+    """
     fields: dict[str, Any] = {}
     for answer in answers:
         for name, value in answer.fields.items():

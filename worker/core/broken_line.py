@@ -32,8 +32,8 @@ a second, much less than `holder_deadline`.
 class BrokenLine:
     """State of the owner's connection to one holder: sound, or breaking repeatedly.
 
-    Each `ReplicaSender` holds one object and replaces it when the state changes. A new object represents a sound
-    connection.
+    Each `ReplicaSender` holds one object and replaces it when the state changes. An object with default values
+    represents a sound connection.
     """
 
     cut_count: int = 0

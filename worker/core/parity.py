@@ -51,9 +51,10 @@ class Stripe:
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
-        """Return the index of a chunk of the shard of `rank`: the chunk in row `row` of the share of `holder`.
+        """Return the index of the chunk of the shard of `rank` that the share of `holder` contains at index `row`.
 
-        `holder` is another member of the stripe.
+        `holder` is another rank of the stripe. Each chunk of its share (a row) is the XOR of one chunk of each other
+        rank's shard.
         """
         return row * self.width + self._first(rank, holder)
 
@@ -244,12 +245,13 @@ def place(
 ) -> int | None:
     """Return the slot in which a holder accumulates its share of `content`, or None if the holder must refuse.
 
-    All members of a group contribute to one slot. A member that has not received the newest proposal may offer an older
-    step. Such an offer must not displace the share of a newer step, which other members have contributed to.
+    All other members of the group contribute their shards of one step to one slot. A member that has not received the
+    newest proposal may begin to contribute an older step. Its contribution must not displace the share of a newer step,
+    to which other members have already contributed.
 
     Args:
         slots: the slots of the share, in order.
-        content: the content that a member offers.
+        content: the content that a member begins to contribute.
         keep: contents that must not be overwritten, from `worker.core.slots.kept`.
         free: function that chooses the slot to overwrite, from the slots and the contents to keep.
 

@@ -615,7 +615,8 @@ class Coordinator:
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # After an outage, the distance between two commits is unusually long, so its growth is limited.
+        # `cadence` is the number of steps between two commits. It at most doubles per commit, because a single long
+        # distance, for example after an outage, is no lasting change.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         persist = self._persist(self.proposed)
         marked = self.marked if persist == self.persist else (*self.marked, persist)[-self.max_uploads :]
@@ -766,8 +767,9 @@ class Coordinator:
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
 
-        Only jobs whose ranks capture nothing but checkpoints use this method (`snapshots`). `distance` does not delay
-        these steps, because the checkpoint interval or a request already decides when they are captured.
+        Only jobs whose ranks capture nothing but checkpoints use this method (`snapshots`). The smallest distance
+        between two snapshots (`distance`) does not apply to these steps, because the checkpoint interval or a request
+        already decides when they are captured.
         """
         is_wanted = self.wanted > self.persist
         # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have

@@ -102,7 +102,7 @@ def divide(
 
 
 class _Table:
-    """All tensors that ranks offer, numbered. `divide` uses the numbers, to hash each tensor only once."""
+    """Numbers the tensors that the ranks listed. `divide` uses the numbers, to hash each tensor only once."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()
@@ -189,7 +189,10 @@ def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, .
 
 
 def _assign(item: Item, ranks: Sequence[Rank], loads: dict[Rank, int]) -> Rank:
-    """Choose the writer of an item: of `ranks`, the rank with the fewest assigned bytes. Add the item to its load."""
+    """Choose the rank that uploads a tensor or a group of tensors: of `ranks`, the rank with the fewest assigned bytes.
+
+    Add the bytes to the chosen rank's load.
+    """
     rank = min(ranks, key=loads.__getitem__)
     loads[rank] += item.bytes
     return rank

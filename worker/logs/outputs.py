@@ -152,7 +152,7 @@ class RankOutputs:
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload one file. Return a sentence if the upload failed, otherwise an empty list.
+        """Upload one file. Return an empty list, or a list with one sentence about the failure.
 
         The upload reads from a file descriptor that was checked, because the file's name may meanwhile refer to another
         file.
@@ -185,7 +185,10 @@ class RankOutputs:
 
 
 def still_seconds(size: int) -> float:
-    """Return the seconds without a finished upload after which a pending one of `size` bytes is stalled. Pure."""
+    """Return how many seconds an upload of `size` bytes may take before it counts as stalled. Pure.
+
+    The time starts anew whenever another upload of the node ends.
+    """
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 

@@ -119,7 +119,10 @@ class LogShipper:
         ]
 
     def show_recent(self) -> None:
-        """Send the newest lines to `live` again, so that a new follower receives lines that are not uploaded yet."""
+        """Send the newest lines once more to the function `live`, which streams lines to readers of the log.
+
+        A reader that starts to follow the log thereby receives the lines that are not uploaded yet.
+        """
         for lines in self._recent:
             self._live(lines)
 

@@ -70,7 +70,10 @@ class PartSharing:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time that the owner needed for a part, or has needed so far. The caller holds the lock."""
+        """Return the longest time that the owner needed for a part. Unfinished parts count with their time so far.
+
+        The caller holds the lock.
+        """
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
 
     async def _close(self) -> None:

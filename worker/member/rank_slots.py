@@ -318,8 +318,8 @@ class RankSlots:
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # After a late step, the coordinator proposes steps earlier. That would not help if the agent had no slot for
-        # the rank (a refusal).
+        # `late` makes the coordinator propose steps longer in advance. That would not help if the rank abandoned the
+        # step because the agent had no slot for it (a refusal).
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 

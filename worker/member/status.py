@@ -41,7 +41,8 @@ class MemberStatus:
             rounds: exchanges the messages of the rounds with the neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
-            stalls: returns faults of uploads without progress, at a monotonic time of the event loop.
+            stalls: returns a fault for each upload without progress; its argument is the present time of the event
+                loop's clock.
         """
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
         """Clock of each rank, which measures how long the rank has made no progress."""

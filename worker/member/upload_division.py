@@ -1,6 +1,6 @@
 """Lets the ranks of a generation agree on which rank writes tensors that several ranks hold.
 
-    owner's agent ──OfferTensors──▶ coordinator's agent, which waits for the offers of all ranks
+    owner's agent ──OfferTensors──▶ coordinator's agent, which waits for every rank's list of tensors (its offer)
                   ◀─TensorsDivided─ and calls `divide` (`worker.core.upload_division`) once per step
 
 The agreement is the *division*: it names one writer for each tensor that several ranks hold. It saves uploads of equal
@@ -113,13 +113,13 @@ class UploadDivision:
             return None
 
     async def serve(self, session: Session) -> None:
-        """Receive one rank's offer of tensors from another node, and answer which of them the rank writes.
+        """Receive one rank's list of tensors from another node, and answer which of them the rank writes to S3.
 
         Args:
             session: an authenticated session of kind division, from a member of the same generation.
 
         Raises:
-            MalformedMessage: the message is no valid offer of a rank of that node.
+            MalformedMessage: the message is no valid list of tensors (`OfferTensors`) of a rank of that node.
             PeerLost: the connection ended.
         """
         offer = await session.receive()
@@ -136,7 +136,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for offers. Ranks that wait for the assignment of their tensors receive none."""
+        """Stop waiting for the ranks' lists of tensors. Ranks that wait for a division receive none."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:

@@ -267,7 +267,8 @@ def become(user: RankUser) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)  # without Yama, this call fails and has no effect
+    # Let any process trace this one. On a kernel without the security module Yama, the call fails and has no effect.
+    libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
 
 
 def allow_looks() -> None:

@@ -87,7 +87,7 @@ def written(user: rank_user.RankUser | None) -> str:
 
 
 def read_user(word: str) -> rank_user.RankUser:
-    """Return the Linux user whose ids the function `written` has encoded as `word`."""
+    """Decode a command-line word of `written` into the Linux user whose numeric ids it contains."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 

@@ -820,7 +820,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim had ended", len(orphans))
-        self.changed.notify()  # tasks may wait for these exits
+        self.changed.notify()  # wake tasks that wait for exits of ranks
 
     async def _write_owed(self) -> None:
         while True:
@@ -844,7 +844,7 @@ class Supervisor:
         """
         paths = self._memory_paths
         while True:
-            # The next sample may succeed, for example when file descriptors are available again.
+            # Ignore a failed sample of the memory use. The next sample may succeed, for example with free descriptors.
             with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups, self._ranks_process)
                 counts = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)

@@ -74,7 +74,7 @@ class Contributions:
         self._connected.add(rank)
 
     def disconnect(self, rank: Rank) -> None:
-        """Record that the session has ended over which the shard of `rank` is contributed to this node's share."""
+        """Record that the owner of the shard of `rank` no longer has a session to contribute to this node's share."""
         self._connected.discard(rank)
         self._refused.discard(rank)
 

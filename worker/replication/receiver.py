@@ -398,7 +398,10 @@ class ReplicaReceiver:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
     async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
-        """Run `work`, and send progress messages to the requesting node until it has ended."""
+        """Run `work`, which prepares a shard that another node requested.
+
+        Until `work` has ended, send the other node a message at regular intervals, so that it continues to wait.
+        """
         task = asyncio.create_task(work)
         try:
             while not task.done():

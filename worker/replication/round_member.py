@@ -74,7 +74,7 @@ class RoundMember:
         on_silence: Callable[[], None] = lambda: None,
         delays: ReportDelays = REPORT_DELAYS,
     ) -> None:
-        """Create the object that exchanges this node's messages of the rounds; `run` or `run_local` begins.
+        """Create the object; the exchange of the rounds' messages begins with `run` or `run_local`.
 
         Args:
             generation: the generation of these rounds.
@@ -84,7 +84,7 @@ class RoundMember:
             hear: applies an announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
             on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
-            delays: waits of reports that are not urgent.
+            delays: how long the node may delay a report that is not urgent.
         """
         self.changed = Signal()
         """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
@@ -153,7 +153,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # If no time is recorded, count the time without a connection from the start of this task.
+        # If this node never had a connection to a node above it, its time without a connection starts now.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
@@ -302,7 +302,10 @@ class RoundMember:
             told, told_at, new_since = newest, now(), None
 
     def _patience(self, newest: Reports, told: Reports) -> float:
-        """Return the seconds for which unsent reports may wait, to share a message with later ones; 0 if urgent."""
+        """Return for how many seconds the node may delay unsent reports, to send them together with later reports.
+
+        0 means that a report is urgent.
+        """
         if newest.is_pressing(told, self._members):
             return 0.0
         if not newest.is_progress(told):

@@ -396,8 +396,9 @@ class ReplicaSender:
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without the first stream, no data can be sent. A holder that does not accept this stream is therefore
-            # silent. While a further stream is opened, the sender delays the data itself, and no silence counts.
+            # Without the first stream, no data can be sent. A holder that does not accept this stream therefore counts
+            # as silent. While the sender opens a further stream, it sends no data itself, so this time does not count
+            # as silence of the holder.
             beside = int(count > 0)
             self._paused(beside)
             try:

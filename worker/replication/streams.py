@@ -187,7 +187,7 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # mark the error as retrieved; a cancelled caller does not read it
+            done.exception()  # Mark the error as retrieved: asyncio would log it if the caller was cancelled.
 
     async def cut(self, *lines: socket.socket) -> None:
         """Break each of the given connections over which a thread sends or receives.
@@ -704,7 +704,8 @@ class IncomingShard:
         Raises:
             PeerLost: no byte was received for `silence_seconds`.
         """
-        while len(self.missing) > len(self.damaged):  # damaged chunks are also in `missing`
+        # `missing` also contains the damaged chunks, which have arrived but must be requested again.
+        while len(self.missing) > len(self.damaged):
             before = self.come_bytes
             try:
                 async with asyncio.timeout(silence_seconds):

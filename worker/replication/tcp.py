@@ -266,7 +266,7 @@ class TcpSession:
         From now on, both sides send a digest before each message. It covers the session, the message's number and the
         message. TCP's own checksum has only 16 bits, and would miss some flipped bits in a step or a vote.
 
-        Called after the handshake, unless the session becomes a stream.
+        Called after the handshake, unless the session becomes a stream, that is, a connection that carries chunks.
         """
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES

@@ -443,7 +443,9 @@ class OwnedShard:
     # The method below handles the coordinator's announcements.
 
     def hear(self, announcement: Announcement) -> bool:
-        """Apply an announcement and write it to the shared page. Return whether the rank needs a message.
+        """Apply the coordinator's announcement of steps and write it to the shared page.
+
+        Return whether the agent must also send the rank a message.
 
         A rank that waits between two steps reads its page only after a message. A training rank reads its page at the
         end of every step, so a message would only delay its step.

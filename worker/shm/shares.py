@@ -223,15 +223,15 @@ class Shares:
         """Accept a member's contribution to a share of this node. Call this only if `has` returns False.
 
         Args:
-            content: the content that the member offers.
+            content: the content (generation and step) that the member wants to contribute.
             contribution: the member's shard, as the share's index will name it.
             shard_bytes: the capacity of the member's slot.
-            committed: the newest committed step that the member has reported with its offer.
-            on_emptied: called when the offer empties a share that other members have contributed to, even if the call
-                then raises an error. The caller makes all members contribute again.
+            committed: the newest committed step that the member has reported with its announcement.
+            on_emptied: called when this contribution empties a share that other members have contributed to, even if
+                the call then raises an error. The caller makes all members contribute again.
 
         Returns:
-            The share's accumulation. None if every slot must be kept, or if the offer is outdated.
+            The share's accumulation. None if every slot must be kept, or if the contribution is outdated.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.

@@ -400,7 +400,10 @@ class SlotStore:
             yield
 
     def is_making(self, rank: Rank) -> bool:
-        """Return whether a task chooses or creates a slot of this shard, or removes one after a cancelled creation."""
+        """Return whether a task now chooses, creates or removes a slot of this shard.
+
+        A task removes the slot if it was cancelled while it created the slot.
+        """
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:

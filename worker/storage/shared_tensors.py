@@ -113,8 +113,9 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer, which is the same for each attempt to upload a step. It contains only frozen groups if all other
-            tensors together have fewer than `least_bytes`.
+            The offer: the tensors that this rank may share with other ranks, with their digests. It is the same for
+            each attempt to upload a step. If all tensors that training changes have fewer than `least_bytes` together,
+            the offer contains only frozen tensors (which training does not change).
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
@@ -172,9 +173,9 @@ class SharedTensors:
             entries: all tensors of the slot, in order.
             where: bucket and key of the shard's own object.
             offer: the result of `look`.
-            division: assigns the offered tensors to objects, and each object to a rank. None if the ranks could not
-                agree:
-                the rank then writes each object of frozen tensors, and its own object contains all other tensors.
+            division: assigns the tensors of all ranks' offers to objects, and each object to the rank that writes it.
+                None if the ranks could not agree: the rank then writes each object of frozen tensors, and its own
+                object contains all other tensors.
             check: raises an error if the upload was cancelled.
 
         Returns:
@@ -269,10 +270,10 @@ def write_missing(
     on_stored: OnStored,
     check: Callable[[], None],
 ) -> None:
-    """Store those of the planned shared objects that S3 does not have. Blocks: call it in a thread.
+    """Upload the planned objects of tensors that several shards share, unless S3 has them. Blocks: call it in a thread.
 
-    Each rank begins with a different object, so that ranks without a division share the work. Two ranks that send the
-    same object at the same time store the same bytes.
+    Each rank begins with a different object. Ranks that did not agree who writes which object then still share the
+    work. Two ranks that send the same object at the same time store the same bytes.
 
     Args:
         objects: object store that receives the objects.

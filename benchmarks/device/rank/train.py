@@ -126,7 +126,7 @@ class Partner:
             self._sent.popleft()[0].wait()
 
     def end(self) -> None:
-        """Announce the end, and wait until rank 1 has received all announcements."""
+        """Announce the end of the training to rank 1, and wait until it has received all announcements."""
         self.tell(0)
         for work, _ in self._sent:
             work.wait()

@@ -102,7 +102,7 @@ class Nothing:
         self._training.step()
 
     def save(self, _: Block) -> float:
-        """Begin to store the last step. Return the seconds for which the training thread was blocked until now."""
+        """Begin to store the last step. Return the seconds for which this call blocked the training thread."""
         return 0.0
 
     def finish(self, _: Block) -> None:
@@ -112,8 +112,8 @@ class Nothing:
 class Everstep(Nothing):
     """The system `everstep`: a training session with the default budget for snapshots (`MaxSlowdown`).
 
-    `EverySteps` of the plan requests an upload of the last uncounted step of each block. If the budget skips the
-    snapshot of this step, the agents upload the next snapshot.
+    Each block begins with some steps whose durations are not counted. The plan's field `EverySteps` requests an upload
+    of the last of these steps. If the budget skips the snapshot of this step, the agents upload the next snapshot.
     """
 
     def __init__(self, training: Training, settings: Settings) -> None:

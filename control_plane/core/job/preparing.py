@@ -101,10 +101,11 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a job that should pause while it waits for another node.
 
-    The job releases the nodes if this loses no committed step. Otherwise it first waits for `blind_wait_seconds`.
+    The job releases the nodes if this loses no committed step. Otherwise it first waits for the missing node, for up to
+    `blind_wait_seconds`.
 
-    The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives
-    earlier, the job trains first, and then pauses at an agreed stop without a loss.
+    The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives during
+    the wait, the job trains first, and then pauses at an agreed stop without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:

@@ -26,7 +26,10 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
-    """Record since when (`vacant_since`) the next generation lacks a node. Clear the time if it lacks none."""
+    """Record since when the job has had too few nodes for its next generation; clear the time if it has enough.
+
+    The time is the field `vacant_since` of the job's record.
+    """
     since = view.record.vacant_since
     if not roll.vacancy_count:
         return with_record(view, vacant_since=None)

@@ -30,8 +30,9 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
-    # In these states, ranks of every generation below the issued one must end. In any other state, the newest planned
-    # generation runs. Its number can be lower than the issued one after a database restore, and its ranks must stay.
+    # In these states, no generation runs, so ranks of every generation below `issued_generation` must end. In any
+    # other state, the newest generation with a plan runs, and its ranks must stay. After a restore of the database, its
+    # number can be lower than `issued_generation`.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
     ended = [

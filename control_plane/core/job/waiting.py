@@ -114,8 +114,8 @@ def _next_fleet(view: JobView) -> FleetName | None:
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
     """Move the job to the queue of another fleet.
 
-    After each full round over the list, the job waits longer. It must not cycle quickly through fleets without
-    capacity.
+    The job's specification lists its fleets. After the job has tried all of them without success, it waits before it
+    starts again, longer each time. It therefore does not cycle quickly through fleets without capacity.
     """
     ring = view.spec.fleets
     record, pause = view.record, ""

@@ -134,7 +134,7 @@ class Hold(StrEnum):
 class NodeRequest(StrEnum):
     """A person's request for a node.
 
-    If a job uses the node, the job first gives it up at an agreed stop.
+    If a job uses the node, the job first gives it up at an agreed stop, a step after which all ranks stop.
 
     - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
     - REPLACE: the fleet terminates the instance and launches another one.

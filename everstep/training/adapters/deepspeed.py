@@ -424,7 +424,7 @@ class DeepSpeedAdapter:
 
 
 def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the saved values of the optimizer that had this name when the step was saved."""
+    """Return the saved values of the engine's optimizer, which the saving launch must have registered as `name`."""
     if name not in saved:
         raise CannotRelayout(
             f"optimizer/{name}" if name else "optimizer",

@@ -173,7 +173,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The item at which a walk (pass through a sampler) changed from a shared generator to its own random stream."""
+    """The place in a pass through a sampler (a walk) after which the pass stopped using a shared random generator.
+
+    From the next item on, the pass uses its own random stream instead.
+    """
 
     number: int
     """Number of the last item for which the walk (pass through the sampler) used the shared generator."""
