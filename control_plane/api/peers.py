@@ -186,7 +186,8 @@ class Peers:
         with self._reading:
             read_at, facts = self._facts.get(url, (float("-inf"), NOTHING))
             if self._monotonic() - read_at >= FACTS_SECONDS:
-                self._facts[url] = self._monotonic(), (facts := self._read(url))
+                facts = self._read(url)
+                self._facts[url] = self._monotonic(), facts
             return facts
 
     def _read(self, url: str) -> KnownAgents:

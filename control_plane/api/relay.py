@@ -34,7 +34,9 @@ NO_CODE: Final = frozenset({1005, 1006, 1015})
 """Close codes that RFC 6455 forbids in a close frame, and that the relay therefore cannot pass on."""
 
 
-async def relay(websocket: WebSocket, peers: Peers, fleet: FleetName, secret: str, hello: bytes) -> tuple[int, str]:
+async def relay(
+    websocket: WebSocket, peers: Peers, fleet: FleetName, secret: str, hello: bytes, *, silence_seconds: float
+) -> tuple[int, str]:
     """Relay a connection until either side ends it.
 
     Args:
@@ -43,6 +45,8 @@ async def relay(websocket: WebSocket, peers: Peers, fleet: FleetName, secret: st
         fleet: the fleet for which the agent's token is valid.
         secret: the agent's token, which the other server verifies.
         hello: the agent's first message, as received.
+        silence_seconds: time without an answer to a ping after which the other server counts as lost. Its kernel still
+            acknowledges bytes while the server itself stands still.
 
     Returns:
         Close code and reason for the agent. `TRY_AGAIN` if the other server does not answer.
@@ -62,6 +66,8 @@ async def relay(websocket: WebSocket, peers: Peers, fleet: FleetName, secret: st
             max_size=MAX_MESSAGE_BYTES,
             open_timeout=CONNECT_SECONDS,
             close_timeout=CONNECT_SECONDS,
+            ping_interval=silence_seconds / 3,
+            ping_timeout=silence_seconds,
             proxy=None,
         ) as holder:
             log.info("the server relays an agent's connection (fleet %s) to %s", fleet, url)

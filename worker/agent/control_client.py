@@ -1,6 +1,7 @@
 """The agent's connection to the control plane: one websocket, which the agent opens again after every failure.
 
-The client sends a report at every change, and otherwise every third of the lease.
+The client sends a report at every change, and otherwise every third of the lease. It also sends pings, because only a
+running server answers them: the kernel of a stopped server, or a load balancer, still acknowledges reports.
 
 Invariant: each sent report contains the state at the time of sending; reports are never queued. A full or broken disk
 never ends the connection.
@@ -212,7 +213,7 @@ class ControlClient:
         self.is_connected = True
         log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
         self._lines.clear()
-        await first_of(self._send(line), self._send_lines(line), self._listen(line))
+        await first_of(self._send(line), self._send_lines(line), self._listen(line), self._ping(line))
 
     async def _send(self, line: ClientConnection) -> None:
         lists = SharedLists()
@@ -220,6 +221,17 @@ class ControlClient:
             seen = self.changed.version
             await line.send(encode(lists.shorten(self._report())))
             await self.changed.wait(seen, self._interval_seconds)
+
+    async def _ping(self, line: ClientConnection) -> None:
+        """Send pings. Raise TimeoutError if the server does not answer a ping within the lease."""
+        while True:
+            answered = await line.ping()
+            try:
+                async with asyncio.timeout(self._open_seconds):
+                    await answered
+            except TimeoutError as error:
+                raise TimeoutError(f"the server has not answered a ping for {self._open_seconds:.1f} s") from error
+            await asyncio.sleep(self._interval_seconds)
 
     async def _send_lines(self, line: ClientConnection) -> None:
         while True:

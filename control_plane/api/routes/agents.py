@@ -152,7 +152,9 @@ async def connect(websocket: WebSocket) -> None:
         if services.registry.is_elsewhere(fleet):
             proven = None  # Count nothing here: the managing server counts rejected messages.
             with about(node=hello.node_id):
-                code, reason = await relay(websocket, services.peers, fleet, secret, raw)
+                code, reason = await relay(
+                    websocket, services.peers, fleet, secret, raw, silence_seconds=services.timeouts.lease_seconds
+                )
             raise _Refusal(code, reason)
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
         proven = hello.node_id

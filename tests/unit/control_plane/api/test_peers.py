@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
 from botocore.exceptions import ClientError
+from msgspec import structs
+from websockets.asyncio.server import ServerConnection, serve
 
 from control_plane.api import peers
 from control_plane.api.forwarding import OF_AGENTS
@@ -277,6 +282,57 @@ async def test_an_agent_is_relayed_to_the_holder_until_its_server_takes_over(ser
     async with line(second, welcome.session_token) as opened:
         await join(opened, node)
         assert second.services.registry.views()[node].is_connected
+
+
+async def test_an_agent_leaves_a_holder_that_stands_still(service, second, token, node):
+    second.app.state.services = replace(
+        second.services, timeouts=structs.replace(second.services.timeouts, lease_seconds=0.3)
+    )
+    connections = list[ServerConnection]()
+
+    async def stand_still(connection: ServerConnection) -> None:
+        connections.append(connection)
+        connection.transport.pause_reading()
+        await connection.wait_closed()
+
+    async with serve(stand_still, "127.0.0.1", 0, ping_interval=None) as holder:
+        url = f"http://127.0.0.1:{holder.sockets[0].getsockname()[1]}"
+        with service.database.write() as session:
+            Leaser(f"stopped@{url}", 0.0, lambda: 0.0).claim(session, "fleet", "main", at_once=True)
+        async with line(second, token) as opened:
+            await opened.send(encode(hello(node)))
+            assert (await closed(opened))[0] == 1013
+        for connection in connections:
+            connection.transport.abort()
+    assert len(connections) == 1
+
+
+def test_a_holder_that_does_not_answer_is_asked_once_per_interval(service, second) -> None:
+    now, asked = [0.0], []
+
+    class Holder(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            now[0] += peers.CONNECT_SECONDS  # The answer arrives when the time limit has nearly passed.
+            self.send_error(503)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Holder) as holder:
+        threading.Thread(target=holder.serve_forever, daemon=True).start()
+        with service.database.write() as session:
+            owner = f"slow@http://127.0.0.1:{holder.server_port}"
+            Leaser(owner, 0.0, lambda: 0.0).claim(session, "fleet", "main", at_once=True)
+        asking = peers.Peers(service.database, second.services.registry, "key", lambda: now[0])
+        for _ in range(3):
+            assert asking.agents().views == {}
+        assert asked == [peers.PATH]
+        now[0] += peers.FACTS_SECONDS
+        asking.agents()
+        assert asked == [peers.PATH] * 2
+        asyncio.run(asking.close())
+        holder.shutdown()
 
 
 async def test_the_holders_close_code_reaches_the_agent(service, second, token):

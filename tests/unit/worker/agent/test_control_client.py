@@ -177,6 +177,32 @@ async def test_the_session_of_another_node_gives_way_to_the_join_token(tmp_path:
         assert await replica.reports.get() == "join"
 
 
+class StoppedReplica(Replica):
+    """A server whose process stops after it has welcomed an agent. Its kernel still acknowledges what the agent sends.
+
+    The second connection works, as at another server of the installation.
+    """
+
+    async def speak(self, line: ServerConnection) -> None:
+        await line.recv()
+        timeouts = msgspec.structs.replace(rank_plan().timeouts, lease_seconds=0.3)
+        await line.send(encode(AgentWelcome(session_token="session-1", fleet="fleet", timeouts=timeouts)))
+        if len(self.tokens) == 1:
+            line.transport.pause_reading()
+            await line.wait_closed()
+            return
+        await line.recv()
+        self.reports.put_nowait(self.tokens[-1])
+        await line.wait_closed()
+
+
+async def test_an_agent_leaves_a_server_that_stands_still(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    replica = StoppedReplica()
+    async with line_to(replica, tmp_path / "token"), asyncio.timeout(20):
+        assert await replica.reports.get() == "session-1"
+    assert "the server has not answered a ping for 0.3 s" in caplog.text
+
+
 async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: Path) -> None:
     """The server closes the first connection after two reports. The second connection carries the list again."""
     lengths = asyncio.Queue[int]()
