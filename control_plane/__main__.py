@@ -173,6 +173,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
     parser.add_argument(
+        "--aws-s3-endpoint-url",
+        default=env("EVERSTEP_AWS_S3_ENDPOINT_URL"),
+        metavar="URL",
+        help="URL of another S3 server (default: the S3 of --aws-endpoint-url)",
+    )
+    parser.add_argument(
         "--aws-keys-file",
         type=Path,
         default=env("EVERSTEP_AWS_KEYS_FILE"),
@@ -261,6 +267,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         mode=CloudMode(given.mode),
         region=given.region or (find_region() if given.mode == CloudMode.AWS else ""),
         aws_endpoint_url=given.aws_endpoint_url,
+        aws_s3_endpoint_url=given.aws_s3_endpoint_url,
         aws_keys=_keys(given.aws_keys_file),
         replica_url=given.replica_url,
         events_queue_url=given.events_queue_url,

@@ -117,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--region", default=env("EVERSTEP_AWS_REGION", ""), help="AWS region of the bucket")
     restore.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
     restore.add_argument(
+        "--aws-s3-endpoint-url", default=env("EVERSTEP_AWS_S3_ENDPOINT_URL"), help="URL of another S3 server"
+    )
+    restore.add_argument(
         "--aws-keys-file",
         type=Path,
         default=env("EVERSTEP_AWS_KEYS_FILE"),
@@ -208,7 +211,15 @@ def _objects(given: argparse.Namespace) -> ObjectStore:
     keys = LocalKeys.read(Path(given.aws_keys_file)) if given.aws_keys_file else None
     region = given.region or (find_region() if mode is CloudMode.AWS else "")
     return S3ObjectStore(
-        Connection(CloudSettings(mode=mode, region=region, endpoint_url=given.aws_endpoint_url, keys=keys))
+        Connection(
+            CloudSettings(
+                mode=mode,
+                region=region,
+                endpoint_url=given.aws_endpoint_url,
+                s3_endpoint_url=given.aws_s3_endpoint_url,
+                keys=keys,
+            )
+        )
     )
 
 

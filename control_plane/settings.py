@@ -38,6 +38,8 @@ class Settings:
     region: str = ""
     """AWS region. Required in AWS mode. In local mode, the region of the simulated AWS on this machine."""
     aws_endpoint_url: str | None = None
+    aws_s3_endpoint_url: str | None = None
+    """URL of another S3 server. None: S3 is at `aws_endpoint_url`."""
     aws_keys: LocalKeys | None = None
     """Access key of the simulated AWS in local mode. None in AWS mode, where boto3 finds the instance's credentials."""
     secrets_prefix: str = ""
@@ -85,13 +87,16 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.bucket:
             raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
-        if self.mode is CloudMode.LOCAL and not (self.aws_endpoint_url and is_loopback(self.aws_endpoint_url)):
-            raise InvalidSettings(
-                "local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not "
-                f"{self.aws_endpoint_url!r}"
-            )
-        if self.aws_endpoint_url and not url_host(self.aws_endpoint_url):
-            raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
+        if self.mode is CloudMode.LOCAL and not self.aws_endpoint_url:
+            raise InvalidSettings("local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1)")
+        for option, url in (
+            ("--aws-endpoint-url", self.aws_endpoint_url),
+            ("--aws-s3-endpoint-url", self.aws_s3_endpoint_url),
+        ):
+            if self.mode is CloudMode.LOCAL and url and not is_loopback(url):
+                raise InvalidSettings(f"local mode needs {option} on this machine (127.0.0.0/8 or ::1), not {url!r}")
+            if url and not url_host(url):
+                raise InvalidSettings(f"{option} {url!r} is not an http or https URL")
         if self.events_queue_url and not url_host(self.events_queue_url):
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
         if self.replica_url and not url_host(self.replica_url):
@@ -180,7 +185,13 @@ class Settings:
     @property
     def cloud(self) -> CloudSettings:
         """Settings of the cloud connection."""
-        return CloudSettings(mode=self.mode, region=self.region, endpoint_url=self.aws_endpoint_url, keys=self.aws_keys)
+        return CloudSettings(
+            mode=self.mode,
+            region=self.region,
+            endpoint_url=self.aws_endpoint_url,
+            s3_endpoint_url=self.aws_s3_endpoint_url,
+            keys=self.aws_keys,
+        )
 
     @property
     def database(self) -> str:

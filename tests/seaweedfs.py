@@ -67,20 +67,33 @@ _SOCKETS = ("admin", "filer", "master", "s3", "volume")
 class SeaweedFs:
     """A running server. The constructor returns when the server answers a signed request."""
 
-    def __init__(self, *, folder: str | None = None, memory: str = "512MiB", yields: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        folder: str | None = None,
+        memory: str = "512MiB",
+        yields: bool = False,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        keys: tuple[str, str] = (ACCESS_KEY, SECRET_KEY),
+    ) -> None:
         """Start the server.
 
         Args:
+            address: loopback address of the server.
+            port: port of S3; 0 for a port that the kernel chooses.
+            keys: access key and secret key of the user who may do everything.
             folder: parent of the server's directory; None for the folder of temporary files.
             memory: soft memory limit of the server, in the syntax of Go's GOMEMLIMIT.
             yields: True if the server runs at the lowest priority. In a benchmark of its clients' cost, the server then
             uses only CPU time that the clients leave, as if it ran on another machine.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-weed-", dir=folder))
-        self._reserved = {name: ReservedPort() for name in _PORTS}
+        self._keys = keys
+        self._reserved = {name: ReservedPort(port if name == "s3.port" else 0) for name in _PORTS}
         identity = {
             "name": "test",
-            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}],
             "actions": ["Admin", "Read", "List", "Tagging", "Write"],
         }
         reader = {
@@ -100,8 +113,8 @@ class SeaweedFs:
                 Path(sys.executable).with_name("weed"),
                 "mini",
                 f"-dir={self.directory}/data",
-                "-ip=127.0.0.1",
-                "-ip.bind=127.0.0.1",
+                f"-ip={address}",
+                f"-ip.bind={address}",
                 f"-s3.config={self.directory}/s3.json",
                 f"-s3.localSocket={self.directory}/s3.sock",
                 f"-filer.localSocket={self.directory}/filer.sock",
@@ -128,7 +141,7 @@ class SeaweedFs:
             text=True,
             start_new_session=True,
         )
-        self.url = f"http://127.0.0.1:{self._reserved['s3.port'].number}"
+        self.url = f"http://{address}:{self._reserved['s3.port'].number}"
         try:
             self._wait()
             if yields:
@@ -209,7 +222,7 @@ class SeaweedFs:
 
         The server answers some requests earlier, before it can store objects.
         """
-        client = self.client()
+        client = self.client(*self._keys)
         deadline = time.monotonic() + _START_SECONDS
         try:
             while True:

@@ -82,6 +82,8 @@ class CloudSettings:
     """AWS region. Required in AWS mode. In local mode, an empty region means `LOCAL_REGION`."""
     endpoint_url: str | None = None
     """URL of the cloud's API. Required in local mode. Normally None in AWS mode."""
+    s3_endpoint_url: str | None = None
+    """URL of another S3 server. None: S3 is at `endpoint_url`."""
     keys: LocalKeys | None = None
     """The access key of the local cloud. Unused in AWS mode."""
 
@@ -116,10 +118,9 @@ class Connection:
     def __init__(
         self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS, search_pause: float = SEARCH_SECONDS
     ) -> None:
-        if settings.mode is CloudMode.LOCAL and not (settings.endpoint_url and is_loopback(settings.endpoint_url)):
-            raise EndpointRefused(
-                f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}"
-            )
+        for url in (settings.endpoint_url, settings.s3_endpoint_url or settings.endpoint_url):
+            if settings.mode is CloudMode.LOCAL and not (url and is_loopback(url)):
+                raise EndpointRefused(f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {url!r}")
         if settings.mode is CloudMode.LOCAL:
             settings = replace(settings, region=settings.region or LOCAL_REGION)
         elif not settings.region:
@@ -165,6 +166,7 @@ class Connection:
 
     def _make(self, service: str) -> Any:
         is_local = self.settings.mode is CloudMode.LOCAL
+        endpoint_url = (service == "s3" and self.settings.s3_endpoint_url) or self.settings.endpoint_url
         config = Config(
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
             read_timeout=READ_TIMEOUT_SECONDS,
@@ -175,10 +177,10 @@ class Connection:
             # Presigned URLs need signature version 4, which covers length and checksum. They also need the region's own
             # host: S3 redirects some requests to the global host, and a redirect invalidates the signature.
             signature_version="s3v4" if service == "s3" else None,
-            s3={"addressing_style": "path" if self.settings.endpoint_url else "virtual"},
+            s3={"addressing_style": "path" if endpoint_url else "virtual"},
             proxies={} if is_local else None,
         )
-        client = self._session.client(service, endpoint_url=self.settings.endpoint_url, config=config)
+        client = self._session.client(service, endpoint_url=endpoint_url, config=config)
         self.meter.watch(client, service)
         if is_local:
             client.meta.events.register_first("before-send.*", _refuse_elsewhere)

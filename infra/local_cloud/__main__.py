@@ -212,6 +212,8 @@ def serve(
         "pid": str(os.getpid()),
         "seed": str(seed),
         "control_planes": " ".join(f"{address}:{port}" for address, port in cloud.control_planes),
+        "balancer": "{}:{}".format(*cloud.balancer),
+        "storage": "{}:{}".format(*cloud.storage),
     }
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()

@@ -74,6 +74,8 @@ CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
 """Maximum number of control-plane servers of one local cloud."""
+SERVICES_BESIDE: Final = CONTROL_PLANES + 2
+"""Services with an address of their own: the control-plane servers, a load balancer, and another S3 server."""
 
 StartResponse = Callable[..., object]
 
@@ -125,8 +127,10 @@ class LocalAws:
         self._address = LOOPBACK
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
         """Address and port of each control-plane server. Port 0: the kernel chooses the port."""
+        self.balancer = self.storage = LOOPBACK, 0
+        """Address and port for a load balancer before these servers, and for another S3 server."""
         if options.network_name:
-            self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
+            self._address, *addresses = (self._addresses.take() for _ in range(1 + SERVICES_BESIDE))
             self._network = Network(options.network_name, services=(self._address, *addresses))
         try:
             self._server = make_server(
@@ -135,8 +139,9 @@ class LocalAws:
             self._host = f"{self._address}:{self._server.server_port}"
             self.url = f"http://{self._host}"
             if self._network:
-                self.control_planes = [(address, _free_port(address)) for address in addresses]
-                for address, port in ((self._address, self._server.server_port), *self.control_planes):
+                beside = [(address, _free_port(address)) for address in addresses]
+                *self.control_planes, self.balancer, self.storage = beside
+                for address, port in ((self._address, self._server.server_port), *beside):
                     self._network.allow(address, port)
         except BaseException:
             self._remove_network()
@@ -156,8 +161,8 @@ class LocalAws:
                 faults=self.faults,
                 runner=self._runner,
                 network=self._network,
-                aws_address=self._address,
-                control_plane_addresses=tuple(address for address, _ in self.control_planes),
+                aws_addresses=(self._address, self.storage[0]),
+                control_plane_addresses=tuple(address for address, _ in (*self.control_planes, self.balancer)),
             )
         )
         self._serving = threading.Thread(

@@ -112,7 +112,7 @@ class Places:
     faults: Faults
     runner: InstanceRunner
     network: Network | None
-    aws_address: str
+    aws_addresses: tuple[str, ...]
     control_plane_addresses: tuple[str, ...]
 
 
@@ -468,7 +468,7 @@ class Injector:
         words = [word.strip() for word in fault.separate_from.split(",")]
         peers = {peer: link.address for peer, link in network.links().items() if peer != instance_id}
         known = {
-            "aws": [self._places.aws_address],
+            "aws": [*self._places.aws_addresses],
             "control-plane": [*self._places.control_plane_addresses],
             "peers": [*peers.values()],
             **{peer: [address] for peer, address in peers.items()},

@@ -81,7 +81,7 @@ EVENT_PATTERN: Final = {"source": ["aws.ec2", "aws.autoscaling", "aws.health"]}
 USER_DATA: Final = """\
 #!/bin/sh
 # Like systemd on a real node (Restart=on-failure): restart after a crash, unless the crashes are too frequent.
-export EVERSTEP_JOIN_TOKEN={token}
+export EVERSTEP_JOIN_TOKEN={token}{variables}
 quick=0
 while [ $quick -lt 3 ]; do
     begun=$(date +%s)
@@ -133,10 +133,16 @@ class ClusterOptions:
     """Additional environment variables of the control plane."""
     has_standby: bool = False
     """Whether to start a second control-plane server at another address. Agents receive both addresses."""
-    start_balancer: Callable[[Sequence[str]], str] | None = None
-    """Starts a load balancer in front of the control-plane servers with the given URLs, and returns its URL.
+    start_balancer: Callable[[Sequence[str], str, int], str] | None = None
+    """Starts a load balancer before the control-plane servers with the given URLs, at the given address and port.
 
-    Agents then receive the balancer's URL. None: agents receive the URLs of the servers.
+    Port 0: the function chooses the port. The function returns the balancer's URL, which agents and clients then use.
+    None: agents receive the URLs of the servers.
+    """
+    start_storage: Callable[[LocalKeys, str, int], str] | None = None
+    """Starts another S3 server that accepts the given keys, at the given address and port, and returns its URL.
+
+    Port 0: the function chooses the port. None: the local AWS serves S3.
     """
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link.
@@ -160,6 +166,10 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     events_queue_url: str = ""
     standby_url: str = ""
+    balancer_url: str = ""
+    """URL of the load balancer; empty without one."""
+    storage_url: str = ""
+    """URL of another S3 server; empty if the local AWS serves S3."""
     control_plane_environment: dict[str, str] = {}
 
 
@@ -326,12 +336,12 @@ class LocalCluster:
 
     @property
     def endpoint_url(self) -> str:
-        """URL of the control plane.
+        """URL of the control plane, or of the load balancer before its servers.
 
         Raises:
             NotUp: the cluster is not up.
         """
-        return self._url(CONTROL_PLANE)
+        return self._description().balancer_url or self._url(CONTROL_PLANE)
 
     @property
     def group(self) -> str:
@@ -377,11 +387,14 @@ class LocalCluster:
 
     def aws(self, service: str) -> Any:
         """Return a boto3 client of this cluster's local AWS, with the cluster's access key."""
-        return local_client(service, self.aws_url, self.keys)
+        other = self._description().storage_url if service == "s3" else ""
+        return local_client(service, other or self.aws_url, self.keys)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that direct the command line, the SDK and any AWS tool to this cluster."""
+        storage = self._description().storage_url
         return {
+            **({"AWS_ENDPOINT_URL_S3": storage} if storage else {}),
             "EVERSTEP_ENDPOINT_URL": self.endpoint_url,
             "EVERSTEP_TOKEN": self.token,
             "AWS_DATA_PATH": str(self._models),
@@ -622,19 +635,24 @@ class LocalCluster:
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(description, options)
+            if options.start_storage is not None:
+                url = options.start_storage(self.keys, *_place(ready["storage"]))
+                description = msgspec.structs.replace(description, storage_url=url)
+                write_private(self._local / "cluster.json", msgspec.json.encode(description))
             self.aws("s3").create_bucket(Bucket=BUCKET)
             description = msgspec.structs.replace(description, events_queue_url=self._create_event_queue())
             write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step("starting the control plane"):
-            first, second = (tuple(place.split(":")) for place in ready["control_planes"].split())
-            self._start_control_plane(description, host=first[0], port=int(first[1]))
+            first, second = map(_place, ready["control_planes"].split())
+            self._start_control_plane(description, host=first[0], port=first[1])
             if options.has_standby:
-                url = self._start_replica(STANDBY, description, host=second[0], port=int(second[1]))
+                url = self._start_replica(STANDBY, description, host=second[0], port=second[1])
                 description = msgspec.structs.replace(description, standby_url=url)
-                write_private(self._local / "cluster.json", msgspec.json.encode(description))
             urls = [url for url in (self.endpoint_url, description.standby_url) if url]
             if options.start_balancer is not None:
-                urls = [options.start_balancer(urls)]
+                urls = [options.start_balancer(urls, *_place(ready["balancer"]))]
+                description = msgspec.structs.replace(description, balancer_url=urls[0])
+            write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
             self._create_fleet(description, urls)
         with self._progress.step(f"waiting for {total} nodes to connect"):
@@ -695,6 +713,8 @@ class LocalCluster:
         }
         if description.detection_seconds is not None:
             arguments["--detection-seconds"] = str(description.detection_seconds)
+        if description.storage_url:
+            arguments["--aws-s3-endpoint-url"] = description.storage_url
         flat = [word for pair in arguments.items() for word in pair]
         environment = {
             **process_environment(str(self.state_dir)),
@@ -726,7 +746,9 @@ class LocalCluster:
         """Create an Auto Scaling group whose instances run agents that join with this token."""
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
-        user_data = USER_DATA.format(token=join_token, agent=agent)
+        storage = self._description().storage_url
+        variables = f" AWS_ENDPOINT_URL_S3={storage}" if storage else ""
+        user_data = USER_DATA.format(token=join_token, agent=agent, variables=variables)
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])[
             "Subnets"
         ]
@@ -827,6 +849,12 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
     if answer.status_code == httpx.codes.CONFLICT:
         raise FaultRefused(answer.json()["Message"])
     return answer.raise_for_status()
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Return the address and the port of `address:port`."""
+    address, _, port = text.rpartition(":")
+    return address, int(port)
 
 
 def _pause(seconds: float) -> None:

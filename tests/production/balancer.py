@@ -37,9 +37,8 @@ class Balancer:
 
     def __init__(self) -> None:
         self._program = program()
-        self._port = ReservedPort()
+        self._port: ReservedPort | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
-        self.url = f"http://127.0.0.1:{self._port.number}"
 
     def __enter__(self) -> Self:
         return self
@@ -49,20 +48,23 @@ class Balancer:
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
             self._keeper.wait(30)
-        self._port.close()
+        if self._port is not None:
+            self._port.close()
 
-    def start(self, urls: Sequence[str]) -> str:
+    def start(self, urls: Sequence[str], address: str, port: int) -> str:
         """Start HAProxy before two servers, and return its own URL. It connects to the servers in the background."""
+        self._port = ReservedPort(port)
+        own = f"{address}:{self._port.number}"
         first, second = (url.removeprefix("http://") for url in urls)
         self._keeper = subprocess.Popen(
             ["sh", "-c", _KEEPER, "keeper", self._program, CONFIGURATION],
             stdin=subprocess.PIPE,
             env={
                 "PATH": os.environ["PATH"],
-                "EVERSTEP_BIND": self.url.removeprefix("http://"),
+                "EVERSTEP_BIND": own,
                 "EVERSTEP_FIRST": first,
                 "EVERSTEP_SECOND": second,
             },
             start_new_session=True,
         )
-        return self.url
+        return f"http://{own}"

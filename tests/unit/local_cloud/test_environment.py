@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,14 @@ def test_a_client_that_is_led_elsewhere_refuses_to_go(make: Any, recorder: Recor
 def test_local_mode_without_an_endpoint_is_refused() -> None:
     with pytest.raises(ControlPlaneRefused):
         Connection(CloudSettings(mode=CloudMode.LOCAL))
+
+
+def test_s3_may_be_another_server_on_this_machine(recorder: Recorder) -> None:
+    local = CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1", keys=KEYS)
+    Connection(replace(local, s3_endpoint_url=recorder.url)).client("s3").get_object(Bucket="b", Key="k")
+    assert f"Credential={KEYS.access_key_id}/" in recorder.requests[0][1]
+    with pytest.raises(ControlPlaneRefused, match="amazonaws"):
+        Connection(replace(local, s3_endpoint_url=REAL))
 
 
 def test_processes_get_an_environment_made_from_nothing(poison: dict[str, str]) -> None:

@@ -32,6 +32,11 @@ def settings(**changes) -> Settings:
         ({"aws_endpoint_url": "http://["}, "local mode needs --aws-endpoint-url on this machine"),
         ({"aws_endpoint_url": "http://[", "mode": CloudMode.AWS}, "is not an http or https URL"),
         ({"aws_endpoint_url": None}, "local mode needs --aws-endpoint-url on this machine"),
+        ({"aws_s3_endpoint_url": "http://10.0.0.1:1"}, "local mode needs --aws-s3-endpoint-url on this machine"),
+        (
+            {"aws_s3_endpoint_url": "10.0.0.1", "mode": CloudMode.AWS, "region": "us-east-1"},
+            "--aws-s3-endpoint-url '10.0.0.1' is not an http or https URL",
+        ),
         ({"aws_endpoint_url": None, "mode": CloudMode.AWS}, "needs a region: --region or AWS_REGION"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),

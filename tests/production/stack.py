@@ -1,0 +1,107 @@
+"""What a production installation consists of, beside the local cloud.
+
+agents, clients ──▶ HAProxy ──▶ two servers ──▶ PostgreSQL with a synchronous standby
+                                          └───▶ SeaweedFS as S3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+
+import httpx
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.db.models import Fleet
+from control_plane.db.session import Database as Connected
+from control_plane.replica import url_of
+from everstep.protocol.local_keys import LocalKeys
+from infra.local_cloud.processes import Process, identify
+from infra.local_cloud.up import CONTROL_PLANE, FLEET, STANDBY, ClusterOptions, LocalCluster
+from tests.production.balancer import Balancer
+from tests.production.database import Database
+from tests.seaweedfs import SeaweedFs
+
+READY_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The parts that stand for RDS, a load balancer and S3. `options` adds them to the options of a cluster."""
+
+    database: Database
+    _balancer: Balancer
+    _closing: ExitStack
+
+    def options(self, options: ClusterOptions) -> ClusterOptions:
+        """Return the options of a cluster with two servers that uses these parts."""
+        return dataclasses.replace(
+            options,
+            has_standby=True,
+            start_balancer=self._balancer.start,
+            start_storage=self._start_storage,
+            control_plane_environment={
+                **options.control_plane_environment,
+                "EVERSTEP_DATABASE_URL": self.database.url,
+            },
+        )
+
+    def _start_storage(self, keys: LocalKeys, address: str, port: int) -> str:
+        pair = (keys.access_key_id, keys.secret_access_key)
+        return self._closing.enter_context(SeaweedFs(address=address, port=port, keys=pair)).url
+
+
+@contextmanager
+def stack() -> Iterator[Stack]:
+    """Start PostgreSQL, and yield the parts. The cluster starts the others. All end after the block."""
+    with ExitStack() as closing:
+        database = closing.enter_context(Database())
+        yield Stack(database, closing.enter_context(Balancer()), closing)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The two servers of a running cluster."""
+
+    cluster: LocalCluster
+    database: Database
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """URL of each server, by its part of the local cloud."""
+        return {each.name: each.url for each in self.cluster.status() if each.name in (CONTROL_PLANE, STANDBY)}
+
+    def holder(self) -> str:
+        """Return the part that holds the fleet's lease. Empty if none of the two does or the database is away."""
+        with suppress(DBAPIError), closing(Connected(self.database.url)) as opened, opened.read() as session:
+            owner = session.scalar(select(Fleet.lease_owner).where(Fleet.name == FLEET))
+            return {url: part for part, url in self.urls.items()}.get(url_of(owner or ""), "")
+        return ""
+
+    def process(self, part: str) -> Process:
+        """Return the process of a server that runs."""
+        (pid,) = [status.pid for status in self.cluster.status() if status.name == part]
+        found = identify(pid)
+        assert found is not None, f"{part} does not run"
+        return found
+
+    def is_ready(self, part: str) -> bool:
+        """Return whether a load balancer may send requests to a server."""
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"{self.urls[part]}/v1/ready", timeout=READY_SECONDS, trust_env=False)
+            return answer.status_code == httpx.codes.OK
+        return False
+
+    @contextmanager
+    def frozen(self, part: str) -> Iterator[None]:
+        """Stop a server's process for the duration of the block."""
+        process = self.process(part)
+        process.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send(signal.SIGCONT)
