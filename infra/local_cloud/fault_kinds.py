@@ -199,6 +199,9 @@ class KillControlPlane(_Fault, frozen=True):
     """SIGKILL the control plane, and restart it at the same address."""
 
     down: Annotated[Seconds, msgspec.Meta(description="seconds until the restart")] = 0.0
+    server: Annotated[Literal["control-plane", "standby"], msgspec.Meta(description="server of a pair")] = (
+        "control-plane"
+    )
 
 
 class Hang(_OnInstance, frozen=True):

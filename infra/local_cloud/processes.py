@@ -35,6 +35,12 @@ class Process:
         stat = _stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state == "T"
+
     def send(self, number: signal.Signals) -> bool:
         """Send a signal. Return False if the process had already ended."""
         try:

@@ -402,9 +402,9 @@ class LocalCluster:
             **aws_variables(self.aws_url, self.keys),
         }
 
-    def kill_control_plane(self) -> None:
-        """SIGKILL the control plane, as a crash would."""
-        record = self._parts.record(CONTROL_PLANE)
+    def kill_control_plane(self, part: str = CONTROL_PLANE) -> None:
+        """SIGKILL a control-plane server, as a crash would. `part` is `CONTROL_PLANE` or `STANDBY`."""
+        record = self._parts.record(part)
         if record:
             record.process.send(signal.SIGKILL)
             wait_gone([record.process], timeout_seconds=10)
@@ -540,18 +540,18 @@ class LocalCluster:
         return int(self.inject(KillAgent(target=instance_id)).facts["pid"])
 
     def _replace_control_plane(self, fault: KillControlPlane) -> Effect:
-        record = self._parts.record(CONTROL_PLANE)
+        record = self._parts.record(fault.server)
         if record is None or not record.process.is_alive:
-            raise FaultRefused("kill-control-plane: the control plane does not run")
-        self.kill_control_plane()
+            raise FaultRefused(f"kill-control-plane: the server {fault.server} does not run")
+        self.kill_control_plane(fault.server)
         _pause(fault.down)
-        self.restart_control_plane()
-        after = self._parts.record(CONTROL_PLANE)
+        self.restart_control_plane(fault.server)
+        after = self._parts.record(fault.server)
         facts = {"pid": record.pid, "new_pid": after.pid if after else None}
         return Effect(
             fault=name_of(fault),
             target="",
-            did=f"the control plane, pid {record.pid}, was killed and started again",
+            did=f"the {fault.server}, pid {record.pid}, was killed and started again",
             facts=facts,
         )
 

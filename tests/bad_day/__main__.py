@@ -39,6 +39,9 @@ def main() -> int:
         "--temptation", default="", help="only what a control plane without this safeguard will not stand"
     )
     parser.add_argument("--standby", action="store_true", help="a second control plane stands by")
+    parser.add_argument(
+        "--production", action="store_true", help="two servers behind HAProxy, with PostgreSQL and SeaweedFS"
+    )
     parser.add_argument("--keep", type=Path, help="leave logs and facts in this folder")
     parser.add_argument("--print-plan", action="store_true", help="only print the plan of strikes")
     parser.add_argument(
@@ -50,7 +53,12 @@ def main() -> int:
         return _report(msgspec.json.decode(given.judge.read_bytes(), type=facts.Day))
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     if given.print_plan or given.print_script:
-        lines = plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None)
+        lines = plan(
+            seed=seed,
+            minutes=given.minutes,
+            has_links=network.obstacle() is None,
+            has_servers=given.production and given.print_plan,
+        )
         told = fault_script.encode(script(lines)) if given.print_script else None
         print(
             told.decode() if told is not None else "\n".join(msgspec.json.encode(line).decode() for line in lines),
@@ -64,6 +72,7 @@ def main() -> int:
         without=given.without,
         temptation=given.temptation or given.without,
         has_standby=given.standby,
+        is_production=given.production,
         keeps=given.keep,
     )
     return _report(spend(options, tell))

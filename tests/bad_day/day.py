@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,8 @@ from tests.bad_day.plan import plan, temptation
 from tests.bad_day.strikes import Strikes
 from tests.bad_day.watch import Watch
 from tests.e2e.reference import References
+from tests.production.orphans import orphans
+from tests.production.stack import Servers, stack
 from tests.warm_parent import Launch, WarmParent
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -78,6 +80,8 @@ class DayOptions:
     """
     has_standby: bool = False
     """True to start a second control plane as a standby."""
+    is_production: bool = False
+    """True to run two servers behind HAProxy, with PostgreSQL and SeaweedFS (`tests.production.stack`)."""
     temptation: str = ""
     """Safeguard against which the day runs a short plan of one minute (`plan.temptation`). Empty: the full plan."""
     keeps: Path | None = None
@@ -122,25 +126,27 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
     cluster = LocalCluster(directory / "cluster")
     control_plane = {"PYTHONPATH": str(SABOTAGE), SABOTAGE_VARIABLE: options.without} if options.without else {}
     try:
-        with cluster:
+        with stack() if options.is_production else nullcontext() as parts, cluster:
             size = 2 * options.nodes_per_job
-            cluster.up(
-                ClusterOptions(
-                    nodes=size,
-                    spares=1,
-                    node_memory_bytes=NODE_MEMORY_BYTES,
-                    connect_seconds=CONNECT_SECONDS,
-                    has_namespaces=has_links,
-                    seed=options.seed,
-                    control_plane_environment=control_plane,
-                    has_standby=options.has_standby or options.temptation == "lease",
-                )
+            wanted = ClusterOptions(
+                nodes=size,
+                spares=1,
+                node_memory_bytes=NODE_MEMORY_BYTES,
+                connect_seconds=CONNECT_SECONDS,
+                has_namespaces=has_links,
+                seed=options.seed,
+                control_plane_environment=control_plane,
+                has_standby=options.has_standby or options.temptation == "lease",
             )
+            cluster.up(wanted if parts is None else parts.options(wanted))
+            servers = None if parts is None else Servers(cluster, parts.database)
             tell(f"{size} nodes and a spare are connected")
             # leave room for replacements, as the owner of a real fleet would
             with closing(cluster.aws("autoscaling")) as auto_scaling:
                 auto_scaling.update_auto_scaling_group(AutoScalingGroupName=cluster.group, MaxSize=size + 2)
-            day = _live(options, cluster, jobs, undisturbed, directory, tell, has_links=has_links)
+            day = _live(options, cluster, servers, jobs, undisturbed, directory, tell, has_links=has_links)
+            if servers is not None:
+                day = msgspec.structs.replace(day, orphans=tuple(orphans(cluster, servers.database.url)))
     finally:
         if options.keeps is not None:
             shutil.copytree(directory, options.keeps, dirs_exist_ok=True, ignore=_no_sockets, symlinks=True)
@@ -190,6 +196,7 @@ def _ranks_from(parent: WarmParent | None) -> Iterator[References]:
 def _live(
     options: DayOptions,
     cluster: LocalCluster,
+    servers: Servers | None,
     jobs: list[_Plan],
     undisturbed: dict[str, list[Json]],
     directory: Path,
@@ -215,14 +222,16 @@ def _live(
         for job in jobs[:2]:
             patience = BEGIN_SECONDS if have_nodes and rules.has_begun(starts) else 0.0
             starts.append(_start(client, job.name, submitted[job.name], patience))
-        strikes = Strikes(cluster, watch, tell)
+        strikes = Strikes(cluster, watch, tell, servers)
         has_begun = rules.has_begun(starts)
         if not has_begun:
             lines = []
         elif options.temptation:
             lines = temptation(options.temptation, seed=options.seed)
         else:
-            lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
+            lines = plan(
+                seed=options.seed, minutes=options.minutes, has_links=has_links, has_servers=servers is not None
+            )
         teller = _Teller(client, [job.name for job in jobs], tell)
         teller.start()
         strikes.play(
@@ -389,6 +398,7 @@ def _collected(
         incidents=incidents,
         jobs=[_job(client, job, undisturbed[job.name], traces.parent) for job in jobs],
         has_links=has_links,
+        has_servers=options.is_production,
         starts=starts,
         refused=strikes.refused,
     )

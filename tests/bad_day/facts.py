@@ -49,7 +49,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     kind: str
-    """One of ranks, agents, instances, groups, control plane, links, checks, throttle."""
+    """One of ranks, agents, instances, groups, control plane, links, checks, throttle, freeze, database."""
     targets: tuple[str, ...]
     """Instances that the strike hit."""
     did: str
@@ -141,6 +141,10 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     """True if this machine can cut network links of its instances."""
     starts: list[Start] = []
     """How each of the first two jobs started."""
+    has_servers: bool = False
+    """True if the control plane had two servers behind a load balancer, and PostgreSQL."""
+    orphans: tuple[str, ...] = ()
+    """Instances, objects and rows that nothing refers to, a sentence for each."""
     is_temptation: bool = False
     """True for a short day whose plan tests a single safeguard. The rules do not count its strikes."""
     refused: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -42,11 +42,19 @@ ROUND: Final = (
     "checks",
 )
 """Kinds of the faults in each period of two minutes. Their order is random."""
+SERVER_ROUND: Final = ("freeze", "database")
+"""Further kinds in each period if the control plane has two servers and PostgreSQL."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
 """Kinds of faults that hit a recovery that has just begun. Each entry occurs once in each period of two minutes."""
 FOLLOWS_AFTER: Final = (0.4, 2.5)
-LASTS: Final = {"links": (2.0, 9.0), "checks": (5.0, 12.0), "throttle": (8.0, 15.0), "control plane": (0.0, 3.0)}
+LASTS: Final = {
+    "links": (2.0, 9.0),
+    "checks": (5.0, 12.0),
+    "throttle": (8.0, 15.0),
+    "control plane": (0.0, 3.0),
+    "freeze": (8.0, 16.0),
+}
 """Minimum and maximum duration in seconds of a lasting fault, by kind."""
 THROTTLED_SHARE: Final = 0.4
 HIT_SECONDS: Final = 12.0
@@ -67,17 +75,20 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Chooses the target: the index among the possible targets, modulo their number."""
     lasts_seconds: float = 0.0
     cut_from: str = "rest"
+    server: Literal["control-plane", "standby"] = "control-plane"
+    """The server that a kill or a freeze hits."""
     follows: bool = False
     """True if the fault hits the same job as the fault of the previous line, if possible."""
 
 
-def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
+def plan(*, seed: int, minutes: float, has_links: bool, has_servers: bool = False) -> list[Line]:
     """Make a plan.
 
     Args:
         seed: equal arguments give equal plans.
         minutes: length of the day.
         has_links: True if links can be cut.
+        has_servers: True if the control plane has two servers and PostgreSQL.
 
     Returns: The planned faults in order of time. The first one terminates an instance of each of two jobs.
     """
@@ -87,7 +98,8 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
     follows: list[str] = []
     for number in range(max(1, round(minutes * 60 / ROUND_SECONDS))):
         some = [kind for kind in ROUND if has_links or kind != "links"]
-        kinds += chance.sample([*some, *(("throttle",) if number % 2 else ())], len(some) + number % 2)
+        some += [*(("throttle",) if number % 2 else ()), *(SERVER_ROUND if has_servers else ())]
+        kinds += chance.sample(some, len(some))
         follows += chance.sample(FOLLOWERS, len(FOLLOWERS))
     lines = [Line(at_seconds=FIRST_SECONDS, kind="pair", pick=chance.randrange(1 << 16))]
     span = (ends - FIRST_SECONDS) / len(kinds)
@@ -99,11 +111,16 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
             lines.append(
                 msgspec.structs.replace(_line(chance, at + chance.uniform(*FOLLOWS_AFTER), follows.pop()), follows=True)
             )
+    if has_servers:
+        lines = [msgspec.structs.replace(line, server=("control-plane", "standby")[line.pick % 2]) for line in lines]
     return sorted(lines, key=lambda line: line.at_seconds)
 
 
 def faults(line: Line) -> tuple[AnyFault, ...]:
-    """Return the faults of a plan line: two faults for a pair, otherwise one. Each fault has a role as its target."""
+    """Return the faults of a plan line: two faults for a pair, otherwise one. Each fault has a role as its target.
+
+    The kinds of `SERVER_ROUND` are no faults of the local cloud.
+    """
     place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
         f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
@@ -120,7 +137,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
         case "groups":
             return (Terminate(target=shard),)
         case "control plane":
-            return (KillControlPlane(down=line.lasts_seconds),)
+            return (KillControlPlane(down=line.lasts_seconds, server=line.server),)
         case "links":
             return (Partition(target=node, separate_from=line.cut_from),)
         case "checks":

@@ -10,6 +10,7 @@ enough                     enough strikes took effect: of each kind, during reco
 lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
 ettr                       not below the bound that follows from the strikes
 ended well                 all jobs completed, and the job of higher priority waited for nodes
+orphans                    no instance, object or row is left that nothing refers to
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
+from tests.bad_day.plan import SERVER_ROUND
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
 """Kinds of strikes that must take effect often enough in a day.
@@ -39,10 +41,12 @@ CAUSE_REACH_SECONDS: Final = 45.0
 The limit allows for throttling by AWS.
 """
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Time after a kill of the control plane during which a due checkpoint may be missing.
+"""Time after the control plane was away during which a due checkpoint may be missing.
 
 The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
 """
+TAKEOVER_SECONDS: Final = 18.0
+"""Time in which a server takes a fleet over from a frozen one: nine seconds of lease, nine for the agents."""
 FLAP_SECONDS: Final = 120.0
 """Two opposite changes of desired capacity within this time count as flapping, unless an event explains the second."""
 SILENT_STEPS: Final = 2
@@ -63,6 +67,8 @@ COST_SECONDS: Final = {
     "links": 6.0,
     "checks": 1.0,
     "throttle": 1.0,
+    "freeze": 10.0,
+    "database": 6.0,
 }
 """Seconds for which one strike may keep a job from training, on average, by the kind of the strike.
 
@@ -265,7 +271,7 @@ def enough(day: Day) -> list[str]:
     least = max(1, int(STRIKES_PER_KIND_PER_MINUTE * day.minutes))
     wrong += [
         f"{counts[kind]} strikes of {kind} took effect, not {least}"
-        for kind in KINDS
+        for kind in (*KINDS, *(SERVER_ROUND if day.has_servers else ()))
         if counts[kind] < least and (kind != "links" or day.has_links)
     ]
     inside = sum(_is_in_recovery(strike, day.incidents) for strike in took)
@@ -318,10 +324,11 @@ def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> b
 
     Only the control plane starts checkpoints.
     """
+    away = {"control plane": 0.0, "freeze": TAKEOVER_SECONDS, "database": 0.0}
     return any(
-        0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS
+        0 <= incident.failed_at - strike.at < away[strike.kind] + CONTROL_PLANE_AWAY_SECONDS
         for strike in strikes
-        if strike.kind == "control plane"
+        if strike.kind in away
     )
 
 
@@ -369,6 +376,7 @@ RULES: Final[dict[str, _Rule]] = {
     "lost steps": lost_steps,
     "ettr": ettr,
     "ended well": ended_well,
+    "orphans": lambda day: [*day.orphans],
 }
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import httpx
@@ -22,6 +22,7 @@ from infra.local_cloud.up import LocalCluster
 from tests.bad_day import facts
 from tests.bad_day.plan import Line, faults, patience_seconds
 from tests.bad_day.watch import GONE, Watch
+from tests.production.stack import Servers
 
 SEE_SECONDS: Final = 20.0
 """Longest time that a strike waits for its effect. It is long, because a busy machine polls late."""
@@ -38,19 +39,21 @@ class Strikes:
         cluster: the cluster under test.
         watch: supplies the jobs that train and the running instances.
         tell: receives a line for each strike.
+        servers: the two servers and PostgreSQL of a production installation, if the cluster has them.
     """
 
-    def __init__(self, cluster: LocalCluster, watch: Watch, tell: Tell) -> None:
+    def __init__(self, cluster: LocalCluster, watch: Watch, tell: Tell, servers: Servers | None = None) -> None:
         self.done: list[facts.Strike] = []
         self.refused = 0
         self._cluster = cluster
+        self._servers = servers
         self._watch = watch
         self._tell = tell
         self._pool = ThreadPoolExecutor(MOST_AT_ONCE)
         self._pending: list[Future[None]] = []
         self._aim = Aim(watch.training_jobs, watch.running)
         self._server = threading.Lock()
-        """Lock that a strike holds while it kills the control plane."""
+        """Lock that a strike holds while it hits a control-plane server or the database."""
 
     def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
         """Carry out the strike of each line of the plan at its time. Stop early when `goes_on` returns False.
@@ -116,14 +119,44 @@ class Strikes:
         self._end("groups", self._aimed(line))
 
     def _control_plane(self, line: Line) -> None:
-        if not self._server.acquire(blocking=False):
-            raise LookupError("the control plane is dead already")
-        try:
+        with self._one_server():
             at, effect = self._injected(line)
             seen = self._see_gone(effect.facts["pid"], "control plane")
             self._note(at, "control plane", (), effect, seen if effect.facts["new_pid"] != effect.facts["pid"] else "")
+
+    @contextmanager
+    def _one_server(self) -> Iterator[None]:
+        """Hold the lock of the control plane, so that at most one of its parts is away at a time."""
+        if not self._server.acquire(blocking=False):
+            raise LookupError("a part of the control plane is away already")
+        try:
+            yield
         finally:
             self._server.release()
+
+    def _freeze(self, line: Line) -> None:
+        assert self._servers is not None
+        with self._one_server():
+            holder, at = self._servers.holder(), time.time()
+            with self._servers.frozen(line.server) as process:
+                seen = self._see(lambda: process.is_stopped, f"pid {process.pid} is stopped")
+                threading.Event().wait(line.lasts_seconds)
+            words = f"the {line.server} stood still for {line.lasts_seconds} s; the {holder or 'nobody'} held the fleet"
+            self._note(at, "freeze", (), Effect(fault="freeze", target="", did=words), seen)
+
+    def _database(self, line: Line) -> None:
+        assert self._servers is not None
+        database = self._servers.database
+        with self._one_server():
+            before, at = database.pid, time.time()
+            if database.has_standby and line.pick % 3 == 0:
+                database.promote()
+                words = "the primary of the database crashed for good, and its standby was promoted"
+            else:
+                database.restart()
+                words = "the primary of the database crashed and started again"
+            seen = self._see(lambda: database.pid != before, f"the primary's pid was {before}, is {database.pid}")
+            self._note(at, "database", (), Effect(fault="database", target="", did=words), seen)
 
     def _links(self, line: Line) -> None:
         at, effect = self._injected(line)

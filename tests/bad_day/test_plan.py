@@ -11,22 +11,25 @@ import pytest
 from infra.local_cloud import fault_script
 from infra.local_cloud.fault_kinds import LASTING, AnyFault, Effect, KillControlPlane, KillRank, Terminate, name_of
 from infra.local_cloud.roles import Aim, Shard, TrainingJob
-from tests.bad_day.plan import Line, faults, plan, script, temptation
+from tests.bad_day.plan import SERVER_ROUND, Line, faults, plan, script, temptation
 from tests.bad_day.rules import KINDS, RECOVERIES_HIT_PER_MINUTE, STRIKES_PER_KIND_PER_MINUTE, STRIKES_PER_MINUTE
 
 
 @pytest.mark.parametrize("seed", range(50))
 @pytest.mark.parametrize("minutes", [2.0, 10.0])
-def test_a_plan_is_a_bad_day(seed: int, minutes: float) -> None:
-    lines = plan(seed=seed, minutes=minutes, has_links=True)
-    assert lines == plan(seed=seed, minutes=minutes, has_links=True)
+@pytest.mark.parametrize("has_servers", [False, True])
+def test_a_plan_is_a_bad_day(seed: int, minutes: float, has_servers: bool) -> None:
+    lines = plan(seed=seed, minutes=minutes, has_links=True, has_servers=has_servers)
+    assert lines == plan(seed=seed, minutes=minutes, has_links=True, has_servers=has_servers)
     assert lines[0].kind == "pair"
     assert all(before.at_seconds <= after.at_seconds for before, after in pairwise(lines))
     assert lines[-1].at_seconds <= minutes * 60
     counts = Counter(line.kind for line in lines)
     counts["instances"] += 2 * counts.pop("pair")
     assert counts.total() >= STRIKES_PER_MINUTE * minutes
-    assert all(counts[kind] >= STRIKES_PER_KIND_PER_MINUTE * minutes for kind in KINDS)
+    needed = (*KINDS, *(SERVER_ROUND if has_servers else ()))
+    assert all(counts[kind] >= STRIKES_PER_KIND_PER_MINUTE * minutes for kind in needed)
+    assert {line.server for line in lines} == ({"control-plane", "standby"} if has_servers else {"control-plane"})
     assert sum(line.follows for line in lines) >= RECOVERIES_HIT_PER_MINUTE * minutes
 
 

@@ -215,6 +215,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
             "of one job only",
             lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], targets=(B,))]),
         ),
+        ("no server was hit", lambda day: replace(day, has_servers=True)),
         ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
     ],
     "lost steps": [("four from memory", with_incident(lost_steps=4))],
@@ -225,6 +226,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("no step", lambda day: replace(day, starts=[start("early", committed_step=0), start("long")])),
         ("did not wait", lambda day: replace(day, jobs=[day.jobs[0], replace(day.jobs[1], started_at=10.0)])),
     ],
+    "orphans": [("an object", lambda day: replace(day, orphans=("a belongs to no run",)))],
 }
 
 

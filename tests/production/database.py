@@ -47,6 +47,7 @@ class Database:
             **self._as_owner,
         )
         self._first, self._second = self._directory / "first", self._directory / "second"
+        self._primary = self._first
         hosts = f"{self._first},{self._second}"
         self.url = f"postgresql://{NAME}@/{NAME}?host={hosts}&target_session_attrs=read-write"
         """libpq connects to the server that accepts writes."""
@@ -62,14 +63,26 @@ class Database:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """Pid of the primary's main process."""
+        return int((self._primary / "data" / "postmaster.pid").read_text().split()[0])
+
+    @property
+    def has_standby(self) -> bool:
+        """True until `promote`."""
+        return self._primary == self._first
+
     def restart(self) -> None:
         """Crash the primary, and start it again."""
-        self._control(self._first, "restart", "-m", "immediate", "-w")
+        self._control(self._primary, "restart", "-m", "immediate", "-w")
 
     def promote(self) -> None:
-        """Crash the primary for good, and make the standby the primary."""
+        """Crash the primary for good, and make the standby the primary. At most once."""
+        assert self.has_standby
         self._control(self._first, "stop", "-m", "immediate", "-w")
         self._control(self._second, "promote", "-w")
+        self._primary = self._second
 
     def close(self) -> None:
         """Stop both servers and remove their files. Idempotent."""

@@ -97,11 +97,11 @@ class Servers:
         return False
 
     @contextmanager
-    def frozen(self, part: str) -> Iterator[None]:
-        """Stop a server's process for the duration of the block."""
+    def frozen(self, part: str) -> Iterator[Process]:
+        """Stop a server's process for the duration of the block, and yield the process."""
         process = self.process(part)
         process.send(signal.SIGSTOP)
         try:
-            yield
+            yield process
         finally:
             process.send(signal.SIGCONT)
