@@ -4,6 +4,9 @@ The agents of a fleet are connected to one server: the server that holds the lea
 these agents may arrive at another server. That server forwards the request with the caller's own credentials, which the
 managing server verifies again. The caller receives the managing server's response unchanged.
 
+A holder that stands still does not answer. When the forwarding server has taken the fleet over from it, the forwarding
+server ends the request, so that the caller can repeat it.
+
 Invariant: a forwarded request is not forwarded again.
 """
 
@@ -22,6 +25,7 @@ from control_plane.api.auth import Caller
 from control_plane.api.deps import Services
 from control_plane.api.errors import Unavailable, response
 from control_plane.api.peers import FORWARDED
+from everstep.protocol.ids import FleetName
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +53,11 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request. The HTTP server calls this method for each request."""
-        url = await _holder(scope) if scope["type"] == "http" else ""
-        if not url:
+        holder = await _holder(scope) if scope["type"] == "http" else None
+        if holder is None:
             await self._app(scope, receive, send)
             return
+        fleet, url = holder
         body = bytearray()
         while True:
             message = await receive()
@@ -61,36 +66,42 @@ class Forwarding:
             body.extend(message.get("body", b""))
             if not message.get("more_body", False):
                 break
-        answering = asyncio.create_task(_forward(scope, url, bytes(body), send))
+        services: Services = scope["app"].state.services
+        begun = asyncio.Event()
+        answering = asyncio.create_task(_forward(scope, url, bytes(body), send, begun))
         leaving = asyncio.create_task(_disconnected(receive))
+        taking_over = asyncio.create_task(services.peers.taken_over(fleet))
+        tasks = answering, leaving, taking_over
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            has_left = leaving.done()
         finally:
-            answering.cancel()
-            leaving.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
-        if not answering.cancelled() and answering.result() is not None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        failure = "this server has taken the fleet over" if answering.cancelled() else answering.result()
+        if failure is not None and not has_left and not begun.is_set():
             refusal = Unavailable(
-                f"The server that manages the job's fleet does not answer: {answering.result()}.",
+                f"The server that manages the job's fleet does not answer: {failure}.",
                 hint="Retry in a moment. Another server takes the fleet over if that server has failed.",
             )
             await response(refusal, scope["state"]["request_id"])(scope, receive, send)
 
 
-async def _holder(scope: Scope) -> str:
-    """Return the URL of the server to which a request must be forwarded.
+async def _holder(scope: Scope) -> tuple[FleetName, str] | None:
+    """Return the fleet that a request concerns, and the URL of the server to which it must be forwarded.
 
-    Empty if this server answers the request itself.
+    None if this server answers the request itself.
     """
     match = OF_AGENTS.fullmatch(scope["path"])
     services: Services = scope["app"].state.services
     if match is None or not services.registry.elsewhere or FORWARDED in Headers(scope=scope):
-        return ""
+        return None
     caller: Caller = scope["state"]["caller"]
-    return await asyncio.to_thread(services.peers.url_of_job, match["job"], caller.project_filter)
+    return await asyncio.to_thread(services.peers.holder_of_job, match["job"], caller.project_filter)
 
 
-async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | None:
+async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: asyncio.Event) -> str | None:
     """Send a request to another server, and pass its response on.
 
     Args:
@@ -98,6 +109,7 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
         url: base URL of the other server.
         body: the whole body of the request.
         send: sends one ASGI message of the response to the caller.
+        begun: set when the response begins.
 
     Returns:
         None if the other server began to respond, even if the connection broke during the response. The caller then
@@ -111,18 +123,17 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send) -> str | Non
     if scope.get("client") is not None:
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
-    has_begun = False
     try:
         async with services.peers.http().stream(scope["method"], target, headers=headers, content=body) as answer:
             kept = [(name, value) for name, value in answer.headers.raw if name.lower().decode() not in _NOT_PASSED]
-            has_begun = True
+            begun.set()
             await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
             async for part in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
     except httpx.HTTPError as error:
         log.warning("the server at %s did not answer a forwarded request: %s", url, str(error) or type(error).__name__)
-        return None if has_begun else str(error) or type(error).__name__
+        return None if begun.is_set() else str(error) or type(error).__name__
     return None
 
 

@@ -49,6 +49,8 @@ FACTS_SECONDS: Final = 0.5
 After a failed request, this server assumes an empty answer for the same time.
 """
 CONNECT_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 1.0
+"""Interval in seconds at which a waiting server checks whether it has taken a fleet over."""
 ANSWER_SECONDS: Final = 75.0
 """Seconds that this server waits for the next bytes of another server's response.
 
@@ -116,21 +118,30 @@ class Peers:
         with self._database.read() as session:
             return _holder(session, fleet)
 
-    def url_of_job(self, text: str, project: str | None) -> str:
-        """Return the URL of the server that manages a job's fleet. Blocks on the database.
+    async def taken_over(self, fleet: FleetName) -> None:
+        """Wait until no other server manages a fleet, according to this server's loops."""
+        seen = 0
+        while self.registry.is_elsewhere(fleet):
+            seen = await self.registry.wait_for_change(seen, LOOK_SECONDS)
+
+    def holder_of_job(self, text: str, project: str | None) -> tuple[FleetName, str] | None:
+        """Return a job's fleet and the URL of the other server that manages it. Blocks on the database.
 
         Args:
             text: name or run id of the job.
             project: the only project to search. None means all projects.
 
         Returns:
-            The URL. Empty if not exactly one job matches, or if `url_of` returns an empty text for the job's fleet.
+            The fleet and the URL. None if not exactly one job matches, or if `url_of` returns an empty text for the job's
+            fleet.
         """
         with self._database.read() as session:
             found = jobs.named(session, text, project)
             if len(found) != 1 or not self.registry.is_elsewhere(FleetName(found[0].fleet_name)):
-                return ""
-            return _holder(session, found[0].fleet_name)
+                return None
+            fleet = FleetName(found[0].fleet_name)
+            url = _holder(session, fleet)
+            return (fleet, url) if url else None
 
     def agents(self) -> KnownAgents:
         """Return the state of all agents, merged from this server and from the servers that manage the other fleets.

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 TRY_AGAIN: Final = 1013
 """Close code that makes an agent connect again later."""
 ELSEWHERE: Final = "another replica of the control plane serves this fleet"
-LOOK_SECONDS: Final = 1.0
-"""Interval in seconds at which a relaying server checks whether it has taken the fleet over."""
 NO_CODE: Final = frozenset({1005, 1006, 1015})
 """Close codes that RFC 6455 forbids in a close frame, and that the relay therefore cannot pass on."""
 
@@ -115,9 +113,7 @@ async def _to_agent(websocket: WebSocket, holder: ClientConnection) -> tuple[int
 
 
 async def _taken_over(peers: Peers, fleet: FleetName) -> tuple[int, str]:
-    seen = 0
-    while peers.registry.is_elsewhere(fleet):
-        seen = await peers.registry.wait_for_change(seen, LOOK_SECONDS)
+    await peers.taken_over(fleet)
     return TRY_AGAIN, "this server has taken the fleet over"
 
 

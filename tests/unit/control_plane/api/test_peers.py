@@ -307,6 +307,33 @@ async def test_an_agent_leaves_a_holder_that_stands_still(service, second, token
     assert len(connections) == 1
 
 
+async def test_a_forwarded_request_ends_when_its_server_takes_over(service, second, job):
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def stand_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.set()
+        await reader.read()
+        writer.close()
+        left.set()
+
+    holder = await asyncio.start_server(stand_still, "127.0.0.1", 0)
+    with service.database.write() as session:
+        owner = f"stopped@http://127.0.0.1:{holder.sockets[0].getsockname()[1]}"
+        Leaser(owner, 0.0, lambda: 0.0).claim(session, "fleet", "main", at_once=True)
+    headers = {"Authorization": f"Bearer {service.admin_token}"}
+    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as caller, holder:
+        url = f"http://{second.address}/v1/training-jobs/gpt/ranks/1/commands"
+        asking = asyncio.create_task(caller.post(url, json={"Command": ["x"]}))
+        async with asyncio.timeout(20):
+            await arrived.wait()
+            leave(second, frozenset())
+            answer = await asking
+            await left.wait()
+    assert answer.status_code == 503
+    assert "this server has taken the fleet over" in answer.text
+
+
 def test_a_holder_that_does_not_answer_is_asked_once_per_interval(service, second) -> None:
     now, asked = [0.0], []
 
