@@ -99,7 +99,7 @@ test-durations: setup  ## the 50 slowest tests of the newest run of make test or
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test-production: setup  ## a whole installation: Terraform's root `production`, two servers, a job, an update and the end
+test-production: setup  ## whole installations: Terraform's root `production`; two servers, HAProxy, PostgreSQL and SeaweedFS with faults and a bad day
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m production tests/production
 
 test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats

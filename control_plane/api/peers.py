@@ -132,7 +132,7 @@ class Peers:
             project: the only project to search. None means all projects.
 
         Returns:
-            The fleet and the URL. None if not exactly one job matches, or if `url_of` returns an empty text for the job's
+            The fleet and the URL. None if not exactly one job matches, or if `url_of` returns an empty text for the
             fleet.
         """
         with self._database.read() as session:
