@@ -174,7 +174,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
     parser.add_argument(
         "--aws-s3-endpoint-url",
-        default=env("EVERSTEP_AWS_S3_ENDPOINT_URL"),
         metavar="URL",
         help="URL of another S3 server (default: the S3 of --aws-endpoint-url)",
     )

@@ -116,9 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     restore.add_argument("--region", default=env("EVERSTEP_AWS_REGION", ""), help="AWS region of the bucket")
     restore.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
-    restore.add_argument(
-        "--aws-s3-endpoint-url", default=env("EVERSTEP_AWS_S3_ENDPOINT_URL"), help="URL of another S3 server"
-    )
+    restore.add_argument("--aws-s3-endpoint-url", help="URL of another S3 server")
     restore.add_argument(
         "--aws-keys-file",
         type=Path,
