@@ -184,7 +184,7 @@ class Node:
             rates.append(PROBE_BYTES / (now() - begun))
         self.link = Link(max(rates), ALPHA_SECONDS)
 
-    # The methods below send snapshots as the schemes require.
+    # The methods below send snapshots, at the times that each compared scheme prescribes (`schemes.Scheme`).
 
     def learn(self, profile: Profile) -> None:
         self.profile = profile

@@ -119,9 +119,9 @@ class Block:
 
 
 def program(case: Case, seed: int = 7) -> list[Block]:
-    """Return all blocks in order. Every rank computes the same list.
+    """Return the blocks (iterations in a row with one scheme) of a case in order. Every rank computes the same list.
 
-    Each round has one block per scheme, and the order of the schemes varies by round.
+    Every scheme has one block before any scheme has its next block. The order of the schemes varies.
     """
     rng = random.Random(seed)
     blocks = [Block(Scheme.EVERSTEP, case.settle_iterations, is_measured=False)] if case.settle_iterations else []

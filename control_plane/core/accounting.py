@@ -407,7 +407,7 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
 def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
     """Return the categories of time (buckets), with `amount` microseconds added to bucket `into`.
 
-    An amount for TRAIN is split between TRAIN and SHORTAGE, by the size of the generation.
+    If the job trains on n of N requested nodes, n/N of an amount for TRAIN go to TRAIN, and the rest to SHORTAGE.
     """
     trained = _trained(amount, members) if into is Bucket.TRAIN else amount
     added = {**spent, into.value: spent.get(into, 0) + trained}

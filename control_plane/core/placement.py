@@ -178,7 +178,7 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
 
 def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
-    """Return how many sets of `lost` nodes contain none of the groups completely.
+    """Return how many sets of `lost` nodes contain no group (nodes that hold each other's shards) completely.
 
     The groups are disjoint. The result is Σ (-1)^j C(G, j) C(N - mj, k - mj), with G = `groups`, m = `size`,
     N = `nodes` and k = `lost` (inclusion-exclusion).
@@ -197,7 +197,10 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _is_partition(groups: Sequence[Sequence[int]], fresh: Sequence[Sequence[int]]) -> bool:
-    """Return whether `groups` contains every GROUP_RANK once, in groups of the same sizes as `fresh`."""
+    """Return whether `groups` (nodes that hold each other's shards) fit a job whose new placement would be `fresh`.
+
+    They fit if they contain every GROUP_RANK once and have the same sizes as the groups in `fresh`.
+    """
     places = sorted(place for group in groups for place in group)
     return list(map(len, groups)) == list(map(len, fresh)) and places == list(range(sum(map(len, fresh))))
 

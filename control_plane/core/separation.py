@@ -180,9 +180,10 @@ class _Search:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the option (possible exchange) after which the fewest shards have all holders in one failure domain.
+        """Apply the exchange of nodes between groups in `options` after which the fewest shards are exposed.
 
-        Such shards are exposed. Among equal options, apply the one that changes the holders of the fewest shards.
+        The members of a group hold each other's shards. A shard is exposed if all its holders are in one failure
+        domain. Among equal options, the method applies the one that changes the holders of the fewest shards.
 
         Return False, without a change, if no option lowers the number of exposed shards.
         """
@@ -254,5 +255,5 @@ class _Search:
 
 
 def _with(group: Group, position: int, node: int) -> Group:
-    """Return a copy of the group, with `node` at `position`."""
+    """Return a copy of the group (nodes that hold each other's shards), with `node` at `position`."""
     return (*group[:position], node, *group[position + 1 :])

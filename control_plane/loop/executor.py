@@ -301,7 +301,7 @@ class Executor:
         for action in actions:
             is_end = isinstance(action, TerminateMember | CompleteTermination)
             if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
-                continue  # A later pass of the fleet loop decides this action again.
+                continue  # The node still uploads logs. A later pass of the fleet loop decides this again.
             try:
                 if isinstance(action, MemberAction):
                     # Before and after the call: AWS may answer a concurrent request with the older state.
@@ -356,7 +356,7 @@ class Executor:
         except ProtocolError as error:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
-            return  # Do not wake the loops: with the same reports, they would try to write the same manifest again.
+            return  # Do not wake the loops: their next pass would only try to write this invalid manifest again.
         self._registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:

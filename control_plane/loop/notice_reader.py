@@ -127,7 +127,7 @@ class NoticeReader:
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # The event loop is closed if the server has stopped meanwhile.
+            with suppress(RuntimeError):  # Ignore that the server has stopped and closed its loop.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:

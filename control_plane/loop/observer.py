@@ -163,7 +163,8 @@ class Hearing:
     def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
         """Return an agent's silence in seconds.
 
-        For an agent that has not connected yet, silence counts from the end of the grace period.
+        Agents need time to connect after this server has started or taken over the fleet. Silence counts only after
+        this grace period.
         """
         heard_at = view.heard_at if view is not None else 0.0
         return max(

@@ -268,7 +268,7 @@ class _Piece:
     """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
 
     def part(self, begin: int, end: int) -> _Piece:
-        """Return the part of this piece from position `begin` of the shard's payload up to position `end`."""
+        """Return this range of the shard's payload, cut to the positions from `begin` to `end` of the payload."""
         first, last = max(begin, self.begin), min(end, self.end)
         index = self.index[first - self.begin : last - self.begin]
         return _Piece(first, last, self.source, self.place + first - self.begin, index)

@@ -70,7 +70,7 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
 
 @contextmanager
 def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Generator[None]:
-    """Renew the hold on a step's slots every `seconds` in a background thread until the `with` block ends."""
+    """Request every `seconds` that the nodes keep a step's slots, in a thread, until the `with` block ends."""
     has_ended = threading.Event()
 
     def renew() -> None:

@@ -95,8 +95,8 @@ class Copier(Protocol):
     def copy(self, copies: Copies) -> None:
         """Copy tensors, and return as soon as the calling thread may change the sources.
 
-        The copy may still run afterwards. It has ended when the copy that the next call of `start` begins has ended,
-        that is, when `join` of that copy's ticket has returned.
+        On a GPU, the copy may still run afterwards. To wait for its end, call `start`, also without copies, and `join`
+        the ticket that `start` returns.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:

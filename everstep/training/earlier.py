@@ -275,7 +275,10 @@ class EarlierTensors:
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the one shard that supplies this rank's plain values, as a view of the shard's slot."""
+        """Return a tensor of the earlier shard from which this rank also restores its plain (non-tensor) values.
+
+        The tensor is a view of the shard's slot.
+        """
         assert self._own_shard is not None
         entry = self._own[name]
         return self._own_shard.box(entry, TensorPart(name, entry.shape, (0,) * len(entry.shape), entry.shape, 0))
@@ -343,7 +346,7 @@ class EarlierState:
 
     @property
     def is_of_engine(self) -> bool:
-        """True if the values come from a DeepSpeed engine."""
+        """True if the launch that saved these values trained with a DeepSpeed engine."""
         return "optimizer" in self.adapter
 
     def scheduler(self) -> Tree:

@@ -455,7 +455,7 @@ class Snapshotter:
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:
-            # Ignore further errors, which the driver or a signal handler may raise.
+            # Ignore errors of this wait, for example from the GPU driver: the code below reports the first error.
             with contextlib.suppress(Exception):
                 # Wait until all earlier copies have ended, because they may still write to the slot.
                 self._copier.start(Copies((), ()), lambda _: None).join()
@@ -548,7 +548,8 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                # Send the queued report of the finished step now. `Captured` follows only after the check at the guard.
+                # Send the queued report of the finished step now. It cannot travel with `Captured`, which follows only
+                # after the guard has checked that no tensor changed during the copy.
                 self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
@@ -639,7 +640,7 @@ class Snapshotter:
         )
 
     def _ask_for_less(self, refused: CapturePlan) -> None:
-        """Request slots again if the state is now smaller than the state that was refused."""
+        """Request slots again if the state is now smaller than the state for which the agent refused slots."""
         try:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:

@@ -421,7 +421,10 @@ class Lifecycle:
         self._on_change()
 
     def _finish(self, event: Event) -> None:
-        """Write the outcome of the current phase to the promise on disk, and report the outcome."""
+        """Store the node's next `MemberPhase` in the promise on disk, and report the phase to the control plane.
+
+        `event` is the outcome of the node's work, for example that it has loaded all shards.
+        """
         self.promise.finish(event)
         self._on_change()
 

@@ -91,8 +91,8 @@ class PromiseFile:
 class CurrentPromise:
     """The newest promise of this node to join a generation. Only the agent's `Lifecycle` and `Departure` change it.
 
-    Invariant: after a restart, the promise that the agent reads from disk is at most one phase older than the promise
-    that it had in memory.
+    Invariant: after a restart, the promise on disk is at most one `MemberPhase` (such as LOADING or RUNNING) behind the
+    promise that the agent had in memory.
     """
 
     def __init__(self, file: PromiseFile, full_disks: FullDisks, *, on_run: Callable[[RunId], None]) -> None:

@@ -58,12 +58,12 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the link's use until `now`, from which on one more transfer has data to send."""
+        """Return the measurement up to `now`, when one more transfer begins to use the link."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the link's use until `now`, from which on one transfer fewer has data to send."""
+        """Return the measurement up to `now`, when one transfer ends its use of the link."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 

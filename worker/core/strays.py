@@ -103,9 +103,9 @@ class Strays:
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
-        """Apply the committed step and the protected ranks that the coordinator has announced.
+        """Store the committed step that the coordinator has announced, and add the announced ranks to `held`.
 
-        Ranks that an earlier announcement named stay protected.
+        `held` names ranks whose shards are complete on all planned holders, so their strays are no longer needed.
         """
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
@@ -171,10 +171,10 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
-    """Return the older steps to which the job would return after the loss of some node.
+    """Return the older steps to which the job would return if it now lost a node with the only base of a shard.
 
-    The lost node would be the only holder of the base of one shard. The base would then be incomplete, but the older
-    step is complete on the other nodes.
+    While a generation loads, one node may hold the only copy of a shard at the base. Without this node, the base is
+    incomplete, and the job returns to an older step whose shards are complete on the other nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:

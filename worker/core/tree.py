@@ -142,10 +142,10 @@ class Reports:
         return self._voted(members) not in (None, sent._voted(members))
 
     def is_progress(self, sent: Reports) -> bool:
-        """Return whether the unsent reports contain nothing but finished steps and received announcements.
+        """Return whether the unsent reports say only that ranks finished steps or received the coordinator's messages.
 
-        While a step is proposed, such reports can wait for the votes of all ranks, because the votes contain the same
-        facts. The report of a rank that has received no proposed step does not wait.
+        An agent may delay such reports until its ranks vote on the proposed step, because the report with the vote
+        contains the same facts. The agent does not delay reports while one of the ranks has received no proposed step.
         """
         return all(
             before is not None

@@ -147,7 +147,7 @@ class _Table:
         A class is omitted if its ranks hold the tensors in different orders, because an object has one order.
 
         Args:
-            is_equal: by item number: whether several ranks hold the item, and it is a tensor.
+            is_equal: one entry per item (an offered piece of a payload): whether it is a tensor on several ranks.
 
         Returns:
             The numbers of the items of each class, by the ranks that hold them.
@@ -174,9 +174,9 @@ class _Table:
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return, for each offered item in `numbers`, the number of the S3 object that contains it.
+    """Return, for each item of one rank in `numbers`, the number of the S3 object that contains it.
 
-    If a rank offers an item twice, the second one stays in the rank's own object (`OWN`).
+    If a rank holds two tensors with the same content, the second one stays in the rank's own object (`OWN`).
     """
     if len(set(numbers)) == len(numbers):
         return tuple(map(object_of.__getitem__, numbers))

@@ -14,7 +14,10 @@ from worker.core.slots import Content, kept
 
 
 class KeptContents:
-    """The contents that no slot of this node may overwrite. The generation's `Member` object updates `committed`."""
+    """The steps of each shard that this node must not overwrite in its slots.
+
+    The generation's `Member` object updates `committed`.
+    """
 
     def __init__(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Create the object at the start of a generation, before its first commit.

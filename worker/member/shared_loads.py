@@ -430,7 +430,10 @@ class _Reading:
             self._sent[chunk].set()
 
     async def close(self) -> None:
-        """Cancel all reads of parts for this session. On return, no thread reads from S3 for it."""
+        """Cancel all reads from S3 for the node at the other end of this session.
+
+        On return, no thread reads for that node any more.
+        """
         await end(*self._tasks.values())
 
 

@@ -61,10 +61,10 @@ class _Named:
 
 
 class HelpedUpload(PartSharing):
-    """One upload of this node with the help of the shard's holders. Implements `ShareOf` and `Share`.
+    """One upload of a shard, of which other nodes with a replica send parts. Implements `ShareOf` and `Share`.
 
-    `CheckpointUploads` creates one object per upload. The object store ends the holders' help before it completes or
-    aborts the upload.
+    `CheckpointUploads` creates one object per upload. Before this node's S3 client completes or aborts the upload, it
+    calls `end`. The other nodes then send no more parts.
     """
 
     def __init__(

@@ -113,8 +113,8 @@ class Traffic:
         """The pacing trial for the present interval between proposed steps.
 
         A trial compares paced with unpaced sending. One trial applies while every step is proposed, the other for
-        longer intervals. With every step proposed, a snapshot that takes two iterations costs a step. With longer
-        intervals it costs no step, so lost steps do not count.
+        longer intervals. While every step is proposed, a snapshot that is sent for two iterations leaves the next step
+        without a snapshot, and the trial counts this step as lost. Longer intervals lose no steps this way.
 
         After the budget has enlarged the interval once, only the second trial applies until the ranks end. Otherwise
         the decisions would oscillate: pacing would permit a snapshot of every step again, and then unpaced sending

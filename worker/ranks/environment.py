@@ -130,7 +130,8 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
-    # DeepSpeed compiles its operator with the `ninja` program next to this interpreter.
+    # A script with DeepSpeed compiles a C++ extension with `ninja`. `ninja` is in this interpreter's folder, so PATH
+    # below begins with this folder.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
         inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, environment_key())

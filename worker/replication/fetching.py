@@ -139,7 +139,7 @@ async def fetch(
     try:
         await session.send(wanted)
         begin: Message = PreparingShard()
-        while isinstance(begin, PreparingShard):  # The holder repeats this message while it loads the shard itself.
+        while isinstance(begin, PreparingShard):  # Wait: the holder itself still loads the shard.
             async with asyncio.timeout(answer_seconds):
                 begin = await session.receive()
         if isinstance(begin, ShardRefused):

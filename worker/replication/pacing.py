@@ -207,7 +207,7 @@ class SpanPacer:
         self._changed.notify()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait for the next time at which the chunk fits into an idle span (see `Pacer`)."""
+        """Wait until training leaves the network idle for long enough to send the chunk (see `Pacer`)."""
         now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
@@ -216,7 +216,7 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next time at which the chunk fits into an idle span, if the wait is short (see `Pacer`)."""
+        """Reserve the next idle time of the network that is long enough for the chunk, if it is soon (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()

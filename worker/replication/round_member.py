@@ -188,7 +188,7 @@ class RoundMember:
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Detect neighbours that fall silent, and neighbours whose silence ends."""
+        """Watch this node's neighbours in the tree of agents: call `_on_silence` when one falls silent or returns."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)

@@ -668,7 +668,7 @@ class IncomingShard:
         is_good = False
         try:
             is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index) and self._keep(index, data)
-        finally:  # A claim that stays after an error would block `close` for ever.
+        finally:  # Also after an error: `close` waits until no chunk is reserved.
             self._release(data)
             with self._lock:
                 self._claimed.discard(index)

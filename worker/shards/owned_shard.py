@@ -566,7 +566,8 @@ class OwnedShard:
             reason=self._core.reason,
         )
 
-    # The methods below publish each change: first on the shared page, then to the senders, then in a report.
+    # The methods below publish each change of this shard's state: first to the rank on its shared page, then to the
+    # tasks that send snapshots, then to the coordinator in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
         """Replace this shard's state in the rounds, the pure `Shard`, and publish the new state.

@@ -170,7 +170,10 @@ class Shares:
         self._sealing = Background()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
-        """Return the content and digest of each shard of a contributor that a sealed share of this node contains."""
+        """Return the steps at which a sealed share of this node contains the shard of the rank `contributor`.
+
+        Each entry has the content (generation and step) and the shard's digest.
+        """
         member = self.memberships[contributor]
         return tuple(
             (content, each.digest)
@@ -201,7 +204,7 @@ class Shares:
             NoRoom: the node's memory for slots is exhausted.
         """
         member = self.memberships[contributor]
-        if shard_bytes > MAX_SHARD_BYTES:  # The node refuses the shard as too large when a rank contributes it.
+        if shard_bytes > MAX_SHARD_BYTES:  # Reserve nothing: this node will later refuse the shard as too large.
             return
         async with self._locks[member.holder]:
             await self._store.reserve(

@@ -567,7 +567,10 @@ class SlotStore:
         slot.file.empty()
 
     def give_up(self, rank: Rank, content: Content) -> None:
-        """Stop all readers of the slot that is being written with `content`, because the rank abandons this capture."""
+        """Cancel all tasks that already read the slot into which the rank copies `content`.
+
+        The agent calls this when the rank abandons this snapshot before the copy is complete.
+        """
         for slot in self.shards.get(rank, []):
             if slot.is_written_with(content):
                 slot.digests = None

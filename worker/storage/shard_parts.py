@@ -123,7 +123,8 @@ class ShardParts:
     def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
         """Return the ranges of the payload that an S3 object fills, in the order of the object's data.
 
-        No range is empty. Two shards with the same shared object have equally long ranges for it.
+        No range is empty. If several shards read the same object (equal tensors are stored once), their ranges for it
+        have the same lengths.
         """
         return next(source.spans for source in self._sources if source.reference == place)
 

@@ -170,7 +170,7 @@ class Holder:
             self._changed.notify()
 
     def end(self) -> None:
-        """Wait until the thread has handled all requests of `want`, then end the thread."""
+        """Wait until the copying thread has handled every step that `want` has requested, then end the thread."""
         with self._changed:
             self._is_over = True
             self._changed.notify()

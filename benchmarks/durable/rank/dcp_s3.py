@@ -29,7 +29,7 @@ class _Object(io.BytesIO):
     """A file in memory. DCP closes it before its content is sent, so `close` has no effect."""
 
     def close(self) -> None:
-        """Do nothing, so that the content stays readable."""
+        """Do nothing, because the file's content is sent to S3 after DCP has closed the file."""
 
 
 class S3Files(FileSystemBase):

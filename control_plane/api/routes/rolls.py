@@ -113,7 +113,7 @@ def _change(
 
 
 def _unfinished(fleet: FleetRecord) -> FleetRoll | None:
-    """Return the fleet's roll unless it has ended or a person has stopped it."""
+    """Return the fleet's roll (the replacement or reboot of its nodes), or None if it has ended or was stopped."""
     newest = db_rolls.newest(fleet)
     if newest is None or newest[0].is_stopped or newest[1].ended_at is not None:
         return None

@@ -142,7 +142,8 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    # Nodes of both kinds work, so they are not lost. The job gives up such a node only if this loses no step.
+    # Nodes in `given_back` and `stopped` work, so they are not lost. The job gives up such a node only if this loses no
+    # step.
     spared = given_back | stopped
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
@@ -230,7 +231,7 @@ def without_departing(view: JobView) -> JobView:
     leaving = {move.node_id for move in due}
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
-        return view  # Wait until all other members have promised and reported their shards.
+        return view  # Wait until all members that stay have promised and reported their shards.
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
     verdicts: list[Verdict] = []

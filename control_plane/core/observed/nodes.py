@@ -88,7 +88,7 @@ class Cause(StrEnum):
 
     @property
     def is_planned(self) -> bool:
-        """Whether the job stopped at an agreed step, so that other nodes hold its last step."""
+        """Whether the ranks stopped at an agreed step before a node left, so that the job lost no step."""
         return self in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.RETURNED)
 
     @property

@@ -134,11 +134,11 @@ class FileOrder:
         return range(block * self.block, min((block + 1) * self.block, self.lane_length(lane)))
 
     def permutation(self, epoch: int, lane: int, block: int) -> list[int]:
-        """Return the order in which the samples of a block, neighbouring samples of a lane, are yielded.
+        """Return the order in which ranks read the samples of a block (neighbouring samples, shuffled together).
 
         Args:
             epoch: index of the epoch, from 0.
-            lane: index of the lane, from 0.
+            lane: index of the lane (part of the epoch's sequence of samples), from 0.
             block: index of the block in its lane, from 0.
 
         Returns:

@@ -164,7 +164,7 @@ class Place:
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the progress that `Place.tree` encoded as `tree`, or None if `tree` is None."""
+        """Return the progress of a walk, which `Place.tree` encoded as `tree`; None if `tree` is None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None

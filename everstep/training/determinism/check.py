@@ -230,7 +230,10 @@ class DeterminismCheck:
         return batch
 
     def _keep(self, step: int) -> None:
-        """Store a snapshot of this step, from which passes 2 and 3 start, and begin a new record with this step."""
+        """Save the state at this step, from which the check's passes 2 and 3 start.
+
+        The record of values that the three passes compare begins anew with this step.
+        """
         assert self._state is not None
         observed = self._state.observe()
         plan = CapturePlan.make(observed.tensors)
