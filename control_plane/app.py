@@ -275,7 +275,7 @@ class Server(uvicorn.Server):
 
     At shutdown, the server ends open event streams instead of waiting for them.
 
-    `gate` is the one of `config`; its time limit for request headers also limits TLS handshakes.
+    `gate` is the `Gate` that `config` contains. Its time limit for request headers also limits TLS handshakes.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate) -> None:

@@ -119,11 +119,12 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return a component's number of domains, and how many losses of 0, 1, 2 … of its domains are survivable.
+    """Return the number of domains in connected edges, and how many losses of 0, 1, 2 … of them are survivable.
 
-    An edge is the set of domains that hold a shard. A loss is survivable if at least one domain of every edge remains.
-    The function counts losses of at most `most` domains. It adds the domains one by one, each as lost and as alive, and
-    counts the ways to reach each state. A state contains one bit per edge: whether all its domains so far are lost.
+    An edge is the set of failure domains that hold a shard. A loss is survivable if at least one domain of every edge
+    remains. The function counts losses of at most `most` domains. It adds the domains one by one, each as lost and as
+    alive, and counts the ways to reach each state. A state contains one bit per edge: whether all its domains so far
+    are lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}

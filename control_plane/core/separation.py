@@ -96,7 +96,7 @@ class _Search:
         return sum(self.exposed(group) for group in self.groups)
 
     def exposed(self, group: Group) -> int:
-        """Return how many of a group's shards are exposed, that is, have all their holders in one failure domain."""
+        """Return how many shards of a group (nodes that hold each other's shards) have all holders in one domain."""
         if len(group) == self.copies:
             return len(group) if self.domain_of_all(group) is not None else 0
         shards = (holders_in(group, position, self.copies) for position in range(len(group)))
@@ -206,12 +206,13 @@ class _Search:
             self.groups[index] = group
             self.touched.add(index)
 
-    # -- exchanges between groups of `copies` members
+    # The methods below exchange nodes between groups of `copies` nodes, which hold each other's shards.
 
     def mend_whole_groups(self) -> None:
-        """Exchange members of groups whose members all share one domain.
+        """Exchange nodes of the groups of `copies` nodes that lie completely in one failure domain.
 
-        Such groups exchange with each other first, then with the groups that have the most members outside the domain.
+        Such groups exchange nodes with each other first, then with the groups that have the most nodes outside the
+        domain.
         """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):

@@ -204,10 +204,10 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Check that a ladder's timeouts and the fixed limits are in order.
+    """Check that each timeout is at least as long as the next shorter one, and that fixed limits outlast them.
 
     Args:
-        timeouts: a ladder from any source, in seconds.
+        timeouts: the timeouts that are multiples of the detection time (the ladder), in seconds.
 
     Returns:
         `timeouts`, unchanged.

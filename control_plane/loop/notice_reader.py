@@ -49,7 +49,7 @@ class NoticeReader:
     Each server has one reader. Several servers may share a queue.
 
     The reader calls the queue in threads, and abandons a call in progress when the server stops. After each event, the
-    reader wakes the loops and the poller of AWS.
+    reader makes the job loop, the fleet loop and the poller of AWS run at once.
     """
 
     def __init__(

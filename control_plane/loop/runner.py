@@ -180,7 +180,7 @@ class Runner:
             await pause(self._context.timeouts.lease_seconds / BEATS_PER_LEASE, until=stop)
 
     async def prune_repeatedly(self, stop: asyncio.Event) -> None:
-        """Delete old rows until `stop` is set, in batches with a pause between them."""
+        """Delete database rows older than their retention until `stop` is set, in batches with pauses between them."""
         await repeat(
             self.prune,
             stop,

@@ -133,7 +133,7 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     def _end(self, key: K, ended: asyncio.Future[None], _task: asyncio.Task[None]) -> None:
-        """Record that the run of a key has ended, and begin runs of keys that are due.
+        """Record that the work for a key (such as a run id) has ended, and begin the work for keys that are due.
 
         The event loop calls this method even if the task was cancelled before its start.
         """

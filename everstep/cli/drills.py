@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Kind(StrEnum):
-    """The failure to inject."""
+    """Kinds of failures that a drill can inject into a job."""
 
     KILL_RANK = "kill-rank"
     KILL_AGENT = "kill-agent"

@@ -61,7 +61,7 @@ class SharedLists:
         return result
 
     def complete(self, report: AgentReport) -> AgentReport:
-        """Return the report with all lists, as it was before the sender called `shorten`.
+        """Put the lists of shared S3 objects, which the sender's `shorten` replaced by digests, back into a report.
 
         Args:
             report: the next report of the connection.
@@ -70,7 +70,7 @@ class SharedLists:
             The report with all lists.
 
         Raises:
-            MalformedMessage: the report names lists that the last report did not contain.
+            MalformedMessage: the report has the digest of a list that the last report did not contain.
         """
         known = dict(self._known)
 

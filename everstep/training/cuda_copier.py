@@ -513,8 +513,8 @@ class CudaCopier:
             error = caught
             self._finish()
             for buffer in self._ring:
-                # Forget where to copy this buffer's content: when the copier uses the buffer again, the slot may already
-                # contain another step.
+                # Forget where to copy this buffer's content: when the copier uses the buffer again, the slot may
+                # already contain another step.
                 buffer.target = None
         finally:
             ticket.enqueued.set()

@@ -290,7 +290,10 @@ class Ec2:
         return life.plan
 
     def unplan(self) -> list[str]:
-        """Cancel the planned ends of all instances and their warnings, and return the ids of these instances."""
+        """Cancel all planned ends of instances, with their Spot, rebalance and maintenance notices.
+
+        Return the ids of the instances that had one.
+        """
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [
             instance_id

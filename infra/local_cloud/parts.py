@@ -57,7 +57,7 @@ class Parts:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> PartRecord:
-        """Start `python -P -m module arguments` as a part, in its own session, and record the process."""
+        """Start `python -P -m module arguments` as a process of the local cloud, in its own session, and record it."""
         for directory in (self._directory, self._logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ready_file(name).unlink(missing_ok=True)

@@ -109,8 +109,9 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        The call also sets how long the holder must stay out of view. It changes nothing if an earlier such wait has not
-        ended (`may_return` is False). The holder was then in view only because it already held the committed step.
+        The call also sets how long the holder must stay out of view. If that time from an earlier call has not ended
+        (`may_return` is False), the call changes nothing: the holder was in view only because it already held the
+        committed step.
         """
         if not self.may_return:
             return self

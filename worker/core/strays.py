@@ -142,9 +142,10 @@ class Strays:
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks for which the coordinator announces that their shards have all planned copies again.
+    """Return the ranks whose shards' copies the coordinator watches, so that nodes can drop strays.
 
-    These are the ranks whose shard is on a node where the plan does not place it, and all other ranks on their nodes.
+    These are the ranks with a stray, and all other ranks on the same nodes. The coordinator announces each of them once
+    all planned holders have its shard.
     """
     if plan.relayout is not None:
         return frozenset()

@@ -794,7 +794,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # the shim could not write this rank's end to disk
+                self._disk.write_end(known)  # The shim had reported this end, but had not written it.
                 continue
             await _kill(record)
             if record.cgroup:

@@ -182,10 +182,10 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages to the member while the share can still become complete (`Share.is_progressing`).
+        """Tell a rank that has sent its part of the share to keep waiting, while the other ranks' parts arrive.
 
-        The other members must have made progress since the last sent message. They need not make progress in every
-        interval.
+        The method sends `PreparingShard` only if `Share.is_progressing` shows that the share can still become complete,
+        with the progress of the other ranks since the last message.
         """
         before = dict(self._progress)
         while not accumulation.is_over:

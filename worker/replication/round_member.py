@@ -232,8 +232,8 @@ class RoundMember:
     async def _announce(self, session: Session) -> None:
         """Send the newest announcement to a child: at the start, after every change, and otherwise periodically.
 
-        The period is a third of the deadline. The first message may be an empty announcement, if this node has received
-        none yet.
+        The period is a third of the time after which a node counts as silent. The first message may be an empty
+        announcement, if this node has received none yet.
         """
         while True:
             seen = self._heard.version

@@ -164,7 +164,7 @@ class Holder:
         self._thread.start()
 
     def want(self, step: int) -> None:
-        """Request a copy of this step. The thread makes the copy after the step's commit."""
+        """Request a copy of this step, which the copying thread makes after the step's commit."""
         with self._changed:
             self._wanted.append(step)
             self._changed.notify()

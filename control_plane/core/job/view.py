@@ -110,7 +110,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # After the end of training, no step follows. Without this rule, that would count against a node with a problem.
+    # Ignore nodes' problems after the end of training. No step follows then, and without steps, a node with a problem
+    # would count as lost.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {

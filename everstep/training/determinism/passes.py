@@ -79,7 +79,7 @@ class Pass:
         return max(1, self.last_step // 4)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of a process that runs this pass."""
+        """Return the environment variables for a process that runs this pass of the determinism check."""
         text = f"{self.number}:{self.varies_hash}:{self.state}:{self.records}"
         return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
 

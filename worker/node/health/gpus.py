@@ -116,7 +116,7 @@ class StubGpus:
         return self._last
 
     def close(self) -> None:
-        """Do nothing (see `GpuReader`)."""
+        """Do nothing, because no connection to a GPU driver is open."""
 
 
 def _of_stub(gpu: _StubGpu) -> GpuFacts:

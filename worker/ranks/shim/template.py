@@ -10,7 +10,7 @@ The template forks twice and ends the intermediate process, so that the shim bec
 never runs user code and never reads a job's start message. The message contains secrets, and all later ranks inherit
 the template's memory, so only the new rank reads the message.
 
-The template compiles nothing. Before a fork, it loads DeepSpeed's operator if ranks have compiled it.
+The template compiles nothing. Before a fork, it loads DeepSpeed's C++ extension if ranks have compiled it.
 
 Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: the template is ready after 3.5 s and has 362
 MiB resident memory. A warm rank needs 33 ms from `StartRank` to the first line of the script, 26 ms of it until
