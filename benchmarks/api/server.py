@@ -2,7 +2,7 @@
 
     python -P -m benchmarks.api.server DIRECTORY JOBS NODES
 
-The measured server is the product's application with a filled database, but without control loops. The tests' fake
+The measured server is Everstep's application with a filled database, but without control loops. The tests' fake
 cloud replaces AWS. The process writes one line of JSON when both servers listen, and ends when its stdin is closed.
 """
 

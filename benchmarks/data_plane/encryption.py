@@ -1,6 +1,6 @@
 """Measures the cost of TLS between nodes with one stream over loopback between two processes.
 
-The sender and the receiver use the product's functions for chunks. The receiver digests each chunk, as a holder does.
+The sender and the receiver use Everstep's functions for chunks. The receiver digests each chunk, as a holder does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                  ─▶ corrupt rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
     after the job: restores into a rank that already waits for its state (`arrivals`)
 
-Invariant: the product runs unchanged and cannot detect the measurement. The benchmark reads times from the script's
+Invariant: Everstep runs unchanged and cannot detect the measurement. The benchmark reads times from the script's
 output, the rank's page and the agents' logs.
 """
 

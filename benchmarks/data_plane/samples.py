@@ -120,7 +120,8 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
         audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
         for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
             found.add(metric, [commits[0] / statistics.median(others)] if others else [])
-    for metric in ("commit", "blocked"):  # A failed comparison with the holder's bytes makes both times invalid.
+    # If the holder's copy differs from the rank's bytes, the times until commits and the blocked times are invalid.
+    for metric in ("commit", "blocked"):
         found.verify(metric, rank["holder_verified"])
 
 

@@ -1,4 +1,4 @@
-"""Measures the product's checkpoint strategies with the same job, whose rank 1 is killed at the same step.
+"""Measures Everstep's checkpoint strategies with the same job, whose rank 1 is killed at the same step.
 
 The job trains on a local cluster of two nodes, whose S3 is a fake, the library moto. The script is `rank.strategy_job`.
 """

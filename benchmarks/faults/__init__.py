@@ -6,5 +6,5 @@
     figures.py   conversion of the ranks' traces to rows with verdicts (pure)
     report.py    results and page (pure); picture.py draws the page's picture
 
-Invariant: the product runs unchanged and cannot detect the measurement. Times come from the training script.
+Invariant: Everstep runs unchanged and cannot detect the measurement. Times come from the training script.
 """

@@ -98,7 +98,7 @@ def measure(
         order: kind of each launch, such as ABBA.
         steps: steps of each launch, including the steps that are not counted.
         settle_steps: number of first steps that are not counted.
-        max_slowdown: the job's budget. None: every step has a snapshot.
+        max_slowdown: the largest slowdown that the job permits snapshots to cause. None: every step has a snapshot.
 
     Raises:
         BenchmarkFailed: a launch failed.

@@ -1,6 +1,6 @@
 """Selects Everstep's snapshots in a case whose network is too busy for a snapshot at every step.
 
-The product's budget (`worker.member.traffic.Traffic` with its `Budget`) limits the cost of snapshots. It determines the
+Everstep's budget (`worker.member.traffic.Traffic` with its `Budget`) limits the cost of snapshots. It determines the
 number of steps between two snapshots.
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
@@ -77,7 +77,7 @@ class Budgeted:
 
     @property
     def pacer(self) -> Pacer | None:
-        """Pacer that delays the pieces of a transfer that starts now. None if the product would send at full rate."""
+        """Pacer that delays the pieces of a transfer that starts now. None if Everstep would send at full rate now."""
         return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property

@@ -18,7 +18,7 @@ BUFFER_BYTES = 256 * KIB
 MAX_SLOWDOWN = 0.01
 """The job's `MaxSlowdown` in cases where the idle time is too short for a snapshot of every step.
 
-The product has the same default.
+Everstep has the same default.
 """
 
 

@@ -2,10 +2,10 @@
 
     __main__.py   the command
     placement.py  duration of placement (the choice of holders); recovery probabilities, compared with published ones
-    rounds.py     duration of a round among the round servers and members of many agents, in a flat tree and in the
-                  product's tree
+    rounds.py     duration of a round among the round servers and members of many agents, in a flat tree and in
+                  Everstep's tree
     report.py     results, limits and page (pure)
 
-Invariant: the timed code is the product's own. If a call is timed several times, the slowest time is compared with the
+Invariant: the timed code is Everstep's own. If a call is timed several times, the slowest time is compared with the
 limit.
 """

@@ -1,4 +1,4 @@
-"""Measures a round with 2 to 1,024 agents, in a flat tree of connections and in the product's tree.
+"""Measures a round with 2 to 1,024 agents, in a flat tree of connections and in Everstep's tree.
 
 Real `RoundMember`s and a real `RoundServer` run in one process on one core. Each agent has one rank, and `TcpSession`s
 over socket pairs connect the agents. Every rank votes as soon as it receives a step.
@@ -249,7 +249,7 @@ async def measure(count: int, arity: int) -> RoundFigure:
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure each number of agents, in a flat tree and in the product's tree if the two trees differ.
+    """Measure each number of agents, in a flat tree and in Everstep's tree if the two trees differ.
 
     Call it in a process that does nothing else, because other work would change the measured times.
 

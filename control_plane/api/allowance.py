@@ -79,7 +79,10 @@ class Allowance:
 
 
 def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:
-    """Return the allowance of a project. A project without a quota has empty lists and the priority limit 0."""
+    """Return which roles, secrets, data and priorities the jobs of a project may use.
+
+    A project without a quota may use none of these resources, and no priority above 0.
+    """
     return Allowance(quota or QuotaRecord(project=project, max_node_count=None, max_job_count=None))
 
 

@@ -73,7 +73,7 @@ class TokenBucket:
         self._filled_at = monotonic()
 
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
-        """Reserve one call of the budget, for now or for a time soon.
+        """Reserve one call to AWS within the budget for the rate of calls.
 
         Args:
             longest_seconds: longest wait that the caller accepts.

@@ -77,7 +77,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one setting of an Auto Scaling group, so that the group fits the contract."""
+    """A change of one setting of an Auto Scaling group to the value that Everstep requires (the contract)."""
 
     setting: str
     """The name of the setting in Auto Scaling's API."""
@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The result of `ensure`: a group that fits the contract, and the changes that `ensure` made."""
+    """The result of `ensure`: a group that has the settings that Everstep requires, and the changes that it made."""
 
     group: GroupState
     """The group, described again after the last change."""
@@ -215,7 +215,7 @@ def _processes_check(group: GroupState) -> Check:
 
 
 def changes(group: GroupState) -> tuple[Change, ...]:
-    """Return the changes that make a group fit the contract.
+    """Return the changes that give a group the settings that Everstep requires (the contract).
 
     Args:
         group: the group as AWS described it a moment ago.
@@ -273,7 +273,7 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 
 
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
-    """Apply the contract to a group, and return the group and the changes. Idempotent.
+    """Give a group the settings that Everstep requires, and return the group and the changes. Idempotent.
 
     CreateFleet calls this function. `ensure` makes exactly the changes that `changes` returns for `group`, because a
     person may have confirmed these changes. `ensure` never changes the settings in `checks`.

@@ -12,7 +12,7 @@
     ├── InvalidRequest       AWS rejected the request as invalid
     ├── GroupNotOurs         an Auto Scaling group without the tag `everstep:fleet`
     ├── MalformedEvent       a message of the event queue that is not a valid event
-    ├── ContractViolation    a group that Everstep cannot make fit the contract
+    ├── ContractViolation    only the owner of the group can make a setting fit Everstep's requirements
     ├── RegionUnknown        no source names the AWS region of this server
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 

@@ -59,8 +59,8 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        # A launch succeeded between the failures that the previous poll observed and `first`, so only the failures from
-        # `first` on count.
+        # The previous poll observed no failures, or a launch has succeeded after them. The failures in a row therefore
+        # begin with `first`.
         return first
     return min(before.failing_since, first)
 

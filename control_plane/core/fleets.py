@@ -123,8 +123,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            # A person may have confirmed that the silent nodes are lost. The stored confirmation ends as soon as
-            # `is_blind` is False, and a pause of automation must not end it.
+            # A person may have confirmed that the silent nodes are lost (`is_blindness_lifted`). The control plane
+            # deletes this confirmation when a decision has `is_blind` False. A pause of all automatic actions must not
+            # delete it.
             is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )

@@ -109,7 +109,7 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the plan to give up a member that works with a problem, with the evidence of `verdict` on this member."""
+    """Return the departure of a member that works with a problem, with the evidence of the verdict on this member."""
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,

@@ -99,8 +99,8 @@ def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
     """Return the possible releases of nodes, the cheapest first: a job, and the number of nodes that it would keep.
 
-    The steps are those of the module's docstring. Within a step, jobs of the lowest priority come first, then the
-    youngest jobs.
+    The releases have the order of the table in the module's docstring. Within a row of the table, jobs of the lowest
+    priority come first, then the youngest jobs.
     """
     jobs = in_order_of_release(holding)
     lower = [job for job in jobs if job.priority < head.priority]

@@ -108,7 +108,7 @@ class _Search:
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return how many of a group's shards have other holders than before the first exchange."""
+        """Return how many of a group's shards have other holders than before the first exchange of nodes."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
@@ -118,7 +118,8 @@ class _Search:
         """Return how many of the members of the group with this index are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # The methods below exchange nodes between groups and the ring (the last group if it has more than `copies` members).
+    # The methods below exchange nodes between groups and the ring (the last group, if it has more than `copies`
+    # members).
 
     @property
     def ring(self) -> int | None:

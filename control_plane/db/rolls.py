@@ -34,7 +34,7 @@ def progress_of(fleet: FleetRecord) -> RollProgress | None:
 
 
 def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
-    """Return a fleet's newest roll with its progress, or None if the fleet never had a roll.
+    """Return a fleet's newest roll (request to replace or reboot all its nodes) with its progress, or None.
 
     The progress is empty if the fleet loop has stored only the progress of an earlier roll.
     """
@@ -46,7 +46,7 @@ def newest(fleet: FleetRecord) -> tuple[FleetRoll, RollProgress] | None:
 
 
 def stored(value: FleetRoll | RollProgress) -> dict[str, Any]:
-    """Return a roll or its progress as the JSON value of the column."""
+    """Return a roll (a user's request to replace or reboot all nodes of a fleet) or its progress as a JSON value."""
     columns: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return columns
 

@@ -317,9 +317,8 @@ class AgentRegistry:
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
         """Wait for the first change (a report or a call of `hint`) or for the timeout.
 
-        `seen` identifies the changes before the caller's previous call.
-
-        Several loops may wait at the same time.
+        Return immediately if a change has occurred since the caller's previous call, whose result is `seen`. Several
+        loops may wait at the same time.
 
         Args:
             seen: result of the previous call; 0 for the first call.

@@ -224,8 +224,8 @@ class DecisionStore:
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
                 if row.request is not None and (before is None or not before.request):
-                    # A roll requests to replace or reboot the node. A person's request has precedence if it has arrived
-                    # since the caller read the row.
+                    # A roll (the replacement or reboot of all nodes of the fleet) has reached this node. A person's
+                    # request for the node has precedence if it has arrived since the caller read the row.
                     nodes.ask(session, row.node_id, row.request.value, row.request_words)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)

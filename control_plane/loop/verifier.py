@@ -412,7 +412,10 @@ class _Reader:
             yield piece
 
     def skip(self, count: int) -> None:
-        """Pass over the next `count` bytes without reading them. The reader must have no hasher."""
+        """Pass over the next `count` bytes without reading them.
+
+        The reader must have no hasher, because a digest would need these bytes.
+        """
         if count > self._left.nbytes:
             self.close()
             self._received += count

@@ -81,12 +81,15 @@ class Rebuild(Message, frozen=True):
 
 
 def share_owner(holder: Rank) -> Rank:
-    """Return the owner number of the share that `holder` keeps, for headers, inventories and requests."""
+    """Return the number that names the parity share of the rank `holder` where a slot's owner rank is expected.
+
+    Slot headers, inventories and requests for shards contain this number.
+    """
     return Rank(holder | SHARE_BIT)
 
 
 def is_share(owner: Rank) -> bool:
-    """Return whether slots with this owner number contain shares."""
+    """Return whether slots with this owner rank contain parity shares, not shards (see `share_owner`)."""
     return bool(owner & SHARE_BIT)
 
 

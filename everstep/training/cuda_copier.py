@@ -252,7 +252,7 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Registered:
-    """The mapping of a slot, of which the pages at the beginning are registered with the driver."""
+    """A mapped slot, whose first pages the copier has registered with the driver, so that copies to them are fast."""
 
     memory: SlotMemory
     end: int

@@ -123,7 +123,8 @@ class Guard:
                     return
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
-            # Report the outcome even after a KeyboardInterrupt. Otherwise the agent would wait forever for this snapshot.
+            # Report the outcome even after a KeyboardInterrupt. Otherwise the agent would wait for this snapshot
+            # forever.
             flight.settle((), error)
             if isinstance(error, Exception):
                 return  # Training continues without this snapshot, for example if the comparison ran out of memory.

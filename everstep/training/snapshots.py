@@ -347,7 +347,7 @@ class Snapshotter:
             self._link.wait(POLL_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
             with contextlib.suppress(OSError, ValueError):
-                # Ignore the error, because the next capture meets it again and reports it.
+                # Ignore an error of the mapping, because the next capture maps the slots again and reports the error.
                 self._map(granted)
 
     def prepare(self) -> None:
@@ -364,7 +364,8 @@ class Snapshotter:
         answer = self._link.slots
         self._refused_count = self._refused_count + 1 if isinstance(answer, SlotsRefused) else 0
         if isinstance(answer, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # The next capture meets the same error and reports it.
+            # Ignore an error of the mapping, because the next capture maps the slots again and reports the error.
+            with contextlib.suppress(OSError, ValueError):
                 self._map(answer)
         elif self._refused_count == ASK_AGAIN_BOUNDARIES:
             self._refused_count = 0

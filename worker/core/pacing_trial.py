@@ -69,7 +69,11 @@ class Tries:
 
     @property
     def kept_seconds(self) -> float:
-        """Seconds per captured step: the median iteration time, multiplied by 1 plus the mean number of lost steps."""
+        """Training seconds per captured step.
+
+        The value is the median iteration time, multiplied by 1 plus the mean number of steps that are not captured
+        because the last snapshot is still being sent.
+        """
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 
     @property

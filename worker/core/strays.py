@@ -159,7 +159,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base no node but the owner's node holds."""
+    """Return the ranks whose shard of the base is only on the owner's node."""
     # The first holder of a shard is the owner's node, which has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {

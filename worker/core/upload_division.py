@@ -137,7 +137,7 @@ class _Table:
         return ranks_of
 
     def largest_first(self, number: int) -> tuple[int, bytes]:
-        """Return the sort key of the offered item `number`, which puts larger tensors first."""
+        """Return the sort key of the tensor (or group of tensors) `number`, which puts larger ones first."""
         item = self.items[number]
         return -item.bytes, item.digest
 

@@ -31,7 +31,7 @@ class PartSharing:
         """Create the object; no helper node is asked for parts yet.
 
         Args:
-            state: the parts before the first claim.
+            state: the parts of the transfer, none of which has begun.
             peers: nodes that the owner asks for help.
             name: kind of the transfer, for the names of tasks.
         """

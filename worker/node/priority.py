@@ -42,12 +42,13 @@ def work_at(niceness: int) -> None:
 
 
 def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> None:
-    """Make the kernel prefer this process when the node's memory is exhausted. Children inherit the setting.
+    """Make the kernel kill this process before others when the node's memory is exhausted. Children inherit this.
 
-    A rank calls this before the job's code runs. Otherwise, a rank would inherit the protection of the agent.
+    A rank calls this before the job's code runs. Otherwise, a rank would inherit the agent's protection from the
+    kernel's out-of-memory killer.
 
     Args:
-        score: the kernel's file with the adjustment of this process.
+        score: the kernel's file `oom_score_adj` of this process.
     """
     with contextlib.suppress(OSError):
         score.write_text(str(RANK_OOM_SCORE))

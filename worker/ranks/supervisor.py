@@ -830,7 +830,7 @@ class Supervisor:
     # The methods below sample the memory of ranks.
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
-        """Return the newest sample of each living rank of a generation. Called for every report."""
+        """Return the newest memory sample of each living rank of a generation. Called for every report."""
         return {
             key[2]: found
             for key, found in self._rank_memory.items()

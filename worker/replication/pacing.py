@@ -308,7 +308,7 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Use another pacer (it decides when chunks are sent). Chunks that wait at the earlier pacer are sent at once."""
+        """Use another pacer, which decides when chunks are sent. Chunks that wait at the earlier pacer are sent now."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer

@@ -741,7 +741,7 @@ class Scratch:
         self._free: list[bytearray] = []
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return a buffer of `end - start` bytes. Thread-safe."""
+        """Return a buffer of `end - start` bytes, into which a thread receives a chunk. Thread-safe."""
         assert end is not None, "a buffer has an end"
         try:
             buffer = self._free.pop()

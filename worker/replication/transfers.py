@@ -141,8 +141,8 @@ async def send_shard(
         pacer: see `send_chunks`.
         progress: called with 0 after each answer of the receiver, and as in `send_chunks` when the kernel accepts
             bytes.
-        paused: called with +1 when the receiver must wait for the pacer or for final chunks, and with -1 when the wait
-            ends.
+        paused: called with +1 when the receiver must wait for the pacer, or for chunks that the rank is still writing,
+            and with -1 when the wait ends.
         before_end: returns messages to send before the end of the shard, once the slot is sealed. With None, no
             messages are sent.
 

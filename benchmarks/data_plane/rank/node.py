@@ -1,7 +1,7 @@
 """Runs one of two nodes without a control plane, to measure the transfer of a shard to a waiting rank.
 
     owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, starts the rounds
-    holder    the product's listener and receiver: receives copies of the rank's shard and sends the shard back
+    holder    Everstep's listener and receiver: receives copies of the rank's shard and sends the shard back
 
 The base is the step that the rank restores. In a real job, the agent starts the ranks and the fetch at the same time.
 With a state of the size measured here, the fetch would then end before the rank has built its model. The harness
@@ -9,7 +9,7 @@ therefore requests the fetch only when the rank already waits for its state.
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 
-Invariant: the measured code is the product's own. This program replaces only the control plane.
+Invariant: the measured code is Everstep's own. This program replaces only the control plane.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
 """Number of slots per node, and additional memory in bytes.
 
-The product reserves memory for two steps, and for two shards of each step. This benchmark uses half of this memory.
+Everstep reserves memory for two steps, and for two shards of each step. This benchmark uses half of this memory.
 """
 
 

@@ -103,12 +103,12 @@ class Timeline(Protocol):
 
 
 class Hardware(Protocol):
-    """A device and the operations that the parts need."""
+    """A device, and the operations on it that the parts of the benchmark (capture, restore, graph) need."""
 
     device: torch.device
 
     def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
-        """Return the product's copier, which copies snapshots from this device into slots."""
+        """Return Everstep's copier, which copies snapshots from this device into slots."""
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return pinned host memory as uint8[size]."""

@@ -1,6 +1,6 @@
 """A state of a chosen size and slots for the state. Both work as in a training session, but without an agent.
 
-Invariant: the measured code is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
+Invariant: the measured code is Everstep's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
 `read_snapshot`. The one exception is the slot's header: this module writes it in place of the agent.
 """
 
@@ -79,7 +79,7 @@ class State:
         self.optimizer.step()
 
     def observe(self) -> Observed:
-        """Return the description of the current state from which the product plans a capture."""
+        """Return Everstep's description of the current state, from which it plans a capture."""
         return self.rank_state.observe()
 
     def forget(self) -> None:

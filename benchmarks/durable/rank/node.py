@@ -7,8 +7,8 @@
 A line on stdin is a command. The answer is one line of JSON on stdout. The harness makes the plans in place of the
 control plane (`benchmarks.durable.members`).
 
-Invariant: the measured code is the product's own. This program replaces only the control plane and the agent's
-connection to it.
+Invariant: the measured code is Everstep's own. This program replaces only the control plane and the agent's connection
+to it.
 """
 
 from __future__ import annotations

@@ -440,7 +440,10 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether an optimizer's step has used a gradient: it is absent, or unchanged since `mark` was recorded."""
+    """Return whether an optimizer's step has used a gradient.
+
+    True if the gradient is absent, or unchanged since `mark` was recorded.
+    """
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 

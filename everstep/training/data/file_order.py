@@ -88,7 +88,7 @@ class FileOrder:
         return FileOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the number of the next batch after all ranks have received `batch_count` batches from `begin`."""
+        """Return the number of the next batch, after each rank has received `batch_count` batches from `begin` on."""
         return min(begin + batch_count * self.replicas, max(begin, self.batches))
 
     def numbers(self, rank: int, begin: int) -> range:

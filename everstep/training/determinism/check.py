@@ -1,4 +1,6 @@
-"""Records the steps of one pass of a determinism check (`everstep.determinism`), and ends the pass after its last step.
+"""Records the steps of one pass of a determinism check, and ends the pass after its last step.
+
+A determinism check (`everstep.determinism`) runs the same steps three times. Each run is a pass.
 
 `init` creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each batch,
 optimizer step, logged value and finished step to the check. The rank trains without its agent. Instead of the agent,
@@ -266,7 +268,7 @@ class DeterminismCheck:
         self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
 
     def _report(self) -> None:
-        """Compare the three passes, write this rank's report, print the verdict, and exit with code 0."""
+        """Compare the three runs of the same steps, write this rank's report, print the verdict, exit with code 0."""
         records = [_RECORDS.decode(line) for line in self._pass.records.read_bytes().splitlines()]
         if len(records) != PASS_COUNT:
             raise SessionMisuse(f"the determinism check has {len(records)} records of {PASS_COUNT} passes")
