@@ -97,7 +97,7 @@ def _next(
     obstacle: str,
     refusal: Callable[[NodeRecord], str],
 ) -> tuple[tuple[NodeId, ...], str]:
-    """Return the nodes to replace or reboot now, and a clause that says what the roll does or waits for."""
+    """Return the nodes that a roll replaces or reboots now, and a clause that says what it does or waits for."""
     current = ", ".join(known.current)
     verb = _verb(roll)
     if not left:
@@ -132,7 +132,7 @@ def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
 
 
 def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
-    """Return a roll's status, as the API shows it."""
+    """Return the status of a roll (replacement or reboot of all nodes of a fleet), as the API shows it."""
     if progress.ended_at is not None:
         return RollStatus.COMPLETED if set(roll.node_ids) <= set(progress.finished) else RollStatus.STOPPED
     if roll.is_stopped:
@@ -141,7 +141,7 @@ def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
 
 
 def request_of(roll: FleetRoll) -> NodeRequest:
-    """Return the request (REBOOT or REPLACE) that a roll makes for each node of its fleet."""
+    """Return the request (REBOOT or REPLACE) that a roll, which covers all nodes of a fleet, makes for each node."""
     return NodeRequest.REBOOT if roll.reboots else NodeRequest.REPLACE
 
 

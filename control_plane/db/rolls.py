@@ -24,12 +24,15 @@ resolve(RollProgress)
 
 
 def roll_of(fleet: FleetRecord) -> FleetRoll | None:
-    """Return a fleet's newest roll, or None if it never had one."""
+    """Return a fleet's newest roll (request to replace or reboot all its nodes), or None if it never had one."""
     return None if fleet.roll is None else msgspec.convert(fleet.roll, FleetRoll)
 
 
 def progress_of(fleet: FleetRecord) -> RollProgress | None:
-    """Return the progress that the fleet loop stored last. It may belong to an earlier roll of the fleet."""
+    """Return the progress that the fleet loop stored last for a roll (replacement or reboot of all nodes of a fleet).
+
+    It may belong to an earlier roll than the fleet's newest one.
+    """
     return None if fleet.roll_progress is None else msgspec.convert(fleet.roll_progress, RollProgress)
 
 
@@ -52,7 +55,7 @@ def stored(value: FleetRoll | RollProgress) -> dict[str, Any]:
 
 
 def put(session: Session, name: str, roll: FleetRoll) -> FleetRecord:
-    """Store a new roll, or a user's change of the newest roll.
+    """Store a new roll (replacement or reboot of all nodes of a fleet), or a user's change of the newest roll.
 
     `session` comes from `Database.write`. Raises NotFound if the fleet does not exist.
     """

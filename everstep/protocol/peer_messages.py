@@ -226,7 +226,7 @@ class ShardSealed(Message, frozen=True):
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
-    """The holder's report that it rejects the offered shard, or cannot send the requested shard."""
+    """The holder's report that it rejects the announced shard, or cannot send the requested shard."""
 
     transfer: int
     reason: str

@@ -398,7 +398,7 @@ class _Gather:
 
 
 class CudaTicket(CopyTicket):
-    """The ticket of a copy that was started on a GPU.
+    """The ticket of a copy that was started on a GPU: the copy's caller waits with it for the copy's end.
 
     Args:
         device: CUDA device on which the event was recorded.

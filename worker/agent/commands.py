@@ -172,7 +172,8 @@ class Commands:
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
             case PeerCertificate():
-                await asyncio.to_thread(self._identity.accept, command)  # in a thread: it writes to disk
+                # Run `accept` in a thread, because it writes the certificate to disk.
+                await asyncio.to_thread(self._identity.accept, command)
                 return
             case KeepSources(sources=sources):
                 if self._lifecycle.promise.value is None:  # While the node has a job, it fetches no source archives.

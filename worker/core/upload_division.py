@@ -37,7 +37,7 @@ OWN = -1
 
 
 class Item(NamedTuple):
-    """One offered item: a tensor, or a frozen object (an S3 object with tensors that training does not change)."""
+    """One entry of a rank's list: a tensor, or a frozen object (an S3 object with tensors that never change)."""
 
     digest: bytes
     """Digest of the tensor's name, type, shape and content."""

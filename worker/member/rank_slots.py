@@ -277,7 +277,7 @@ class RankSlots:
     # The methods below handle captures and seal slots.
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the finished part of a running capture, and offer this part to the holders."""
+        """Digest the chunks that a running capture has finished, and announce these chunks to the holders."""
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)

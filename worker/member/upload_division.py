@@ -44,7 +44,7 @@ Items = tuple[Item, ...]
 
 @dataclass(slots=True)
 class _Gathering:
-    """Tensors that each rank offers to share at one step. The coordinator's node collects these offers."""
+    """Lists of the tensors that each rank holds at one step, as the coordinator's node collects them."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The offered tensors of each rank.
@@ -87,16 +87,16 @@ class UploadDivision:
         self._background = Background()
 
     async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Offer the tensors of a local rank, and return which of them the rank writes (its part of the division).
+        """List the tensors of a local rank to the coordinator's node, and return which of them the rank writes to S3.
 
         Args:
             rank: the rank that uploads.
             step: the step that the rank uploads.
-            items: the offered items: frozen objects (with tensors that training does not change), then tensors. A rank
-                that offers nothing does not wait for the other ranks.
+            items: the list: frozen objects (with tensors that training does not change), then tensors. A rank with an
+                empty list does not wait for the other ranks.
 
         Returns:
-            The part of the rank. None if the rank offers nothing, or the ranks could not agree in time.
+            The rank's part of the division. None if the list is empty, or the ranks could not agree in time.
         """
         if self._plan.world_size == 1:
             return None
@@ -166,7 +166,7 @@ class UploadDivision:
         return Division(answer.objects, frozenset(answer.writes))
 
     def _offer(self, step: Step, rank: Rank, items: Items) -> None:
-        """Record the tensors that a rank offers for one step. Only the rank's first offer for the step counts."""
+        """Record a rank's list of tensors for one step. Only the rank's first list for the step counts."""
         gathering = self._gatherings.get(step)
         if gathering is None:
             gathering = self._gatherings[step] = _Gathering()
@@ -179,7 +179,7 @@ class UploadDivision:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
-        """Record a rank's offer; when all ranks have offered, return which of the tensors this rank writes."""
+        """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
         if gathering is None:  # The step is older than the `KEPT_STEPS` newest steps.
@@ -201,7 +201,7 @@ class UploadDivision:
 
 
 def _items_of(offer: OfferTensors) -> Items:
-    """Return the offered items. Raise MalformedMessage if the offer contradicts itself or the limits."""
+    """Return the listed tensors. Raise MalformedMessage if the list contradicts itself or the limits."""
     is_sound = (
         len(offer.digests) == len(offer.sizes) <= 2 * MAX_OFFERED
         and 0 <= offer.frozen_count <= len(offer.digests)

@@ -56,7 +56,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tensors of one shard at one step that other ranks may hold, too. The ranks exchange these offers."""
+    """The list of a shard's tensors at one step that other ranks may hold, too. Each rank sends its list (offer)."""
 
     items: tuple[Item, ...]
     """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
@@ -127,7 +127,7 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Forget which tensors were offered to other ranks at `step`, after the last attempt to upload this step.
+        """Forget the list of tensors (offer) for the other ranks at `step`, after the last attempt to upload this step.
 
         The call does not wait for `look` of another step, so the event loop may call it.
         """

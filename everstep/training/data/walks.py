@@ -158,13 +158,13 @@ class Place:
     forks: list[Fork] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """Return the progress of the walk as a state tree (`everstep.training.state_tree`), for a snapshot."""
+        """Return the progress of the pass through the sampler as a state tree, for a snapshot."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
         return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the progress of a walk, which `Place.tree` encoded as `tree`; None if `tree` is None."""
+        """Return the progress of a pass through a sampler, which `Place.tree` encoded as `tree`; None for None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None
