@@ -66,7 +66,7 @@ class UploadBlock:
 
 
 def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
-    """Combine the measurements of one block by all ranks (`rank.uploading.Block`)."""
+    """Combine the measurements of all ranks for one block: steps during which one system stores a checkpoint."""
     first = blocks[0]
     stored = max(block["stored_at"] for block in blocks)
     return UploadBlock(

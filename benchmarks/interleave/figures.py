@@ -1,6 +1,7 @@
-"""Computes the slowdown of each scheme, with its bootstrap interval. The functions are pure.
+"""Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure functions.
 
-Each iteration under a scheme is compared with the iteration of the same round that has no checkpoints.
+The schemes and a scheme without snapshots take turns. A round is one turn of each. Each iteration under a scheme is
+compared with the iterations without snapshots in the same round.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class LoopFigures:
             self.reconciled(loop, monotonic() - begun)
 
     def reconciled(self, loop: Loop, seconds: float) -> None:
-        """Record the duration of a pass, whether or not the pass succeeded."""
+        """Record the duration of a pass over one job or fleet, whether or not the pass succeeded."""
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:

@@ -72,14 +72,14 @@ class Scheduler(Generic[K]):
         return ended
 
     async def sweep(self, keys: Iterable[K], patience_seconds: float) -> None:
-        """Wake keys, and wait until their runs have begun and most of them have ended.
+        """Request the work for all `keys` (such as run ids), and wait until it has begun and mostly ended.
 
-        The sweep does not wait for runs that were already in progress. A run that hangs therefore delays at most one
+        The sweep does not wait for work that was already in progress. Work that hangs therefore delays at most one
         sweep.
 
         Args:
-            keys: the keys to wake, in order.
-            patience_seconds: longest wait for the ends of the runs, counted from the start of the last run.
+            keys: the keys whose work the caller requests, in order.
+            patience_seconds: longest wait for the end of the work, counted from the start of the last key's work.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
         while self._due:  # Keys are due only while `limit` runs are in progress, so wait for the end of a run.

@@ -599,8 +599,8 @@ class CudaCopier:
         if registered is None:
             return  # Stop, because the slot was released while its pieces were being registered.
         piece = min(begin + size - registered.end, registered.piece_bytes)
-        # The driver rejects a piece if the limit of locked memory is reached. Copies to the remaining pages then use
-        # the slower ring.
+        # The driver rejects a piece if the limit of locked memory is reached. Copies to the remaining pages then pass
+        # through the copier's own pinned buffers, which is slower.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece

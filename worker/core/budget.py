@@ -56,7 +56,7 @@ MAX_INTERVAL = 1000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Measured cost of one snapshot: the iterations since its capture began."""
+    """Measurements from which the cost of one snapshot follows: the iterations in which it was captured or sent."""
 
     iterations: int
     """Number of iterations so far in which a part of this snapshot was captured or sent."""

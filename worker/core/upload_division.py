@@ -58,7 +58,9 @@ class Division:
 def divide(
     offers: Mapping[Rank, Sequence[Item]], *, least_bytes: int = LEAST_BYTES, max_writers: int = MAX_WRITERS
 ) -> dict[Rank, Division]:
-    """Assign each set of equal items to one of the ranks that hold them.
+    """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
+
+    An item is one tensor in a rank's offer.
 
     Each frozen object (with tensors that training does not change) has exactly one writer. Tensors that the same ranks
     hold are divided into objects of about the same size, largest tensors first. No tensor is divided.

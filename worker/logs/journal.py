@@ -55,7 +55,7 @@ StreamKey = tuple[Rank, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalLimits:
-    """Sizes at which a journal completes chunks, frees disk space, and stops reading."""
+    """Sizes at which a node's journal completes a file of log lines, frees disk space, and stops reading output."""
 
     chunk_bytes: int = 256 * 1024
     """Size in bytes at which a file of log lines (a log chunk) is complete."""

@@ -161,7 +161,7 @@ class LogShipper:
         )
 
     async def _drain(self) -> None:
-        """Read and upload in turn, because the journal may have no room for all remaining output."""
+        """Read and upload the ranks' remaining output piece by piece, because the journal on disk has limited room."""
         # the number of repetitions is limited, because a process that escaped from its rank may print forever
         for _ in range(self._options.journal.behind_bytes // self._options.journal.read_bytes):
             if not await self._read():

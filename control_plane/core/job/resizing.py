@@ -182,7 +182,7 @@ def with_growth(view: JobView) -> JobView:
     """Record the additional ready nodes by which a running job can grow.
 
     A job that still has to give up nodes does not grow, because it uses ready nodes as their replacements. Once the
-    stop is requested, the request stays recorded even if a user lowers MaxNodeCount.
+    control plane has requested the agreed stop for the growth, nothing changes, even if a user lowers MaxNodeCount.
     """
     record = view.record
     if has_asked_to_grow(record):
