@@ -119,7 +119,7 @@ def _rotated(number: int) -> Iterator[str]:
 
 
 def added_seconds(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return the seconds that a system's checkpoint adds to a block of steps: the median over all rounds."""
+    """Return by how many seconds a system's checkpoint prolongs the steps that run meanwhile, as a median."""
     return _seconds(blocks, system) - _seconds(blocks, FLOOR)
 
 

@@ -128,7 +128,7 @@ def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Bou
 
 
 def step_seconds(passed: Sequence[Boundary], span: Span) -> list[float]:
-    """Return the duration in seconds of each step that overlaps a time span of the case."""
+    """Return the duration in seconds of each step that overlaps `span`, for example the time of the fault."""
     return [later.at - earlier.at for earlier, later in steps_in(passed, span)]
 
 

@@ -127,9 +127,10 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring (the last, larger group), or exchange its members with other groups.
+        """Improve the ring, the last group, in which each node's shards are held by the node and its successors.
 
-        The method repeats this while fewer shards than before have all holders in one failure domain.
+        The method reorders the ring, or exchanges its nodes with other groups. It repeats this while fewer shards than
+        before have all holders in one failure domain.
         """
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):

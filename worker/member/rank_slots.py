@@ -290,7 +290,7 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            # The message is outdated: the slot was granted for another step after the rank had sent it.
+            # Seal nothing: after the rank had sent this message, the agent granted the slot for another step.
             self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False

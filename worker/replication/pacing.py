@@ -324,7 +324,10 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that an unpaced transfer is complete: the holder has verified all bytes. Its rate then counts."""
+        """Record that an unpaced transfer is complete, so that its rate counts as a measurement of the link.
+
+        The caller has the holder's answer that all bytes are verified.
+        """
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)

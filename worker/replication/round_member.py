@@ -278,8 +278,8 @@ class RoundMember:
     async def _report(self, send: Send) -> None:
         """Send new reports to the parent node. Reports that are not urgent wait, to share a message with later ones.
 
-        If there is nothing to report for a third of the deadline, an empty message shows the parent that this node is
-        alive.
+        A node counts as silent after a deadline. If it has nothing to report for a third of this time, an empty message
+        shows the parent that the node is alive.
         """
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()

@@ -635,7 +635,7 @@ class SlotStore:
         return None if task.cancelled() else task.result()
 
     async def _digest_at_once(self, slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
-        """Digest a complete payload with several threads. The digests are added at the end, all together."""
+        """Digest a complete payload with several threads, and add the digests of all its chunks to `digests`."""
         size = digests.header.payload_bytes
         if size <= self._inline_digest_bytes:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))

@@ -68,7 +68,10 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Block:
-    """One rank's measurements of one block. Times are seconds of the monotonic clock."""
+    """One rank's measurements of one block: steps during which one system stores a checkpoint.
+
+    Times are seconds of the monotonic clock.
+    """
 
     system: str
     saved_at: float = 0.0
@@ -233,7 +236,10 @@ SYSTEMS: dict[str, Callable[[Training, Settings], Nothing]] = {
 
 
 def period(settings: Settings) -> int:
-    """Return the number of steps of a block, which is also the number of steps between two checkpoints of Everstep."""
+    """Return the number of steps during which one system stores a checkpoint, before the next system does.
+
+    This is also the number of steps between two checkpoints of Everstep.
+    """
     return SETTLE_STEPS + settings.steps
 
 

@@ -186,14 +186,14 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        # Release the holds of all attempts, so that a delayed message cannot begin one of these holds again.
+        # Release all attempts of the HoldSnapshot call, so that no delayed message makes an agent keep the snapshot again.
         for each in _attempts(nonce[:HOLD_BASE_DIGITS]):
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
 
 
 def _attempts(base: str) -> list[str]:
-    """Return the ids under which agents store a hold: one id per attempt of one HoldSnapshot call."""
+    """Return the ids of the requests to agents to keep a snapshot: one id per attempt of one HoldSnapshot call."""
     return [f"{base}{attempt:x}" for attempt in range(ATTEMPTS)]
 
 

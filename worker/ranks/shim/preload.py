@@ -60,11 +60,11 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import the modules, load DeepSpeed's operator if it is compiled, and freeze the heap.
+    """Import the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
 
     The template calls this once. Modules that are not installed are skipped. This function compiles nothing, because
-    compiling takes half a minute and most jobs do not use DeepSpeed. The first rank that needs the operator compiles
-    it.
+    compiling takes half a minute and most jobs do not use DeepSpeed. The first rank that needs the extension
+    compiles it.
 
     Args:
         modules: full names, in import order.
@@ -116,12 +116,12 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's C++ operator into this process, so that ranks that are forked from it need not load it.
+    """Load DeepSpeed's C++ extension into this process, so that ranks that are forked from it need not load it.
 
-    The call returns immediately if the operator is already loaded, or if no rank has compiled it yet.
+    The call returns immediately if the extension is already loaded, or if no rank has compiled it yet.
 
     Returns:
-        True if this call has loaded the operator.
+        True if this call has loaded the extension.
 
     Raises:
         PreloadFailed: the load has left a thread running, and a process with threads cannot be forked safely.
@@ -139,7 +139,7 @@ def load_operator() -> bool:
 
 
 def is_built(directory: Path) -> bool:
-    """Return whether a folder of torch extensions contains DeepSpeed's C++ operator, completely built."""
+    """Return whether a folder of torch extensions contains DeepSpeed's C++ extension, completely built."""
     # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
     built = [*directory.glob(f"{_OPERATOR}/*.so"), *directory.glob(f"*/{_OPERATOR}/*.so")]
     return any(not path.with_name("lock").exists() for path in built)

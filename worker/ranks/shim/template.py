@@ -131,7 +131,7 @@ def _serve(line: socket.socket) -> StartRank | None:
 
 
 def _load_operator() -> None:
-    """Load DeepSpeed's operator if a rank has compiled it, so that the following forks contain it."""
+    """Load DeepSpeed's C++ extension if a rank has compiled it, so that the following forks contain it."""
     try:
         load_operator()
     except PreloadFailed:
