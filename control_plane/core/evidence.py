@@ -319,7 +319,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # The silence is too short to track, or AWS has reported the instance as ended.
+            continue  # Track no silence that is short, and none of a node that AWS reports as ended.
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:

@@ -190,7 +190,10 @@ class Runner:
         )
 
     def prune(self) -> bool:
-        """Delete old rows. Return whether more old rows may exist. Blocks: call it in a thread."""
+        """Delete a batch of database rows older than their retention. Return whether more such rows may exist.
+
+        Blocks: call it in a thread.
+        """
         with self._context.database.write() as session:
             counts = prune(session, self._context.retention, self._context.now())
         if any(counts.values()):

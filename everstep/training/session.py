@@ -510,8 +510,8 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            # This exception only ends a generator. Python closes `batches` with it if the script's loop raises an
-            # error. Read that error.
+            # If the script's loop raises an error, Python closes the generator `batches` with a further exception. Skip
+            # this exception, and read the error.
             error = error.__context__
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"

@@ -69,7 +69,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # `OWNER` still names the old node. The next agent would therefore delete this agent's promise.
+            raise  # Do not run: `OWNER` names the old node, so this node's next agent would delete the promise.
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 

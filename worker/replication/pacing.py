@@ -324,10 +324,7 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that an unpaced transfer is complete, so that its rate counts as a measurement of the link.
-
-        The caller has the holder's answer that all bytes are verified.
-        """
+        """Record that the holder has verified all bytes of an unpaced transfer, whose rate then measures the link."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)

@@ -126,7 +126,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Measure all floors once per line on stdin, until the harness closes stdin."""
+    """Measure all lower bounds (floors) once per line on stdin, until the harness closes stdin."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

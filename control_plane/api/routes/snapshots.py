@@ -186,7 +186,7 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        # Release all attempts of the HoldSnapshot call, so that no delayed message makes an agent keep the snapshot again.
+        # Release all attempts of the HoldSnapshot call: no delayed message then makes an agent keep the snapshot again.
         for each in _attempts(nonce[:HOLD_BASE_DIGITS]):
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)

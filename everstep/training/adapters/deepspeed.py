@@ -257,9 +257,9 @@ class DeepSpeedAdapter:
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # No shard that is mapped so far holds optimizer state for this partition, for example because it is padding.
-            # Add a scalar of any parameter to the tensors to load: a shard that is mapped later may then show that the
-            # earlier optimizer had state.
+            # No shard that is mapped so far holds optimizer state for this partition, for example because it is
+            # padding. Add a scalar of any parameter to the tensors to load: a shard that is mapped later may then show
+            # that the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
