@@ -47,12 +47,13 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, agent_link, script, snapshots
+from everstep.training import TrainingSession, agent_link, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
-from everstep.training.script import Environment
+from everstep.training.script import UNCROWDED_CORES, Environment
 from everstep.training.session import QUIET_SECONDS
+from everstep.training.snapshots import STREAMED_BYTES
 from tests.integration.training.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -90,12 +91,16 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     """Yield a function that starts a session of a small model, and returns it with an `OptimizerStep`."""
     sessions: list[TrainingSession] = []
 
-    def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, OptimizerStep]:
+    def make(
+        agent: FakeAgent, *, width: int = 5, frozen_bytes: int = 0, **register: Any
+    ) -> tuple[TrainingSession, OptimizerStep]:
         for name, value in agent.environment.items():
             monkeypatch.setenv(name, value)
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if frozen_bytes:
+            model.register_parameter("frozen", nn.Parameter(torch.rand(frozen_bytes // 4), requires_grad=False))
         session = everstep.training.init(model=model, optimizer=optimizer, **register)
         sessions.append(session)
         session.restore()
@@ -1362,20 +1367,30 @@ def copy_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     monkeypatch.setattr("everstep.training.registration.make_copier", make)
 
 
+def have_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let new sessions find this number of processor cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+
+
+def slot_bytes(agent: FakeAgent, rank: int, number: int, size: int) -> memoryview:
+    """Return the first bytes of a slot's payload."""
+    with agent.lines[rank].slot_paths[number].open("rb") as file:
+        return memoryview(file.read(HEADER_BYTES + size))[HEADER_BYTES:]
+
+
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the copier report progress every few bytes, so that a small state also causes many reports."""
-    monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
-    monkeypatch.setattr(script, "UNCROWDED_CORES", 0)
-    copy_in_pieces(monkeypatch, 256)
+    """Give new sessions enough cores to report the progress of copies, which they make in pieces of 4 MiB."""
+    have_cores(monkeypatch, 2 * UNCROWDED_CORES)
+    copy_in_pieces(monkeypatch, 4 << 20)
 
 
 def test_without_cores_to_spare_nothing_is_said_ahead(
     tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
+    have_cores(monkeypatch, 1)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
-        session, step = begin(agent, width=100)
+        session, step = begin(agent, width=100, frozen_bytes=STREAMED_BYTES)
         train(session, step, agent.reached.is_set)
         assert agent.of_kind(Captured)
         assert not agent.of_kind(Capturing)
@@ -1398,15 +1413,13 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 
     The agent computes the digests of snapshots with an audit, which the training thread copies.
     """
-    monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1 if is_large else 1 << 40)
-    monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
-    monkeypatch.setattr(slot, "CHUNK_BYTES", 512)
+    have_cores(monkeypatch, 1)
     told: dict[int, tuple[bytes, bytes]] = {}
     tellers: list[str] = []
 
     def note(agent: FakeAgent, rank: int, message: object) -> None:
         if isinstance(message, Captured):
-            data = agent.lines[rank].slot_paths[message.slot].read_bytes()[HEADER_BYTES:][: message.payload_bytes]
+            data = slot_bytes(agent, rank, message.slot, message.payload_bytes)
             ends = [slot.chunk_range(index, len(data)) for index in range(slot.chunk_count(len(data)))]
             told[message.step] = message.chunk_digests, b"".join(slot.digest(data[start:stop]) for start, stop in ends)
 
@@ -1418,7 +1431,7 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     wrapped = agent_link.UnixAgentLink.let_go
     monkeypatch.setattr(agent_link.UnixAgentLink, "let_go", let_go)
     with FakeAgent(tmp_path, 1, commit_target=8, on_message=note) as agent:
-        session, step = begin(agent, width=100)
+        session, step = begin(agent, width=100, frozen_bytes=STREAMED_BYTES if is_large else 2 * slot.CHUNK_BYTES)
         train(session, step, agent.reached.is_set)
         passed = [message.boundary for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
     assert [told[step][0] for step in agent.commits[:3]] == [b""] * 3
@@ -1438,16 +1451,16 @@ def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Beg
 
     def note(agent: FakeAgent, rank: int, message: object) -> None:
         if isinstance(message, Capturing):
-            data = agent.lines[rank].slot_paths[message.slot].read_bytes()[HEADER_BYTES:]
-            seen.setdefault(message.step, []).append((message.final_bytes, data[: message.final_bytes]))
+            content = slot_bytes(agent, rank, message.slot, message.final_bytes)
+            seen.setdefault(message.step, []).append((message.final_bytes, slot.digest(content)))
         elif isinstance(message, Captured):
-            data = agent.lines[rank].slot_paths[message.slot].read_bytes()[HEADER_BYTES:]
+            content = slot_bytes(agent, rank, message.slot, message.payload_bytes)
             for end, part in seen.get(message.step, []):
-                assert part == data[:end]
+                assert part == slot.digest(content[:end])
                 assert end <= message.payload_bytes
 
     with FakeAgent(tmp_path, 1, commit_target=8, on_message=note) as agent:
-        session, step = begin(agent, width=100)
+        session, step = begin(agent, width=100, frozen_bytes=STREAMED_BYTES)
         session._guard.unstable.add("model/0.bias")
         train(session, step, agent.reached.is_set)
         assert agent.committed in seen
@@ -1465,8 +1478,8 @@ def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Beg
 @pytest.mark.usefixtures("streamed")
 def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
-        session, step = begin(agent)
-        weight = next(step.model.parameters())
+        session, step = begin(agent, width=100, frozen_bytes=STREAMED_BYTES)
+        weight = step.model.get_parameter("0.weight")
 
         def meddle() -> None:
             with torch.no_grad():

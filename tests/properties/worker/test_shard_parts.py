@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.protocol import slot as slot_layout
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_header
-from everstep.protocol.slot import SlotState, payload_chunk_digests
+from everstep.protocol.slot import CHUNK_BYTES, SlotState, payload_chunk_digests
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.storage.slots import header_of, payload_of
 from worker.errors import CorruptCheckpoint
@@ -22,22 +22,22 @@ RUN_FOLDER = "jobs/job/checkpoints/run=r/"
 WHERE = ObjectReference(bucket="bucket", key=f"{RUN_FOLDER}gen=1/step=7/ab12/rank=0.safetensors")
 
 
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 128)
+RANDOM = random.Random(1).randbytes(2 * CHUNK_BYTES + 700)
+SIZES = st.integers(0, 700) | st.integers(-700, 700).map(lambda offset: CHUNK_BYTES + offset)
 
 
+@settings(max_examples=25)
 @given(
-    sizes=st.lists(st.integers(0, 700), min_size=1, max_size=8),
+    sizes=st.lists(SIZES, min_size=1, max_size=8).filter(lambda sizes: sum(sizes) < 5 * CHUNK_BYTES),
     is_frozen=st.lists(st.booleans(), min_size=8, max_size=8),
     slack=st.integers(0, 3).map(lambda count: 64 * count),
-    ready=st.integers(0, 500),
-    damage=st.none() | st.integers(0, 10_000),
+    ready=st.integers(0, 500) | st.integers(0, 4 * CHUNK_BYTES),
+    damage=st.none() | st.integers(0, 6 * CHUNK_BYTES),
 )
 def test_all_parts_make_the_payload_and_damage_is_found(
     sizes: list[int], is_frozen: list[bool], slack: int, ready: int, damage: int | None
 ) -> None:
-    contents = [bytes((7 * number + each) % 251 + 1 for each in range(size)) for number, size in enumerate(sizes)]
+    contents = [RANDOM[7 * number :][:size] for number, size in enumerate(sizes)]
     payload, offset, index_bytes = payload_of(
         [(f"t{number}", "uint8", (len(data),), data) for number, data in enumerate(contents)], slack=slack
     )

@@ -5,22 +5,28 @@ The tests end an agent or a rank during a capture. Later steps must still be com
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from everstep.protocol import slot as slots
 from everstep.protocol.ids import Rank
-from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from everstep.protocol.slot import CHUNK_BYTES, HEADER_BYTES, SlotState, unpack_header
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
 
 pytestmark = pytest.mark.integration
-CHUNK = 16 * 1024
-HALF = 3 * CHUNK
+HALF = CHUNK_BYTES
+CAPACITY_BYTES = 2 * CHUNK_BYTES
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
+def several_chunks(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each shard two chunks long."""
+    monkeypatch.setattr(harness, "STATE_BYTES", CAPACITY_BYTES - 1024)
+    for node in fleet.nodes:
+        node.shim.capacity_bytes = CAPACITY_BYTES
+        node.settings = replace(node.settings, memory_bytes=8 * CAPACITY_BYTES)
+        node.agent.store.memory_bytes = node.settings.memory_bytes
 
 
 def part_at_holder(fleet: Fleet, rank: int) -> int:
@@ -64,7 +70,7 @@ async def half_captured(fleet: Fleet) -> int:
             lambda: fleet.is_expected() or all(rank.half_captured is not None for rank in fleet.ranks),
         )
     (step,) = {rank.half_captured.step for rank in fleet.ranks if rank.half_captured is not None}
-    await until("the beginnings", lambda: all(part_at_holder(fleet, rank) == 3 for rank in range(len(fleet.nodes))))
+    await until("the beginnings", lambda: all(part_at_holder(fleet, rank) == 1 for rank in range(len(fleet.nodes))))
     assert all(step not in sealed_steps(fleet, rank) for rank in range(len(fleet.nodes)))
     for rank in fleet.ranks:
         rank.stops_at = None
@@ -145,7 +151,7 @@ async def test_a_holders_agent_that_is_restarted_in_the_middle_gets_it_all(fleet
     await fleet.nodes[1].stop()  # node 1 holds rank 0's shard
     fleet.nodes[1].start()
     await fleet.connected()
-    await until("the beginning", lambda: part_at_holder(fleet, 0) == 3)
+    await until("the beginning", lambda: part_at_holder(fleet, 0) == 1)
     for rank in fleet.ranks:
         rank.go_on()
     await fleet.train(step + 2)

@@ -100,6 +100,8 @@ class Place:
         self.usage = NodeUsage()
         self.sent_bytes = 0
         self.snapshot_seconds: list[float] = []
+        self.capacity_bytes = 4096
+        """Capacity of the slots that the rank requests."""
         self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
         self.shard = OwnedShard(
             rank=rank,
@@ -150,7 +152,8 @@ class Place:
         self.lines.hear(structs.replace(said, stop_step=Step(stop_step), stop_state=stop_state))
 
     async def request(self) -> None:
-        self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+        capacity = self.capacity_bytes
+        self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=capacity))
         await self.line.has_slots.wait()
 
     async def has_refused(self) -> None:
@@ -599,91 +602,101 @@ async def test_lateness_alone_is_no_trouble(place: Place) -> None:
     await place.lines.close()
 
 
-def captured(step: int, slot: int) -> Captured:
+def captured(step: int, slot: int, payload_bytes: int = 4096) -> Captured:
     return Captured(
         generation=PLAN.generation,
         step=Step(step),
         slot=slot,
         layout_hash=LAYOUT,
-        payload_bytes=4096,
-        index_offset=4000,
+        payload_bytes=payload_bytes,
+        index_offset=payload_bytes - 96,
         index_bytes=96,
         seconds=0.25,
     )
 
 
-async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[bytes]]:
+FOUR_CHUNKS = 4 * slot.CHUNK_BYTES
+
+
+async def written(place: Place, step: int) -> tuple[int, list[bytes]]:
     """Write a payload of four chunks into the granted slot. Return the slot and the digests of the chunks."""
-    monkeypatch.setattr(slot, "CHUNK_BYTES", 1024)
+    place.capacity_bytes, place.store.memory_bytes = FOUR_CHUNKS, 4 * FOUR_CHUNKS
     await begin(place)
     granted_slot = await granted(place, step)
-    data = b"".join(bytes([number]) * 1024 for number in range(4))
-    with place.store.shards[RANK][granted_slot].file.payload(0, len(data)) as payload:
-        payload[:] = data
-    return granted_slot, [slot.digest(data[at : at + 1024]) for at in range(0, len(data), 1024)]
+    chunks = [bytes([number]) * slot.CHUNK_BYTES for number in range(4)]
+    with place.store.shards[RANK][granted_slot].file.payload(0, FOUR_CHUNKS) as payload:
+        payload[:] = b"".join(chunks)
+    return granted_slot, [slot.digest(chunk) for chunk in chunks]
 
 
 async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number, digests = await written(place, 3, monkeypatch)
+    number, digests = await written(place, 3)
     monkeypatch.setattr(store, "_digest_chunks", None)  # if the agent computed digests itself, this call would fail
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(digests)))
+    place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(digests)))
     await done(place)
     assert place.shard.vote is Vote.ACKED
-    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
+        b"".join(digests), FOUR_CHUNKS
+    )
     await place.lines.close()
 
 
 @pytest.mark.parametrize("spoil", [lambda own: own[:3], lambda own: [*own, own[0]], lambda _: [b"x"]])
 async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
-    place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
+    place: Place, spoil: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     """A rank reports digests of too few or too many chunks, or bytes that are no digest.
 
     The agent computes the digests itself.
     """
-    number, digests = await written(place, 3, monkeypatch)
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
+    number, digests = await written(place, 3)
+    place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(spoil(digests))))
     await done(place)
     assert place.shard.vote is Vote.ACKED
-    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
+        b"".join(digests), FOUR_CHUNKS
+    )
     await place.lines.close()
 
 
-async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, digests = await written(place, 3, monkeypatch)
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
+async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(place: Place) -> None:
+    number, digests = await written(place, 3)
+    place.lines.message(
+        RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join([*digests[:3], digests[0]]))
+    )
     assert place.shard.vote is Vote.ABANDON
     assert "replaced during the capture" in place.shard.reason
     assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
     await place.lines.close()
 
 
-async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    number, digests = await written(place, 3, monkeypatch)
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([digests[1], *digests[1:]])))
+async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place) -> None:
+    number, digests = await written(place, 3)
+    place.lines.message(
+        RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join([digests[1], *digests[1:]]))
+    )
     await done(place)
     assert not await place.store.verify(place.store.shards[RANK][number])
     assert place.shard.slot(Step(3)) is None
     await place.lines.close()
 
 
-async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number, digests = await written(place, 3, monkeypatch)
-    place.lines.message(RANK, capturing(3, number, 2048))
+async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place) -> None:
+    number, digests = await written(place, 3)
+    sizes = {"payload_bytes": FOUR_CHUNKS, "index_offset": FOUR_CHUNKS - 96}
+    place.lines.message(RANK, capturing(3, number, FOUR_CHUNKS // 2, **sizes))
     slot_digests = place.store.shards[RANK][number].digests
     assert slot_digests is not None
     while slot_digests.known_count < 2:
         await slot_digests.changed.wait(slot_digests.changed.version, 5.0)
-    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(digests)))
     await done(place)
-    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
+        b"".join(digests), FOUR_CHUNKS
+    )
     await place.lines.close()
 
 

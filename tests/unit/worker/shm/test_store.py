@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol import slot as slot_module
 from everstep.protocol.agent_messages import EndedRanks, PageCommit
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.pages import PIECE_BYTES
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, write_rank_half
 from everstep.protocol.slot import (
+    CHUNK_BYTES,
     DIGEST_BYTES,
     HEADER_BYTES,
     SlotHeader,
@@ -81,7 +81,7 @@ def header(store: SlotStore, step: int, size: int = 1000) -> SlotHeader:
         origin_generation=Generation(1),
         step=Step(step),
         state=SlotState.WRITING,
-        capacity_bytes=CAPACITY,
+        capacity_bytes=max(CAPACITY, size),
         payload_bytes=size,
         layout_hash=LAYOUT,
     )
@@ -91,14 +91,16 @@ def payload(step: int, size: int = 1000) -> bytes:
     return (step.to_bytes(2, "big") * size)[:size]
 
 
-async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = (), rank: Rank = RANK) -> Slot:
+async def fill(
+    store: SlotStore, step: int, *, keep: Collection[Content] = (), rank: Rank = RANK, size: int = 1000
+) -> Slot:
     """Write and seal a step, and return its slot."""
-    index = await grant(store, step, keep=keep, rank=rank)
+    index = await grant(store, step, keep=keep, rank=rank, capacity=max(CAPACITY, size))
     assert index is not None
-    slot = store.shards[rank][index]
-    with slot.file.payload(0, 1000) as view:
-        view[:] = payload(step)
-    assert await store.seal(rank, index, replace(header(store, step), owner_rank=rank)) == payload_digest(payload(step))
+    slot, data = store.shards[rank][index], payload(step, size)
+    with slot.file.payload(0, size) as view:
+        view[:] = data
+    assert await store.seal(rank, index, replace(header(store, step, size), owner_rank=rank)) == payload_digest(data)
     return slot
 
 
@@ -227,17 +229,15 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-@pytest.mark.parametrize("byte", [0, 511, 512, 999])
-async def test_every_thread_finds_what_was_flipped_in_its_part(
-    tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
-) -> None:
+@pytest.mark.parametrize("byte", [0, 2 * CHUNK_BYTES - 1, 2 * CHUNK_BYTES, 4 * CHUNK_BYTES - 25])
+async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, byte: int, threads: int) -> None:
     """The store detects a flipped byte in each of four chunks, whether fewer, as many or more threads verify them."""
-    monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
-    store = opened(tmpfs, inline_digest_bytes=0)
-    slot = await fill(store, 1)
+    size = 4 * CHUNK_BYTES - 24
+    store = opened(tmpfs, inline_digest_bytes=0, memory_bytes=8 * CHUNK_BYTES)
+    slot = await fill(store, 1, size=size)
     assert await store.verify(slot, threads=threads)
     assert slot.digests is not None
-    assert slot.digests.known == payload_chunk_digests(payload(1))
+    assert slot.digests.known == payload_chunk_digests(payload(1, size))
     with slot.file.payload(byte, byte + 1) as view:
         view[0] ^= 1
     assert not await store.verify(slot, threads=threads)
@@ -353,15 +353,11 @@ async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_f
 class TestFollowing:
     """The store computes digests of chunks while the rank still writes the slot."""
 
-    SIZE = 4500
-
-    @pytest.fixture(autouse=True)
-    def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(slot_module, "CHUNK_BYTES", 1000)
+    SIZE = 4 * CHUNK_BYTES + 500
 
     async def begun(self, store: SlotStore, step: int) -> tuple[Slot, ChunkDigests, asyncio.Task[bytes | None]]:
         """Grant a slot, and start to digest it while the test writes it."""
-        index = await grant(store, step, slot_count=1)
+        index = await grant(store, step, slot_count=1, capacity=self.SIZE)
         assert index is not None
         slot = store.shards[RANK][index]
         digests, has_begun = store.follow(slot, header(store, step, self.SIZE))
@@ -380,18 +376,19 @@ class TestFollowing:
             while digests.known_count < count:
                 await digests.changed.wait(digests.changed.version)
 
-    @pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["in a thread", "on the loop"])
+    @pytest.mark.parametrize("inline_bytes", [0, 1 << 30], ids=["in a thread", "on the loop"])
     async def test_chunks_are_digested_as_they_become_final_and_sealed_when_all_is_said(
         self, tmpfs: Path, inline_bytes: int
     ) -> None:
-        store, data = opened(tmpfs, inline_digest_bytes=inline_bytes), payload(1, self.SIZE)
+        store, data = opened(tmpfs, memory_bytes=3 * self.SIZE, inline_digest_bytes=inline_bytes), payload(1, self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
-        self.write(slot, data[:2500])
-        digests.grow(2500)
-        digests.grow(1200)  # this message about progress is outdated
+        half = 2 * CHUNK_BYTES + 500
+        self.write(slot, data[:half])
+        digests.grow(half)
+        digests.grow(CHUNK_BYTES + 200)  # this message about progress is outdated
         await self.known(digests, 2)
         assert digests.known == payload_chunk_digests(data)[: 2 * DIGEST_BYTES]
-        self.write(slot, data[2500:], 2500)
+        self.write(slot, data[half:], half)
         digests.grow(self.SIZE)
         await self.known(digests, 4)
         # The last chunk is short, and its end is unknown until the capture is complete.
@@ -408,9 +405,9 @@ class TestFollowing:
         store.close()
 
     async def test_nothing_is_digested_that_may_still_be_written(self, tmpfs: Path) -> None:
-        store, data = opened(tmpfs), payload(1, self.SIZE)
+        store, data = opened(tmpfs, memory_bytes=3 * self.SIZE), payload(1, self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
-        digests.grow(999)
+        digests.grow(CHUNK_BYTES - 1)
         await asyncio.sleep(0)
         assert digests.known_count == 0
         self.write(slot, data)
@@ -419,7 +416,7 @@ class TestFollowing:
         store.close()
 
     async def test_who_goes_on_following_does_not_begin_again(self, tmpfs: Path) -> None:
-        store = opened(tmpfs)
+        store = opened(tmpfs, memory_bytes=3 * self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
         assert store.follow(slot, header(store, 1, self.SIZE)) == (digests, False)
         digests.complete()
@@ -428,7 +425,7 @@ class TestFollowing:
         store.close()
 
     async def test_a_grant_ends_it_and_nothing_of_it_is_left(self, tmpfs: Path) -> None:
-        store = opened(tmpfs)
+        store = opened(tmpfs, memory_bytes=3 * self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
         self.write(slot, payload(1, self.SIZE))
         digests.grow(self.SIZE)
@@ -445,18 +442,20 @@ class TestFollowing:
         store.close()
 
     async def test_a_grant_just_before_the_digests_begin_ends_it_too(self, tmpfs: Path) -> None:
-        store = opened(tmpfs)
+        store = opened(tmpfs, memory_bytes=3 * self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
         digests.complete()
-        assert await grant(store, 2, slot_count=1) == 0  # the slot is free, because no thread has begun to read it
+        assert (
+            await grant(store, 2, slot_count=1, capacity=self.SIZE) == 0
+        )  # the slot is free, because no thread has begun to read it
         assert await sealing is None
         assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
         store.close()
 
     async def test_what_is_given_up_is_not_read_any_more_and_never_sealed(self, tmpfs: Path) -> None:
-        store = opened(tmpfs)
+        store = opened(tmpfs, memory_bytes=3 * self.SIZE)
         slot, digests, sealing = await self.begun(store, 1)
-        digests.grow(2000)
+        digests.grow(2 * CHUNK_BYTES)
         await self.known(digests, 2)
         store.give_up(RANK, content(2))
         assert slot.digests is digests
@@ -467,7 +466,7 @@ class TestFollowing:
         store.close()
 
     async def test_nobody_begins_to_read_a_slot_while_its_readers_are_waited_for(self, tmpfs: Path) -> None:
-        store = opened(tmpfs)
+        store = opened(tmpfs, memory_bytes=3 * self.SIZE)
         slot = await fill(store, 1)
         found: list[object] = []
 
