@@ -21,7 +21,7 @@ RANKS = 2
 FLOOR, EVERSTEP, DCP_FILES, DCP_S3 = "floor", "everstep", "dcp_files", "dcp_s3"
 SYSTEMS = (FLOOR, EVERSTEP, DCP_FILES, DCP_S3)
 STEPS, QUICK_STEPS = 24, 6
-"""Counted steps of a block. On a quiet machine, every upload ends within these steps."""
+"""Counted steps while a system stores one checkpoint. On a quiet machine, every upload ends within these steps."""
 SIZE = ModelSize(layers=2, width=512, batch=4)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
@@ -80,7 +80,7 @@ def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
 
 
 def measure(home: Path, environment: Mapping[str, str], *, rounds: int, is_quick: bool = False) -> list[UploadBlock]:
-    """Train all blocks of steps in one launch. The order of the systems rotates.
+    """Train in one launch, in which the systems store checkpoints in turn. The order of the systems rotates.
 
     Args:
         home: folder of the logs.

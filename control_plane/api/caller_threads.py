@@ -29,7 +29,7 @@ class CallerThreads:
         self._closed = threading.Event()
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run a blocking function in one of the threads. Called on the event loop.
+        """Run a blocking function in one of this pool's threads. Called on the event loop.
 
         The method passes `arguments` to `work`. It returns the result of `work`, or raises the exception that `work`
         raised.

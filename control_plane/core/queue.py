@@ -157,7 +157,7 @@ class _Shares:
             self.admit(job)
 
     def admit(self, job: FleetJob) -> None:
-        """Let a job hold nodes: as many as it needs to start or continue."""
+        """Add a job to the jobs that hold nodes, and reserve the nodes that it needs to start or continue."""
         self.holding.append(job)
         self.counts[job.run] = job.needed_count(self.now)
         self.free -= self.counts[job.run]

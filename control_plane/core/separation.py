@@ -235,9 +235,9 @@ class _Search:
             self.borrow(exposed[domain], domain)
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
-        """Give each group in `exposed` a member from outside `domain`, in exchange for one of its own members.
+        """Exchange one node of each group in `exposed` for a node of another group that is outside `domain`.
 
-        All members of these groups are in `domain`. The group from which a member comes keeps at least one other member
+        All nodes of these groups are in the failure domain `domain`. The other group keeps at least one further node
         outside `domain`.
         """
         spare = {

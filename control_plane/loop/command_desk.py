@@ -63,7 +63,7 @@ class _Asked:
     """Monotonic seconds at which callers stop waiting for the answer."""
 
     def is_waited_for(self, now: float) -> bool:
-        """Return whether a caller still waits for the agent's answer."""
+        """Return whether the API client that sent this command still waits for the agent's answer."""
         return not self.answer.done() and now < self.ends_at
 
 

@@ -66,7 +66,7 @@ class ProtectionWatch:
         return current
 
     def stored(self, run: RunId, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
-        """Record that the database now contains the rows that `changed` returned.
+        """Record that the database now contains the rows of shards that `changed` returned.
 
         Args:
             run: run id of the job.

@@ -43,10 +43,10 @@ class Scheduler(Generic[K]):
         self._limit = limit
         self._monotonic = monotonic
         self._due: dict[K, asyncio.Future[None]] = {}
-        """Keys that wait for their run, in order, each with the future that ends with this run."""
+        """Keys (such as run ids) whose work waits, in order, each with the future that ends with this work."""
         self._running: dict[K, asyncio.Task[None]] = {}
         self._again: set[K] = set()
-        """Running keys that were woken since their run began."""
+        """Keys whose work runs now and was requested again since it began."""
         self._failure_count: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._is_closed = False

@@ -153,7 +153,9 @@ class KnownContents:
         self._digests: dict[bytes, bytes] = {}
 
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
-        """Return the known digest of a chunk that consists of these pieces, or None if the chunk must be read.
+        """Return the digest of a chunk if it is known, or None if the chunk must be read from S3.
+
+        `pieces` are the ranges of S3 objects of which the chunk consists.
 
         The chunk must be read if it has bytes of an object that is not verified yet, or if no earlier chunk consisted
         of equal pieces.

@@ -501,7 +501,7 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # Empty the ring before reporting progress, which counts its bytes as copied.
+            self._drain()  # First copy the pinned buffers' content: the reported progress counts it.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
@@ -622,7 +622,7 @@ class CudaCopier:
     def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Divide a copy into pieces, and yield each piece's target and source.
 
-        No piece crosses the end of a registered piece of the slot.
+        Each piece lies within one of the ranges of the slot that the copier registers with the driver one by one.
         """
         begin, done = target.data_ptr(), 0
         slot = self._slot_at(begin)

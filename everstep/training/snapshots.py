@@ -81,7 +81,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The step, the slot and the sizes of the snapshot that a capture writes. Valid once the copies have ended."""
+    """The step, the slot and the sizes of a snapshot. The slot contains it once all copies of tensors have ended."""
 
     step: int
     slot: int

@@ -20,7 +20,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The answers: AWS's behaviour where its documentation is silent. Every default is an assumption."""
+    """AWS's behaviour where its documentation is silent, one field per question. Every default is an assumption."""
 
     pending_member_shows_protection: bool = False
     """Whether a Pending member of a group with NewInstancesProtectedFromScaleIn is shown as protected."""

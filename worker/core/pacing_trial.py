@@ -64,7 +64,7 @@ class Tries:
     """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the measurements with one more iteration of this mode. Only the newest `ENOUGH` are stored."""
+        """Return the measurements of one mode (paced or unpaced) with one more iteration. Keep the newest `ENOUGH`."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property

@@ -130,7 +130,7 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard that is combined with a chunk of a surviving rank, in one row of a share.
+        """Return the chunk of the lost shard that is in the same XOR as a chunk of a surviving rank (a row of a share).
 
         Args:
             rank: the surviving rank of the stripe.

@@ -45,10 +45,10 @@ the link has recovered, a limit would also delay the transfer.
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """State of the network link to one holder: sound, or slow with a limit. A sender holds one object per holder."""
+    """State of the network link to one holder: fast, or slow with a limit. A sender has one object per holder."""
 
     carries: float = 0.0
-    """Rate of the slow link in bytes per second, as last measured; 0 while the link is sound."""
+    """Rate of the slow link in bytes per second, as last measured; 0 while the link does not count as slow."""
     limit: float | None = None
     """Limit for snapshots on this link, in bytes per second; None if snapshots are sent without a limit."""
     begun: tuple[int, float] = (0, 0.0)
@@ -80,7 +80,7 @@ class SlowLink:
         Args:
             sent_bytes: bytes that the transfer has sent.
             seconds: time in which the transfer was allowed to send.
-            sound: minimum rate of a sound link, in bytes per second.
+            sound: rate in bytes per second from which a link does not count as slow.
 
         Returns:
             The state with the limit for the following bytes.

@@ -30,7 +30,7 @@ would then take longer than the transfer of the bytes.
 MAX_WRITERS = 64
 """Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
 MAX_OFFERED = 4096
-"""Maximum number of tensors in an offer. A rank with more tensors offers its largest ones."""
+"""Maximum number of tensors that a rank lists for the division. A rank with more tensors lists its largest ones."""
 DIGEST_BYTES = 16
 OWN = -1
 """Number that marks a tensor that only its own rank uploads, in the S3 object of this rank."""
@@ -50,7 +50,7 @@ class Division:
     """Result of `divide` for one rank: the S3 objects that contain its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
-    """For each offered item, in order: the number of the object that contains the item, or `OWN`."""
+    """For each tensor that the rank listed, in order: the number of the object that contains the tensor, or `OWN`."""
     writes: frozenset[int]
     """Numbers of the S3 objects with equal tensors that this rank uploads for all ranks."""
 
@@ -59,8 +59,6 @@ def divide(
     offers: Mapping[Rank, Sequence[Item]], *, least_bytes: int = LEAST_BYTES, max_writers: int = MAX_WRITERS
 ) -> dict[Rank, Division]:
     """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
-
-    An item is one tensor in a rank's offer.
 
     Each frozen object (with tensors that training does not change) has exactly one writer. Tensors that the same ranks
     hold are divided into objects of about the same size, largest tensors first. No tensor is divided.
@@ -113,15 +111,15 @@ class _Table:
         for rank, offer in sorted(offers.items()):
             groups.setdefault(tuple(map(number_of.__getitem__, offer)), []).append(rank)
         self.groups = list(groups.items())
-        """Each distinct offer: the numbers of its items, and in ascending order the ranks that made this offer."""
+        """Each distinct list of tensors: the tensors' numbers, and in ascending order the ranks that sent this list."""
         self.items = list(number_of)
-        """Each item, by its number."""
+        """Each distinct tensor, by its number."""
         self.ranks_of = self._ranks_of()
-        """The ranks that offer each item, in ascending order, by the item's number."""
+        """The ranks that hold each tensor, in ascending order, by the tensor's number."""
 
     def _ranks_of(self) -> list[tuple[Rank, ...]]:
         first: list[int] = []
-        """For each item, by number: the index of the first entry of `groups` (a distinct offer) that contains it."""
+        """For each tensor, by number: the index of the first entry of `groups` (a rank's list) that contains it."""
         later: defaultdict[int, list[int]] = defaultdict(list)
         for place, (numbers, _) in enumerate(self.groups):
             known = len(first)
@@ -149,10 +147,10 @@ class _Table:
         A class is omitted if its ranks hold the tensors in different orders, because an object has one order.
 
         Args:
-            is_equal: one entry per item (an offered piece of a payload): whether it is a tensor on several ranks.
+            is_equal: one entry per number in `items`: whether the item is a tensor that several ranks hold.
 
         Returns:
-            The numbers of the items of each class, by the ranks that hold them.
+            For each set of ranks: the numbers of the tensors that exactly these ranks hold.
         """
         class_of: dict[tuple[Rank, ...], int] = {}
         ranks_of = self.ranks_of

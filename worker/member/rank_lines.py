@@ -274,7 +274,7 @@ class RankLines:
             case IdleSpans():
                 self.traffic.spans(rank, message)
             case Logged():
-                if rank == 0:  # Only the values of rank 0 are stored.
+                if rank == 0:  # The control plane stores only values that rank 0 logs.
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS

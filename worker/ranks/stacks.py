@@ -194,7 +194,7 @@ class StackWatch:
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete sample of the ranks' stacks; empty without a request for `SHOWN_SECONDS`."""
+        """Return the last complete sample of the ranks' stacks; empty if nobody requested one for `SHOWN_SECONDS`."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:

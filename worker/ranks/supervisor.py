@@ -595,8 +595,8 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # End a shim that did not answer, and reap it. It could otherwise later replace the socket of the
-                    # next shim.
+                    # End and reap the new shim (the parent process of all ranks), because it did not answer. It could
+                    # otherwise later replace the socket of the next shim.
                 ):
                     await self._end_shim()
         if reader is None:
@@ -776,7 +776,7 @@ class Supervisor:
             self._writer.close()
             self._writer = None
 
-    # The methods below end and record the ranks of a dead shim.
+    # The methods below handle a dead shim (the parent process of all ranks): they end its ranks, and record their ends.
 
     async def _end_shim(self) -> None:
         if self.shim_pid is not None:

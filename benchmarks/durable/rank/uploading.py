@@ -49,7 +49,7 @@ During the warm-up, the session compares its first snapshots byte by byte with t
 slots.
 """
 STORE_SECONDS = 60.0
-"""Longest wait after a block for the end of Everstep's upload."""
+"""Longest wait after the counted steps for the end of Everstep's upload."""
 LOOK_SECONDS = 0.02
 
 

@@ -29,9 +29,9 @@ NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TER
 def with_late_reports(view: JobView) -> JobView:
     """Update the incident from late reports about the ended generation: an earlier exit, or a later finished step.
 
-    A control plane that was absent can detect a lost node before other nodes report that their ranks failed as a
-    consequence. These reports contain the earlier time of the failure. A rank can also finish a step between its last
-    report and its end. Its node reports this step with its promise to join the next generation.
+    A control plane that was down can detect a lost node first. Only then do other nodes report that their ranks failed
+    because of it, with the earlier time of the failure. A rank can also finish a step between its last report and its
+    end. Its node reports this step with its promise to join the next generation.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:

@@ -80,7 +80,7 @@ class SampleOrder:
         return "; ".join(found)
 
     def earlier(self, tree: dict[str, Tree]) -> SampleOrder:
-        """Return the order of an earlier launch, whose fields `tree` contains."""
+        """Return the order in which an earlier launch read the samples. `tree` contains the fields of this order."""
         return SampleOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:

@@ -380,8 +380,8 @@ class Shim:
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            # A stop request arrived while the template was forking this rank, and then the template ended before it
-            # answered.
+            # A stop request arrived while the template process was forking this rank. The template then ended without
+            # reporting the fork.
             if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
@@ -542,7 +542,7 @@ class Shim:
             self._start_template()
         self._say_all(self._state())
 
-    # The methods below end ranks and the shim.
+    # The methods below end ranks, and this process (the shim).
 
     def _stop(self, stop: StopRanks) -> None:
         if stop.run is not None:
