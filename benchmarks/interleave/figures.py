@@ -1,7 +1,7 @@
 """Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure functions.
 
 The schemes and a scheme without snapshots take turns. A round is one turn of each. Each iteration under a scheme is
-compared with the iterations without snapshots in the same round.
+compared with the iteration without snapshots in the same round.
 """
 
 from __future__ import annotations

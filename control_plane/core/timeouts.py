@@ -204,7 +204,7 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Check that each timeout is at least as long as the next shorter one, and that fixed limits outlast them.
+    """Check that no timeout is shorter than the one before it, or longer than a fixed limit that must outlast it.
 
     Args:
         timeouts: the timeouts that are multiples of the detection time (the ladder), in seconds.

@@ -302,8 +302,8 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
             differences.
     """
-    # While the agent still loads the snapshot (`Arriving`), the slot has no header. The agent writes the header after
-    # the whole payload, and `check_whole` checks it then.
+    # While the agent still loads the snapshot (`Arriving`), the slot's header is not valid. The agent writes the header
+    # after the whole payload, and `check_whole` checks it then.
     place = named if isinstance(named, Arriving) else _header(named, memory, expected)
     try:
         index_begin = HEADER_BYTES + place.index_offset

@@ -74,8 +74,8 @@ class ScheduledChunk:
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
     """Return the part of an idle span (time in which training does not use the network) in which chunks may be sent.
 
-    A margin at both ends stays unused, because the span varies between iterations. The margin is (1 - `mu`) / 2 of the
-    span's mean length, or its standard deviation if this is larger.
+    A margin at both ends stays unused, because the span's ends vary between iterations. The margin is (1 - `mu`) / 2 of
+    the span's mean length, or the standard deviation of its ends if this is larger.
     """
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)

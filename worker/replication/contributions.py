@@ -182,10 +182,10 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Tell a rank that has sent its part of the share to keep waiting, while the other ranks' parts arrive.
+        """Send progress messages to a rank that has sent its part of the share, while the other ranks' parts arrive.
 
-        The method sends `PreparingShard` only if `Share.is_progressing` shows that the share can still become complete,
-        with the progress of the other ranks since the last message.
+        The method sends a message (`PreparingShard`) only if the share can still become complete, as
+        `Share.is_progressing` decides from the other ranks' progress since the last message.
         """
         before = dict(self._progress)
         while not accumulation.is_over:

@@ -88,7 +88,7 @@ class Cause(StrEnum):
 
     @property
     def is_planned(self) -> bool:
-        """Whether the ranks stopped at an agreed step before a node left, so that the job lost no step."""
+        """Whether the job stopped on purpose, with all ranks at one agreed step, so that it lost no step."""
         return self in (Cause.NOTICE, Cause.REQUESTED, Cause.GROWN, Cause.RETURNED)
 
     @property

@@ -177,7 +177,7 @@ class _Batches(IterableDataset[object]):
         self._states, self._first_worker, self.has_ended = states, first_worker, False
 
     def start_worker(self, number: int) -> None:
-        """Give a worker the index and seed of the worker whose samples it continues. Called once, in the worker process.
+        """Give a worker the index and seed of the worker whose samples it continues. Called once, in the worker.
 
         After a resume, torch's first worker must read the next batch, which another worker would have read.
 
