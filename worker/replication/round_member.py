@@ -36,7 +36,7 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDelays:
-    """How long reports that are not urgent wait, so that one message can report several changes.
+    """Maximum waits of reports that are not urgent. They wait, so that one message can report several changes.
 
     See docs/design.md#the-tree-of-agents.
     """
