@@ -78,7 +78,7 @@ def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
 class Outcome(StrEnum):
     """The end of an incident.
 
-    - OPEN: training has not caught up with the step before the failure.
+    - OPEN: training has not caught up, that is, has not reached the newest step before the failure again.
     - RECOVERED: training has caught up.
     - JOB_PAUSED: the job returned to the queue before training had caught up.
     - JOB_COMPLETED, JOB_FAILED, JOB_STOPPED: the job ended before training had caught up.
@@ -173,7 +173,7 @@ class Account:
 
     @property
     def has_ended_the_job(self) -> bool:
-        """Whether the job failed or was stopped before training had caught up."""
+        """Whether the job failed or was stopped before training reached the newest step before the failure again."""
         return self.outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
 
     @property

@@ -517,7 +517,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """Send those messages again, over the new connection, that the agent may have lost in a restart."""
+        """After a reconnect, write the page and send the messages again that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)

@@ -66,7 +66,10 @@ class Load:
     """Seconds of these iterations in which the rank waited for the snapshot."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return the cost of this snapshot with one more iteration added. Both times are in seconds."""
+        """Return the cost of this snapshot with one more iteration added, which took `seconds`.
+
+        The snapshot blocked the rank for `blocked_seconds` of this time.
+        """
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 

@@ -71,13 +71,13 @@ class UploadDivision:
         *,
         gather_seconds: float = GATHER_SECONDS,
     ) -> None:
-        """Create the object; no rank has offered tensors yet.
+        """Create the object; no rank has listed its tensors yet.
 
         Args:
             plan: plan of the running generation; never changes.
             node_id: this node.
             dial: opens a session of kind division to another member.
-            gather_seconds: seconds to wait for the offers of all ranks, by default `GATHER_SECONDS`.
+            gather_seconds: seconds to wait for every rank's list of tensors, by default `GATHER_SECONDS`.
         """
         self._plan = plan
         self._node_id = node_id

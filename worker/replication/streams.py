@@ -688,7 +688,8 @@ class IncomingShard:
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         """Keep a verified chunk. Return True if the shard or share then contains the chunk.
 
-        This class has nothing to do, because the chunk arrived in its slot. `IncomingParts` overrides the method.
+        Here the method does nothing, because the stream has received the chunk directly into the slot. `IncomingParts`
+        overrides the method.
         """
         return True
 

@@ -99,7 +99,7 @@ class NodeLoad:
             self.ended.set_result(is_loaded)
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
-        """Wait for the earlier loads that read shared objects of this shard, and copy these tensors from their slots.
+        """Wait for earlier loads of this node that read shared objects of this shard, and copy the tensors they loaded.
 
         Args:
             target: slot that receives this load's shard. The caller verifies the copied bytes.

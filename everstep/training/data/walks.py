@@ -128,7 +128,7 @@ def draws_once(items: object) -> bool:
     sampler = items.sampler if type(items) is BatchSampler else items
     sampler = sampler.sampler if type(sampler) is RestOfEpoch else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        # A `RandomSampler` with its own generator draws again later if it repeats samples.
+        # A `RandomSampler` with its own generator draws random numbers during the epoch, too, if it repeats samples.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in _DRAW_ONCE
 
