@@ -142,8 +142,8 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    # The nodes in `given_back` and `stopped` still work, so the job does not count them as lost. It gives up such a node
-    # only if this loses no step.
+    # The nodes in `given_back` and `stopped` still work, so the job does not count them as lost. It gives up such a
+    # node only if this loses no step.
     spared = given_back | stopped
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
