@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for chatty in ("botocore", "alembic"):
+    for chatty in ("botocore", "alembic", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings, start = _parse(arguments)

@@ -72,10 +72,11 @@ class Production:
 
 
 @pytest.fixture
-def production(warm_parent: WarmParent) -> Iterator[Production]:
+def production(warm_parent: WarmParent, request: pytest.FixtureRequest) -> Iterator[Production]:
     directory = Path(tempfile.mkdtemp(prefix="everstep-production-"))
     with ExitStack() as closed:
-        closed.callback(shutil.rmtree, directory, ignore_errors=True)
+        # After a failure, the logs stay.
+        closed.callback(lambda: request.session.testsfailed or shutil.rmtree(directory, ignore_errors=True))
         parts = closed.enter_context(stack())
         cluster = closed.enter_context(LocalCluster(directory / "cluster"))
         options = ClusterOptions(

@@ -41,6 +41,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import UnionType
@@ -303,7 +304,9 @@ async def _send(websocket: WebSocket, data: bytes) -> None:
 
 async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
     if websocket.application_state is WebSocketState.CONNECTED and websocket.client_state is WebSocketState.CONNECTED:
-        await websocket.close(refusal.code, refusal.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+        # The agent may have closed the connection first, as after a standstill of this server.
+        with suppress(WebSocketDisconnect):
+            await websocket.close(refusal.code, refusal.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
 
 
 def _decoded(data: bytes, kind: type[T] | UnionType) -> T:

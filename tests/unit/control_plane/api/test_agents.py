@@ -164,6 +164,28 @@ async def joined(service, token: str, node: str) -> str:
     return session
 
 
+def test_an_agent_that_leaves_before_it_is_refused_causes_no_error(service, token):
+    received = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "a text frame is refused"}]
+    sent = []
+
+    async def receive() -> dict[str, object]:
+        return received.pop(0)
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message["type"])
+        if message["type"] == "websocket.close":
+            raise OSError("the agent has closed the connection")
+
+    scope = {
+        "type": "websocket",
+        "path": "/v1/agents/connect",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {token}".encode())],
+    }
+    asyncio.run_coroutine_threadsafe(service.app(scope, receive, send), service.loop).result(20)
+    assert sent == ["websocket.accept", "websocket.close"]
+
+
 @pytest.mark.security
 async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(client, service, token, node):
     session = await joined(service, token, node)
