@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.production, pytest.mark.full]
 
 NODES, SPARES = 3, 1
 NODE_MEMORY_BYTES = 64 * 1024**2
-STEPS, PACE_SECONDS = 1000, 0.2
+STEPS, PACE_SECONDS = 800, 0.2
 LAST = f"1:{STEPS - 10}"
 """The ranks wait here, so that the job cannot end before the last fault."""
 FIRST_STEP = 5
@@ -208,6 +208,7 @@ def test_training_continues_through_every_fault_of_servers_and_database(producti
         settled(production, job)
         after = job.describe()["CommittedStep"]
         assert after > before, f"no step was committed during {fault.__name__}"
+    job.wait_standing(LAST)
     job.let_go(LAST)
     seen = job.wait_ended()
     watch.end()
