@@ -40,7 +40,7 @@ Several nodes may upload at the same time for the same reason, so an upload may 
 """
 
 
-# -- the nodes to give up ----------------------------------------------------------------------------------------------
+# The functions below decide which nodes a job gives up.
 
 
 def wanted(
@@ -131,7 +131,7 @@ def _is_impaired(verdict: Verdict) -> bool:
     )
 
 
-# -- the time at which the job gives nodes up --
+# The functions below decide when a job gives up nodes.
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
@@ -252,7 +252,7 @@ def in_words(known: Sequence[Departure]) -> str:
     return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
 
 
-# -- the checkpoint ---------------------------------------------------------------------------------------------------
+# The functions below decide how long a job waits for its checkpoint before nodes leave it.
 
 
 def is_held_elsewhere(
@@ -361,7 +361,7 @@ def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-# -- incident and node history -----------------------------------------------------------------------------------------
+# The functions below describe departures for incidents and for the fault history of nodes.
 
 
 def verdict(move: Departure) -> Verdict:

@@ -5,7 +5,7 @@ spans. This module implements GEMINI's traffic scheduling (SOSP'23, section 5, A
 at `partition`.
 
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
-                    └───▶ opening ───when───▶ the pacer, chunk by chunk
+                    └───▶ opening ──the time at which a chunk may be sent──▶ the pacer, chunk by chunk
 
 Times are offsets from the boundary at which the iteration begins. Chunks are scheduled only in the middle part of a
 span, because its start and end vary from iteration to iteration.
