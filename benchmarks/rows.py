@@ -128,7 +128,7 @@ def limits(
 
 
 def limit_of(row: Row) -> str:
-    """Return a row's limit with its origin as text."""
+    """Return the limit of a row's value as text, together with the source of the limit, such as a published number."""
     if row.limit is None:
         return row.against
     limit = f"{'≥' if row.is_least else '≤'} {quantity(row.limit, row.unit)}{_unit(row)}"
@@ -136,7 +136,7 @@ def limit_of(row: Row) -> str:
 
 
 def verdict_of(row: Row) -> str:
-    """Return a row's verdict with its reason as text."""
+    """Return as text whether a row's value keeps its limit, with the reason."""
     verdict = "**falls short**" if row.verdict is Verdict.SHORT else str(row.verdict)
     return ": ".join(part for part in (verdict, row.reason) if part)
 

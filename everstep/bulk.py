@@ -226,10 +226,10 @@ class Helpers(Protocol):
     """
 
     def claim(self, number: int) -> bool:
-        """Return True if the caller must send a part, or False if a helper process sends it.
+        """Return True if the caller must send a part of the multipart upload, or False if a helper process sends it.
 
         Args:
-            number: number of the part; ascending from 1 over all calls.
+            number: number of the part. The caller asks for every part once, in ascending order from 1.
 
         Returns:
             False if a helper process sends the part.

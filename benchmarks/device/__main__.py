@@ -80,7 +80,7 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
 
 
 def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> Outcome:
-    """Run a part and return its outcome. An exception becomes the outcome of this part only.
+    """Run one part of the benchmark and return its outcome. If the part raises an exception, the other parts still run.
 
     Args:
         part: name of the part.

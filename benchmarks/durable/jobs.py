@@ -147,7 +147,9 @@ def load_table(loads: Sequence[Load]) -> str:
 
 
 def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the rows of `useful_ratio` and lost steps with Everstep, and of lost steps without checkpoints."""
+    """Return the report's rows about the strategies: with Everstep, the useful time and the lost steps.
+
+    The last row contains the lost steps of the job without checkpoints."""
     if not jobs:
         return []
     by_name = {job.strategy: job for job in jobs}

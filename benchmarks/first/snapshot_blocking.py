@@ -78,11 +78,11 @@ class BlockingRow:
 
 
 def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: int) -> list[BlockingRow]:
-    """Run one job per shape; return a row for each replacement of forward and backward.
+    """Run one job per state size (shape). Return one row for each kind of work that replaces forward and backward.
 
     Args:
         bench: the cluster.
-        shapes: the shapes.
+        shapes: sizes of the state, one job each.
         snapshots: minimal number of snapshots per row and rank, without audited snapshots.
         floor_steps: steps without a session, and plain copies, both before and after the measurement.
 

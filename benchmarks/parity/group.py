@@ -174,11 +174,11 @@ class Line:
     rank: Rank
 
     async def session(self) -> TcpSession:
-        """Connect to the member, and return the connection for messages (a session)."""
+        """Connect to the other node of the parity group, and return the connection for messages (a session)."""
         return await self._dial(self.kind)
 
     async def stream(self, session: Session, number: int) -> socket.socket:  # noqa: ARG002
-        """Open another connection to the member, which carries the chunks of a session."""
+        """Open another connection to the other node, which carries the chunks of a session."""
         return (await self._dial("stream", session.opened.nonce)).detach()
 
     async def _dial(self, kind: SessionKind, of: bytes = b"") -> TcpSession:

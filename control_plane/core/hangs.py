@@ -259,7 +259,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
-    """Return whether any rank has made no progress for longer than its first limit.
+    """Return whether any rank has made no progress for so long that agents read its stacks (the first limit).
 
     Such a rank probably cannot take part in an agreed stop.
     """

@@ -280,8 +280,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
             with_job |= with_job << step
             more -= step
         reachable |= with_job
-    # Let n be the number of nodes that a subset of the jobs holds after all other jobs have ended. If n < `least`, the
-    # head and the new job both fit. If n is in `critical`, the head fits only without the new job.
+    # Suppose that some jobs have ended and the remaining jobs hold n nodes. If n < `least`, the first job of the queue
+    # and the new job both fit. If n is in `critical`, the first job fits only without the new job.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)
@@ -334,7 +334,10 @@ def _needs_words(job: FleetJob) -> str:
 
 
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
-    """Return the numbers of nodes that `job` may hold until it ends, also if it shrinks so that `head` can start."""
+    """Return the range of the numbers of nodes with which `job` may run until it ends.
+
+    The range includes smaller numbers if the job must release nodes so that `head`, the first job of the queue, can
+    start."""
     counts = [job.needed_count(now), job.node_count]
     if yields_to(job, head):
         counts.append(job.least_node_count or job.node_count)

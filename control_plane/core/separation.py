@@ -163,9 +163,10 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield exchanges in which `copies` neighbours of the ring become a group, and another group joins the ring.
+        """Yield exchanges of a whole group with nodes of the ring (the last group, if it is larger than the others).
 
-        Such an exchange changes the holders of one shard fewer than an exchange of two nodes.
+        `copies` successive nodes of the ring become a group, and the nodes of another group join the ring. Such an
+        exchange changes the holders of one shard fewer than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):

@@ -101,8 +101,8 @@ class Executor:
     Used on the server's event loop.
 
     Calls to AWS and S3 run in threads, so the loops do not wait for these calls. `secret` is the server secret from
-    which `generation_key` derives keys. `bucket` receives the evidence about held nodes. The executor calls `renewed`
-    in threads to get the newest renewal of a lease.
+    which `generation_key` derives keys. `bucket` stores the logs of nodes that a fault keeps out of use. The executor
+    calls `renewed` in threads to get the newest renewal of a lease.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The lease is lost. If it was only renewed, the loop tries again.
+                    raise  # Another server holds the lease; after a mere renewal, try again.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -99,7 +99,7 @@ class LogExporter(Exporter):
             self._note_failure(self._kept(), before, failure)
         else:
             self._note_success(self._kept(), before, before.position)
-        return False  # AWS limits the API calls of an account, so the next call of this method is not due at once.
+        return False  # Pause before the next export, because AWS limits an account's calls.
 
     def _copy(self, run_id: str) -> None:
         """Copy the next lines of one run."""

@@ -77,7 +77,7 @@ class SharedRows:
 
 
 def read_surroundings(session: Session, name: FleetName) -> Surroundings:
-    """Read the rows of a `Surroundings` (all that the passes over a fleet's jobs share) in the caller's transaction."""
+    """Read the database rows on which the decisions about all jobs of a fleet depend, in the caller's transaction."""
     return Surroundings(
         name=name,
         fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},

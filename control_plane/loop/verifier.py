@@ -165,9 +165,9 @@ class KnownContents:
         return self._digests.get(_recipe(pieces))
 
     def store(self, pieces: Sequence[_Piece], digest: bytes) -> None:
-        """Record the digest of a chunk, unless it has bytes of a shard's own object.
+        """Record the digest of a chunk whose bytes are all in S3 objects that several shards share.
 
-        Other shards cannot reuse such a digest.
+        Other shards with the same chunk reuse the digest. A chunk with bytes that only one shard has is not recorded.
         """
         if all(piece.source is None or piece.source.key for piece in pieces):
             self._digests[_recipe(pieces)] = digest

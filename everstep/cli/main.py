@@ -71,7 +71,7 @@ class _Imported(TyperGroup):
         return self.imported().make_context(*args, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the imported command's subcommands."""
+        """Import the module of this command, and return the names of the command's subcommands."""
         whole = self.imported()
         return whole.list_commands(ctx) if isinstance(whole, TyperGroup) else []
 
@@ -80,7 +80,7 @@ class _Imported(TyperGroup):
         return self.imported().get_command(ctx, cmd_name)
 
     def imported(self) -> Any:
-        """Import the command's module and return the typer command in it."""
+        """Import the module of this command, and return the typer command that the module defines."""
         build: Any = typer.main.get_group if self._is_group else typer.main.get_command
         whole = build(import_module(f"everstep.cli.{self._module}").app)
         whole.name, whole.help = self.name, self.help

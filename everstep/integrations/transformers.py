@@ -284,11 +284,11 @@ class Attachment:
         return self._originals["_finalize_training"](*given, **more)
 
     def evaluate(self, *given: Any, **more: Any) -> Any:
-        """Run `Trainer.evaluate` in the session's phase `eval`."""
+        """Run `Trainer.evaluate`, and declare this time to the session as the phase `eval`."""
         return self._in_phase("eval", self._originals["evaluate"], *given, **more)
 
     def save_checkpoint(self, *given: Any, **more: Any) -> Any:
-        """Run `Trainer._save_checkpoint` in the session's phase `checkpoint`."""
+        """Run `Trainer._save_checkpoint`, and declare this time to the session as the phase `checkpoint`."""
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def begin(self, control: TrainerControl) -> None:

@@ -38,7 +38,7 @@ index.
 
 
 class Contribution(Message, frozen=True):
-    """The shard of one member of a stripe, as a share names it."""
+    """Names one of the shards from which a parity share was computed: its owner rank, sizes and digests."""
 
     rank: Rank
     payload_bytes: int

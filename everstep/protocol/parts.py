@@ -45,7 +45,9 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.sizes)
 
     def fits(self, elements: int) -> bool:
-        """Return whether the box (piece) lies within its logical tensor and a stored tensor of `elements` elements."""
+        """Return whether the box lies within its logical tensor, and within a stored tensor of `elements` elements.
+
+        A box is a rectangular piece of a logical tensor, which some ranks store in pieces."""
         return (
             len(self.shape) <= MAX_DIMENSIONS
             and all(length < 2**63 for length in self.shape)

@@ -385,7 +385,7 @@ def _shared_spans(group: SharedGroup, entries: Sequence[TensorEntry], *, is_froz
     """Return the ranges of a shard's payload that the tensors of one shared object fill.
 
     Args:
-        group: the group as decoded from a header; not yet checked.
+        group: the tensors in one shared object, as decoded from a shard's header; not yet checked.
         entries: all tensors of the shard, in order.
         is_frozen: whether the group's data is in a frozen object.
 

@@ -240,7 +240,7 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Number of logical tensors, and number of empty state tensors, that the mapped shards name.
+        """Number of logical tensors, and number of optimizer-state tensors without elements, in the mapped shards.
 
         Both numbers only grow. As long as they do not change, `Adapter.targets` would return the same tensors, so the
         caller need not call it again.
@@ -271,7 +271,9 @@ class EarlierTensors:
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:
-        """Return a tensor's index entry in the one shard that supplies this rank's plain values, or None."""
+        """Return a tensor's index entry in the earlier shard from which this rank also restores its non-tensor values.
+
+        None if this shard has no such tensor."""
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:

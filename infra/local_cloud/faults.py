@@ -96,7 +96,7 @@ class Faults:
 
     Args:
         conditions: the initial conditions, in force until the first change.
-        seed: seed of all streams. Equal seeds and equal sequences of calls yield equal results.
+        seed: seed of all random generators. Equal seeds and equal sequences of calls yield equal results.
         changed: called after every change, to start a pass over instances and groups immediately.
     """
 

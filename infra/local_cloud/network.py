@@ -346,7 +346,7 @@ def _remove_line(port: str, namespace: Path) -> None:
 
 def _prepare_inside() -> None:
     Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1")
-    _no_ipv6("eth0")  # Disable IPv6, because packets to link-local addresses would bypass the routes and the cuts.
+    _no_ipv6("eth0")  # IPv6 packets to link-local addresses would bypass the routes and the injected cuts.
 
 
 def _no_ipv6(device: str) -> None:

@@ -111,7 +111,7 @@ class Silent:
     """Receives the steps of `up` and shows nothing."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Return a context manager that does nothing."""
+        """Return a context manager that does nothing, because this class shows no progress."""
         return contextlib.nullcontext()
 
 

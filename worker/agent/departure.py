@@ -83,14 +83,14 @@ class Departure:
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:
-        """End a run's work on this node, and release the run once its output is uploaded or the uploads stall.
+        """End a run's ranks on this node. Remove the run once its output is uploaded or the uploads stall.
 
         A repeated call changes nothing.
 
         Args:
-            run: the run that the control plane releases; another run is ignored.
-            then: called with the run's membership when the wait for uploads is over. The callback queues a call of
-                `finish` behind the commands that have already arrived.
+            run: the run that no longer needs this node. The call does nothing if the node works for another run.
+                then: called after the wait for uploads, with the record that binds the node to the run. The agent then
+                    calls `finish`, after it has executed the control plane's commands that arrived before.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return

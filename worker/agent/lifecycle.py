@@ -433,7 +433,7 @@ class Lifecycle:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception of the current phase's background task as a fault of this node.
+        """Report an unexpected exception of a background task, such as loading shards, as a fault of this node.
 
         Without the report, the control plane would treat this node as slow and wait for it.
         """

@@ -53,8 +53,8 @@ class BrokenLine:
     def arrived(self, step: Step) -> BrokenLine:
         """Record that the holder has received all of `step`.
 
-        If this step needed several transfers, the count of breaks stays unchanged. Otherwise the connection counts as
-        sound again.
+        If the connection broke during this step, so that the step needed several transfers, the count of breaks stays
+        unchanged. A step that arrived in one transfer resets the count to 0.
         """
         return self if step == self.step else BrokenLine()
 

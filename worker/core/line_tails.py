@@ -20,7 +20,7 @@ MESSAGE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A part of the log lines of a node's ranks, with consecutive numbers, that ends with the newest line."""
+    """The newest log lines of a node's ranks, with consecutive numbers."""
 
     first: int = 0
     """Number of the first log line in `rows`."""

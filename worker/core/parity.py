@@ -192,7 +192,9 @@ class Share:
         return not self._rows(rank) >> row & 1
 
     def is_begun(self, row: int) -> bool:
-        """Return whether a row of the share contains a chunk. Rows without a chunk have undefined bytes."""
+        """Return whether a row of the share, the XOR of one chunk per rank, contains a chunk of at least one rank.
+
+        A row without a chunk has undefined bytes."""
         return any(rows >> row & 1 for _, rows in self.applied)
 
     def apply(self, rank: Rank, row: int) -> Share:

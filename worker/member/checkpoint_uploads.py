@@ -65,11 +65,12 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: names the newest committed step. Only this step or the base may be uploaded.
+            contents: knows the newest committed step. Only this step, or the step that the generation restored, may be
+                    uploaded.
             faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
             dial: opens a session, in which a holder helps with an upload, to another node of the generation.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
-            grant_if_due: called when the slot of a cancelled upload is free.
+            grant_if_due: called when a cancelled upload no longer reads its slot, so that the rank may get the slot.
             on_change: called when an upload has ended or failed.
             pause: waits for the given seconds, before another attempt and while other ranks write objects that a shard
                 needs.

@@ -184,7 +184,7 @@ class HeldSnapshots:
         return ""
 
     def _end_of(self, hold_id: str) -> str:
-        """Return the reason why the export with this id has ended. The node no longer keeps its snapshots."""
+        """Return the reason why a client's export of a snapshot has ended. The node no longer keeps its slots."""
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
@@ -247,9 +247,10 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the export if the final step, or a checkpoint after AWS's notice, needs the slots that it keeps.
+        """End the export of a snapshot if training needs the slots that are kept for it.
 
-        The caller then grants the free slots to the ranks.
+        Training needs them for its final step, or for a checkpoint before AWS reclaims a node. The caller then grants
+        the free slots to the ranks.
         """
         self._heard = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):

@@ -82,10 +82,10 @@ class HelpedLoad(PartSharing):
 
         Args:
             rank: the rank whose shard is loaded.
-            peers: nodes to ask, from `load_helpers`.
-            dialler: opens sessions of kind load to a peer.
-            parts: the parts of the shard.
-            source: the plan's source, with the digest of the payload.
+            peers: nodes that may read parts of the shard from S3 for this node, from `load_helpers`.
+                dialler: opens the sessions to these nodes.
+                parts: the parts into which the shard's S3 object is divided.
+                source: the source that the plan names for this shard, with the digest of the payload.
             slot: the slot that receives the chunks.
         """
         super().__init__(SharedParts.begin(parts.count), peers, "load")

@@ -116,7 +116,7 @@ class HelpedUpload(PartSharing):
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """Wait for the helper nodes, and return a part that this node must send (see `Helpers.next_missing`)."""
+        """Wait until a helper node fails to send a part of the upload, and return this part (`Helpers.next_missing`)."""
         with self._changed:
             while True:
                 self._check()

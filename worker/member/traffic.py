@@ -211,7 +211,8 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # Nothing was being sent, so the snapshot has not delayed the next capture. The budget or an upload has.
+            # No snapshot was being sent at this boundary. The missing capture has another cause: the budget or an
+            # upload.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:
@@ -233,10 +234,10 @@ class Traffic:
             )
 
     def _plan(self) -> None:
-        """Create the pacer for the measured idle spans, if pacing has a benefit.
+        """Create the pacer, which sends chunks in the measured idle times of the network, if this has a benefit.
 
-        The link's rate must have been measured. A snapshot that does not fit into the idle spans of one iteration would
-        be late. While every step is proposed, such a snapshot is sent immediately.
+        The link's rate must have been measured. If the job takes a snapshot at every step, and a snapshot does not fit
+        into the idle times of one iteration, no pacer is created: the snapshot would not arrive before the next one.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:

@@ -76,7 +76,7 @@ class UploadDivision:
         Args:
             plan: plan of the running generation; never changes.
             node_id: this node.
-            dial: opens a session of kind division to another member.
+            dial: opens a connection to another member, for messages about the division of equal tensors.
             gather_seconds: seconds to wait for every rank's list of tensors, by default `GATHER_SECONDS`.
         """
         self._plan = plan

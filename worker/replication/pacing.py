@@ -175,8 +175,9 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # A sender may wake up after the window (the middle part of a span) has ended. It may then still send its chunk,
-        # up to the end of a typical span.
+        # Senders wait for a window: the middle part of a span in which training leaves the network idle. The kernel may
+        # wake a sender after its window has ended. The sender may then still send its chunk, up to a typical span's
+        # end.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -238,8 +239,8 @@ class SpanPacer:
     def _opening(self, cost: float, asked_at: float) -> float:
         """Return the time, on the pacer's clock, at which a chunk may be sent.
 
-        This is the next time at which it fits into an idle span, but at most `PATIENCE_ITERATIONS` iterations after the
-        request.
+        The chunk waits until it fits into a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations
+        after the sender's request.
         """
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at

@@ -186,9 +186,10 @@ class Rebuilding:
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
-        """Return which chunks the rebuild needs of the shard or share of a survivor, another rank of the stripe.
+        """Return the numbers of the chunks that another rank of the stripe must send, to rebuild the lost shard.
 
-        `owner` names the shard or share, which the survivor `rank` holds and which has `payload_bytes`.
+        The other rank sends its own shard if `owner` equals `rank`, and its parity share otherwise. `payload_bytes` is
+        the size of the shard or share.
         """
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 

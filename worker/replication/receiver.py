@@ -196,7 +196,9 @@ class ReplicaReceiver:
         return parity if parity is not None and parity.expects(rank) else None
 
     def _cut(self, ranks: Collection[Rank]) -> None:
-        """End the sessions of the ranks that must contribute to a parity share again."""
+        """End the sessions of the ranks whose shards this node has dropped from a parity share that it computes.
+
+        The ranks then connect again, and send their shards for the new content of the share."""
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
                 owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))

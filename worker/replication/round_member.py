@@ -182,7 +182,9 @@ class RoundMember:
             session: the session that the child node has opened.
 
         Raises:
-            MalformedMessage: the child reports for a node that is not below the child, or for ranks of another node.
+            MalformedMessage: the child reports for a node that is not below it in the tree of agents, or a report
+                contains
+                    ranks of another node.
             PeerLost: the connection ended.
         """
         await first_of(self._collect(session), self._announce(session))

@@ -348,7 +348,8 @@ class ReplicaSender:
     async def _unwanted(self, step: Step) -> None:
         """Return when the holder's parity share no longer needs this shard at `step`.
 
-        The step is then neither committed nor proposed, and no member contributes to its share any more.
+        No member of the stripe sends its shard for the share at this step any more, because the step is neither
+        committed nor proposed.
         """
         while self._shard.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
@@ -380,9 +381,9 @@ class ReplicaSender:
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Apply the limit of a slow link to the streams of this transfer.
+        """Limit the bytes per second of this transfer's connections, because the node's network link is slow.
 
-        Transfers that share the node's link also share the limit equally.
+        All transfers of the node share the limit equally.
         """
         self.link = link
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)

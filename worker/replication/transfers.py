@@ -393,7 +393,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # This chunk of the interrupted transfer will be overwritten.
+                slot.arrived.pop(index, None)  # An interrupted transfer left other bytes in this chunk.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)

@@ -1,4 +1,4 @@
-"""One shard of this node: keeps the shard's state in the rounds, its slots and its rank's page consistent.
+"""One shard of this node: keeps three things consistent: its state in the commit protocol, its slots, its rank's page.
 
     rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
 
@@ -141,7 +141,7 @@ class OwnedShard:
         """Reason of the last abandoned step, if at least `TROUBLE_COUNT` steps in a row were abandoned; else empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
-    # The properties and methods below read the shard's state in the rounds.
+    # The properties and methods below read the shard's state in the commit protocol (docs/design.md#rounds).
 
     @property
     def committed(self) -> Step:
@@ -427,7 +427,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Update the shard's state in the rounds: steps that no slot of this node contains are no longer sealed."""
+        """Record that the shard's state is no longer stored at steps that no slot of this node contains."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 

@@ -525,11 +525,13 @@ class SlotStore:
         Args:
             rank: the rank that owns the shard.
             index: index of the slot, which is WRITING with the step of `header`.
-            header: sizes and index position as the writer reported them.
-            expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
+            header: the content's sizes and the position of its index of tensors, as the process that wrote it reported
+                them.
+                expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
 
-        Returns:
-            The digest of the payload; None under the conditions of `seal_followed`.
+            Returns:
+                The digest of the payload. None if it differs from `expected`, or if the slot was granted for another
+                step or its capture was abandoned meanwhile.
         """
         slot = self.shards[rank][index]
         digests, _ = self.follow(slot, header)

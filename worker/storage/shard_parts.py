@@ -112,7 +112,7 @@ class ShardParts:
         return range(1, self.count + 1)
 
     def chunks(self, number: int) -> range:
-        """Return the indices of the shard's chunks that part `number` consists of."""
+        """Return the indices of the chunks in part `number` of the shard, a range of whole chunks (counted from 1)."""
         first = (number - 1) * self._chunks_per_part
         return range(first, min(first + self._chunks_per_part, chunk_count(self.plan.payload_bytes)))
 
@@ -157,10 +157,10 @@ class ShardParts:
 
         Args:
             objects: object store that holds the checkpoint.
-            number: part to read, from 1.
+            number: number of the part, counted from 1.
             target: uint8 memory of exactly the part.
             after: position in the shard's object; `target` already contains the data before this position.
-            present: shared objects whose data `target` already contains.
+            present: S3 objects that several shards share, and whose data `target` already contains.
             is_cancelled: returns True when the read must end early. The content of `target` is then undefined.
 
         Raises:

@@ -91,9 +91,10 @@ class SharedTensors:
         """Create the object before the shard's first upload.
 
         Args:
-            group_bytes: size in bytes at which a group of frozen tensors is complete, by default `GROUP_BYTES`.
-            least_bytes: minimum bytes of all offered tensors that are not frozen, by default `LEAST_BYTES`.
-            max_offered: maximum number of tensors in an offer to other ranks, by default `MAX_OFFERED`.
+            group_bytes: bytes of frozen tensors that fill one shared S3 object, by default `GROUP_BYTES`.
+                least_bytes: the rank names tensors that other ranks may also have (an offer) only if they have at least
+                    this many bytes together, by default `LEAST_BYTES`.
+                max_offered: maximum number of tensors in such an offer, by default `MAX_OFFERED`.
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes
@@ -239,7 +240,9 @@ class SharedTensors:
 
 
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
-    """Return which tensors are in which shared object, for the header of the shard's own object."""
+    """Return which tensors of a shard are stored in which shared S3 object.
+
+    The header of the S3 object that only this shard uses contains the result."""
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),
         replicated=tuple(each.group for each in planned if not each.is_frozen),

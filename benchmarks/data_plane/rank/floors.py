@@ -67,7 +67,9 @@ class Floors:
         return socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
 
     def round(self) -> dict[str, float]:
-        """Run every operation once with the other process, and return the seconds of each by its name."""
+        """Time every operation (such as a copy or a transfer) once, together with the other process.
+
+        Return the seconds by the name of the operation."""
         floors: dict[str, Callable[[], None]] = {
             "memcpy": self._copy,
             "digest": self._digest,

@@ -63,7 +63,7 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run one training session per line of stdin, until stdin is closed."""
+    """Read one load task per line of stdin, run it as one training session, and print its result as JSON."""
     print("{}", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

@@ -113,10 +113,10 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that members report about their own nodes, to add them to an incident that `found` opens.
+    """Return the faults that members report about their own nodes, when the faults in `found` open an incident.
 
-    Such a fault may have caused those in `found`. The result does not mark the faulty node as lost, because the job may
-    still need its shards.
+    The caller adds them to the incident, because they may have caused the faults in `found`. The result does not mark
+    the faulty node as lost, because the job may still need its shards.
     """
     known = {fault.node_id for fault in found}
     return tuple(

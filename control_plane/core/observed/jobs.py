@@ -224,7 +224,7 @@ class Departure:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the node's own live agent reports the fault."""
+        """Whether the node's agent reports this fault of its node now."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
 
 

@@ -499,7 +499,7 @@ class NamedOptimizer:
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
                     group[key].copy_(
                         value
-                    )  # Write into the group's tensor, which a compiled optimizer step may reference.
+                    )  # Keep the parameter group's tensor: a compiled step may reference it.
                 else:
                     group[key] = value
         for name, parameter in self.members:

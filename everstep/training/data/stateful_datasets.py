@@ -227,7 +227,7 @@ class _Batches(IterableDataset[object]):
 
 
 def _rebuild(loader: DataLoader[object], batches: _Batches) -> DataLoader[object]:
-    """Return a plain DataLoader with the options of `loader`, which reads from `batches`."""
+    """Return a plain DataLoader that reads from `batches` and has the other options of `loader`."""
     return DataLoader(
         batches,
         batch_size=None,

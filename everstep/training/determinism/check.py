@@ -63,7 +63,7 @@ _NOT_COMPILED = "the determinism check records here: compile optimizer.step() wi
 
 
 class CheckLink(NullLink):
-    """Replaces a rank's connection to its agent during a determinism check. It names the step to restore.
+    """Stands in for a rank's agent during a determinism check, and names the step to restore.
 
     Args:
         current: the pass (one of the check's three runs of the same steps) that this process makes.
