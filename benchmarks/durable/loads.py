@@ -90,11 +90,11 @@ def needed_bytes(layout: Layout, state_bytes: int) -> float:
 
 
 def measure(home: Path, *, rounds: int, size: ModelSize = SIZE) -> Iterator[Load]:
-    """Train and commit a step, then load the step with every layout in turn.
+    """Train and commit a step with four ranks, then load the step with 4, 3 and 6 ranks in turn (the layouts).
 
     Args:
         home: folder of the logs.
-        rounds: loads of each layout.
+        rounds: number of loads with each number of ranks.
         size: size of the model.
 
     Raises:

@@ -71,11 +71,11 @@ class Member:
     """One node of the group, with one rank. It connects to the other members as an agent does."""
 
     def __init__(self, folder: Path, rank: Rank, *, has_parity: bool) -> None:
-        """Create the node's slots, the state of its shard in the rounds, and its listener.
+        """Create the node's slots, its shard's state in the commit protocol, and its listening socket.
 
         Args:
-            folder: folder in shared memory for all members.
-            rank: the member's rank.
+            folder: folder in shared memory for all nodes of the group.
+            rank: the rank on this node.
             has_parity: True for shares of parity, False for two copies.
         """
         self.rank, self.node_id = rank, node_of(rank)

@@ -245,10 +245,10 @@ def in_words(drill: DrillObserved) -> str:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether the drill explains a fault of the node into which it injected its own fault.
+    """Return whether a fault is the consequence of a drill, on the node into which the drill injected its fault.
 
-    If the drill terminated an instance, AWS may report its end several generations later. The drill explains this
-    report too.
+    If the drill terminated an instance, AWS may report its end several generations later. This report counts as a
+    consequence too.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False

@@ -47,7 +47,7 @@ def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
 
 
 def stored(record: DiskRecord | None) -> DiskRecord | None:
-    """Return the history of a disk after a successful write. None if the disk counted as usable before."""
+    """Record a successful write in the history of a disk that was full. None if the disk has no history of failures."""
     return None if record is None else replace(record, has_stored=True)
 
 

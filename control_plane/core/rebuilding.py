@@ -124,7 +124,9 @@ def _rebuild(
 
 
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
-    """Return what a share's record says about the shard of `rank`: one of the shards from which the share was made."""
+    """Return the size and digest of the shard of `rank`, which a parity share's record lists.
+
+    The share is the XOR of parts of the listed shards."""
     return next(each for each in share.contributions if each.rank == rank)
 
 

@@ -356,7 +356,7 @@ class Attachment:
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
         if self._is_over:
-            raise StopIteration  # This error makes Lightning leave the loop without its epoch-end hooks.
+            raise StopIteration  # On StopIteration, Lightning leaves the loop and skips its epoch-end hooks.
         assert self._batches is not None
         self._batches.end_epoch()
 
@@ -422,7 +422,7 @@ class Attachment:
         """
         trainer = self._trainer
         if not trainer.lightning_module.automatic_optimization:
-            return 0  # With manual optimization, the module itself decides which batches form a step.
+            return 0  # The number of steps is unknown: the module decides which batches form a step.
         limits = [trainer.max_steps] if trainer.max_steps != -1 else []
         is_constant = not any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks)
         if is_constant and self._loop.max_epochs != -1:

@@ -94,7 +94,9 @@ def is_share(owner: Rank) -> bool:
 
 
 def holder_of(owner: Rank) -> Rank:
-    """Return the rank in an owner number: the holder of a share, or the owner of a shard."""
+    """Return the rank that a slot's owner number contains.
+
+    For a shard, it is the rank that owns the shard. For a parity share, it is the rank whose node holds the share."""
     return Rank(owner & ~SHARE_BIT)
 
 

@@ -65,11 +65,11 @@ class Pace:
     seconds: float = 0.0
 
     def and_also(self, steps: int, seconds: float) -> Pace:
-        """Return the sum of this pace and of `steps` more steps that took `seconds`."""
+        """Return this measurement of the training speed with `steps` more steps, which took `seconds`."""
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return this pace with both values multiplied by `KEPT_SHARE`, so that later measurements have more weight."""
+        """Return the measurement with steps and seconds multiplied by `KEPT_SHARE`, so that later steps have more weight."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property

@@ -96,7 +96,7 @@ class Stripe:
 
     @property
     def width(self) -> int:
-        """The number of chunks that are combined in one row of a share: one per other member."""
+        """The number of chunks whose XOR is one row of a parity share: one chunk of each other rank of the stripe."""
         return len(self.members) - 1
 
     def _first(self, rank: Rank, holder: Rank) -> int:

@@ -505,10 +505,10 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks in `strayed` (shards that the plan moved to other nodes) that have all planned copies again.
+        """Ranks whose shards the plan moved to other nodes (`strayed`), and whose new holders now all have a copy.
 
-        All planned holders of such a shard have sealed the base or a later step. A rank is included only if its owner
-        reports that every holder is in view.
+        Each planned holder of such a shard has sealed the base or a later step. A rank is included only if its node
+        reports that the commit waits for every holder (all are in view).
         """
         return tuple(
             each.rank
@@ -572,7 +572,9 @@ class Coordinator:
         return len(self.ranks) == self.world_size
 
     def advance(self) -> Coordinator:
-        """Commit, abandon, propose or stop, as far as the ranks' reports permit. A second call changes nothing."""
+        """Commit or abandon the proposed step, propose the next step, or stop, as far as the ranks' reports permit.
+
+        A second call with the same reports changes nothing."""
         before, after = None, self
         while after != before:
             before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
@@ -746,7 +748,7 @@ class Coordinator:
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
             # Propose the next multiple of the checkpoint interval instead, so that this step can become the checkpoint.
-            # The proposal must not be delayed by more steps than lay between the last two commits.
+            # Do so only if this delays the proposal by at most the distance of the last two commits (`cadence`).
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))
 

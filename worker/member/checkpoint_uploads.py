@@ -106,7 +106,9 @@ class CheckpointUploads:
         """The task of each running upload."""
 
     def hear(self, announcement: Announcement) -> None:
-        """Upload the step that the announcement marks. Cancel uploads whose slots are needed for the final step."""
+        """Upload the step that the coordinator's announcement marks for a checkpoint.
+
+        If it is the final step, cancel the uploads of older steps, because the ranks need their slots."""
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
             for step in shard.pinned:

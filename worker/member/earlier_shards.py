@@ -46,7 +46,7 @@ class EarlierShards:
             here: this node in the plan.
             loading: its `load_earlier` loads one shard of the previous layout into a slot of this node.
             store: this node's slots.
-            contents: names the earlier shards that ranks still load.
+            contents: records which earlier shards ranks still load, so that their slots are not overwritten.
         """
         self._contents = contents
         self._plan = plan

@@ -308,10 +308,10 @@ class Member:
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
 
-    # The methods below take part in the rounds.
+    # The methods below take part in the commit protocol (the rounds of docs/design.md).
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Begin to take part in the rounds. On the coordinator's node, also start the coordinator.
+        """Begin to exchange reports and announcements about commits. On the coordinator's node, also start the coordinator.
 
         Args:
             is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of
@@ -396,9 +396,9 @@ class Member:
                 await self.division.serve(session)
 
     def _keep_distance(self, distance: int) -> None:
-        """Pass the budget's distance between proposed steps to the coordinator, if the coordinator runs on this node.
+        """Pass the number of steps between two snapshots to the coordinator, if the coordinator runs on this node.
 
-        All ranks iterate together, so the measurements of the coordinator's node suffice.
+        The budget of this node computes the number. All ranks iterate together, so one node's measurements suffice.
         """
         if self.server is not None:
             self.server.keep_distance(distance)

@@ -283,7 +283,7 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load a shard of the previous layout and send the rank the path of its slot.
+        """Load the shard of a rank of an earlier launch, which had another number of ranks, and send the slot's path.
 
         If the load fails, the rank receives no answer, and a fault ends the generation.
         """
@@ -294,8 +294,8 @@ class RankLines:
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Measure the last iteration, grant a slot to a waiting rank, and report the step to the coordinator."""
         half = shard.page.rank()
-        # The coordinator may have proposed a step after the rank passed the previous boundary. If the rank now waits,
-        # it can still capture this step.
+        # The coordinator may have proposed a step too late for a rank that trains. A rank that has stopped, or waits in
+        # `close`, can still capture this step.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:

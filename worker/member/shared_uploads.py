@@ -116,7 +116,7 @@ class HelpedUpload(PartSharing):
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper node fails to send a part of the upload, and return this part (`Helpers.next_missing`)."""
+        """Wait until a helper node fails to send a part of the upload, and return the part (`Helpers.next_missing`)."""
         with self._changed:
             while True:
                 self._check()
@@ -239,7 +239,7 @@ class UploadHelper:
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop helping with uploads whose slots are needed for the final step."""
+        """Stop helping with uploads of an older step, if the announcement marks the final step for upload."""
         for task, step in self._serving.items():
             if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
                 task.cancel()

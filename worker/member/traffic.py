@@ -289,5 +289,7 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two empty pacing trials: one for snapshots of every step (True), one for longer intervals (False)."""
+    """Return two empty trials, which measure whether snapshots should wait for idle network time.
+
+    The key is True for the trial with a snapshot at every step, and False for the trial with longer intervals."""
     return {True: PacingTrial(), False: PacingTrial()}

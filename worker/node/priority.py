@@ -37,8 +37,8 @@ def work_at(niceness: int) -> None:
 
     If the thread belongs to a pool, its later work has this niceness, too.
     """
-    with contextlib.suppress(PermissionError):  # The kernel may not permit a higher priority.
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
+    with contextlib.suppress(PermissionError):  # Raising the priority needs a privilege.
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # Linux changes only the calling thread.
 
 
 def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> None:

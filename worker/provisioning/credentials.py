@@ -94,7 +94,7 @@ class RoleCredentials:
         self._token = token_of(plan, key).encode()
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that direct a rank's AWS SDK to this server."""
+        """Return the variables with which a rank's AWS SDK requests credentials from this agent's HTTP server."""
         assert self._server is not None, "it was begun"
         port = self._server.sockets[0].getsockname()[1]
         return {

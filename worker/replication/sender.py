@@ -310,7 +310,7 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                # A paced transfer does not measure the link's full rate.
+                # A transfer that waits for idle network time does not measure the link's full rate.
                 if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:

@@ -736,7 +736,9 @@ class IncomingShard:
 
 
 class Scratch:
-    """Buffers for chunks that do not arrive in a slot. Threads of streams reuse these buffers."""
+    """Buffers for received chunks that are not written into a slot, for example because they are combined by XOR.
+
+    Threads of streams reuse these buffers."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []

@@ -1,1 +1,1 @@
-"""The shards that this node owns: each shard's state in the rounds, its slots, and the page shared with its rank."""
+"""The shards that this node owns: each shard's state in the commit protocol, its slots, and its rank's shared page."""

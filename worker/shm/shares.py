@@ -197,8 +197,8 @@ class Shares:
         """Create the slots of the share before the first contribution.
 
         Args:
-            contributor: the rank that has announced its slots.
-            shard_bytes: the capacity of the slots of its shard.
+            contributor: the rank whose shard becomes part of the share. It has announced the size of its slots.
+                shard_bytes: this size in bytes.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.

@@ -512,7 +512,7 @@ class SlotStore:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # The slot was granted again right after the digest.
+        if slot.digests is not digests:  # The rank got the slot for another step meanwhile.
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -611,7 +611,7 @@ class SlotStore:
     async def digests(self, slot: Slot) -> ChunkDigests | None:
         """Return the chunk digests of a slot. For a sealed slot, unknown digests are computed first.
 
-        Return None if the content does not match its digest, or if the slot was granted again.
+        Return None if the content does not match its digest, or if the rank got the slot for another step meanwhile.
         """
         if slot.digests is None and not await self.verify(slot):
             return None

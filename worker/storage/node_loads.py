@@ -105,8 +105,8 @@ class NodeLoad:
             target: slot that receives this load's shard. The caller verifies the copied bytes.
 
         Returns:
-            The copied objects. The caller reads the other objects from S3, because their load failed, its slot was
-            reused, or the shards contradict each other.
+            The S3 objects whose tensors were copied. The caller reads the remaining objects from S3: their load failed,
+                its slot was reused, or the shards contradict each other.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

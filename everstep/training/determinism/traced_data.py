@@ -89,7 +89,7 @@ class TracedDataset(Dataset[object]):
             # Search in the process that fetches, because a worker has its own copies of the generators.
             self._generators = rng.find_generators([self.inner, self._collate])
             if get_worker_info() is not None:
-                calls.drain()  # Drop the calls that a forked worker has inherited from its parent.
+                calls.drain()  # A forked worker inherits its parent's list of recorded calls.
         before = rng.states(self._generators)
         again = fetch()
         rng.set_states(self._generators, before)
