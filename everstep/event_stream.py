@@ -43,7 +43,7 @@ The service sends a keep-alive every ten seconds.
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One complete message of the stream."""
+    """One complete message of a stream of server-sent events."""
 
     kind: str
     """`message`, `end` or `position`.

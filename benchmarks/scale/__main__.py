@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure how long the choice of holders takes, then how long rounds take."""
+    """Measure how long the choice of holders takes, then how long the commit of a step takes (a round)."""
     counts = QUICK_NODES if begun.is_quick else placement.NODES
     shapes = [(count, copies) for count in counts for copies in placement.COPIES]
     plans = [placement.plan_figure(count, copies) for count, copies in shapes]

@@ -576,7 +576,7 @@ def _misses(shard: ShardRecord) -> bool:
 
 
 def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tuple[int, float]]:
-    """Return the probabilities that every shard survives a simultaneous loss of 1, 2, 3 domains.
+    """Return the probabilities that every shard survives a simultaneous loss of 1, 2, 3 failure domains.
 
     A node whose failure domain is unknown counts as a separate domain.
     """

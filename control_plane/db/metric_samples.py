@@ -44,7 +44,7 @@ class _Chunk:
 
     @property
     def first_step(self) -> int:
-        """First step of the first point. It is at the beginning of `packed`, which lists the steps of all points first."""
+        """First step of the first point. `packed` begins with the steps of all points."""
         return int(_STEP.unpack_from(self.packed)[0])
 
     @property

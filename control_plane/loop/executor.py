@@ -304,7 +304,7 @@ class Executor:
                 continue  # The node still uploads logs. A later pass of the fleet loop decides this again.
             try:
                 if isinstance(action, MemberAction):
-                    # Before and after the call: AWS may answer a concurrent request with the older state.
+                    # Poll again before and after the call, because a concurrent poll may return the older state.
                     changed()
                     await self._change(lease, action)
                     changed()

@@ -341,9 +341,10 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
 
 def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
-    """Return the digest of one chunk, and close the readers that were idle for too long.
+    """Read one chunk from S3 and return its digest. Close connections that were unused for too long.
 
-    `idle_bytes` counts, for each reader, the bytes that other readers have read since its last read.
+    Each reader has an open connection to one S3 object. `idle_bytes` counts, for each reader, the bytes that other
+    readers have read since its last read.
     """
     chunk = xxhash.xxh3_128()
     for piece in pieces:

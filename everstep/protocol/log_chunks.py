@@ -45,11 +45,11 @@ SUFFIX: Final = ".jsonl"
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The first row of a log chunk. It gives the number and the stream positions of the chunk's first line."""
+    """The first row of a log chunk: the number of the chunk's first line, and its position in each rank's output."""
 
     first: int
     positions: dict[str, int]
-    """Offset of the chunk's first line in each stream, in bytes, by `<rank>.<stream>`."""
+    """Bytes of each rank's stdout and stderr that precede the chunk, by `<rank>.<stream>`."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

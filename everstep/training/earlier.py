@@ -263,7 +263,9 @@ class EarlierTensors:
         return self._entries.get(owner, {})
 
     def empty_entries(self, owner: str) -> Mapping[str, str]:
-        """Return the dtypes of one parameter's state tensors that are empty in a mapped shard, by the tensors' keys."""
+        """Return the dtypes of one parameter's optimizer-state tensors that have no elements in a mapped shard.
+
+        The keys are the names of the state entries, such as `exp_avg`."""
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:

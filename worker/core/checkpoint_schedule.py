@@ -69,7 +69,7 @@ class Pace:
         return Pace(self.steps + steps, self.seconds + seconds)
 
     def aged(self) -> Pace:
-        """Return the measurement with steps and seconds multiplied by `KEPT_SHARE`, so that later steps have more weight."""
+        """Return steps and seconds multiplied by `KEPT_SHARE`, so that later measurements have more weight."""
         return Pace(KEPT_SHARE * self.steps, KEPT_SHARE * self.seconds)
 
     @property

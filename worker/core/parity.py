@@ -47,7 +47,9 @@ class Stripe:
         return self.members[(place + 1 + chunk % self.width) % len(self.members)]
 
     def row_of(self, chunk: int) -> int:
-        """Return the row of a share that contains a chunk. The row depends only on the chunk's index."""
+        """Return the row of a parity share (one chunk, the XOR of one chunk per rank) that contains this chunk of a shard.
+
+        The row depends only on the chunk's index in the shard."""
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:

@@ -163,10 +163,10 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that no slot of the owner contains `step` any more, because its slot was granted for another content.
+        """Record that no slot of the owner's node contains `step` any more, because the rank got the slot for another step.
 
-        The rank may capture the step again with another result, so the peers' acknowledgements of the step are revoked.
-        The acknowledgements of the `foundation` stay valid, because this step is never captured again.
+        The rank may capture `step` again with another result, so the holders' acknowledgements of `step` no longer
+        count. Those of the newest committed step (`foundation`) still count, because this step is never captured again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)

@@ -311,7 +311,7 @@ class Member:
     # The methods below take part in the commit protocol (the rounds of docs/design.md).
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
-        """Begin to exchange reports and announcements about commits. On the coordinator's node, also start the coordinator.
+        """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator.
 
         Args:
             is_restarted: True if the agent adopted a running generation. The coordinator then waits for a report of

@@ -112,7 +112,7 @@ class HelpedLoad(PartSharing):
         self._end_own(number)
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
-        """Wait until a helper node fails to read a part of the shard, and return the part (`LoadShare.next_missing`)."""
+        """Wait until a helper node fails to read a part of the shard; return the part (`LoadShare.next_missing`)."""
         with self._changed:
             while True:
                 self._check()

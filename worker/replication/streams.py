@@ -522,7 +522,7 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # The send timed out. `ReplicaSender` decides when to cut the connection.
+        except BlockingIOError:  # No byte was accepted in time. `ReplicaSender` decides when to cut.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count

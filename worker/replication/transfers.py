@@ -414,9 +414,9 @@ async def _next(
 
 
 def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
-    """Check a message with digests, and return its number of digests.
+    """Check the sender's message with digests of further chunks, and return the number of these digests.
 
-    `known` is the number of digests that were received before.
+    `known` is the number of digests that the node has received in earlier messages.
     """
     count = chunk_count(begin.payload_bytes)
     named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)

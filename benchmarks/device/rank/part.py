@@ -21,7 +21,7 @@ PARTS: dict[str, Callable[[Hardware, int, int, Path], dict[str, object]]] = {
 
 
 def main() -> None:
-    """Run the part that the command line names, and write the result."""
+    """Run the part of the device benchmark that the command line names, and write its result to a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device.rank.part")
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", choices=(CUDA, HOST), required=True)

@@ -117,7 +117,7 @@ class Partner:
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def tell(self, word: int) -> None:
-        """Send 1 to announce a step, or 0 to announce the end."""
+        """Send rank 1 a 1 if rank 0 makes another step, or a 0 if rank 0 ends."""
         tensor = torch.tensor([word])
         work = dist.isend(tensor, 1)
         assert work is not None

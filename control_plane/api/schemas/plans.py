@@ -14,7 +14,7 @@ class RecoveryOdds(Shape):
 
 
 class DomainOdds(Shape):
-    """Probability that the job's memory survives the simultaneous loss of failure domains."""
+    """Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains."""
 
     lost_domains: int
     probability: float

@@ -59,7 +59,7 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
 
 
 def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:
-    """Return all sources of the state from which the failed generation started, so that later plans skip them."""
+    """Return all sources of the shards that the failed generation restored, so that later plans do not use them."""
     plan = view.seen.plan
     if plan is None or plan.base_step != failure.base_step:
         return ()

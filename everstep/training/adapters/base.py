@@ -379,11 +379,11 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars for which this rank must map further shards of the launch that saved the step.
+        """Return the names of scalars, such as `step`, that this rank must still find in shards of the earlier launch.
 
-        If a parameter has no elements on this rank, its optimizer state here consists of scalars, such as `step`, and
-        empty tensors. The shards mapped so far may not show whether the earlier optimizer had such state. The result
-        lists the scalars until a mapped shard contains state of the parameter.
+        The earlier launch saved the step, and this rank maps its shards one after another. A parameter without elements
+        on this rank still has scalars in the optimizer's state. The result lists them until a mapped shard contains
+        optimizer state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
