@@ -44,7 +44,7 @@ def digests(points: Sequence[Point]) -> bytes:
 
 
 def unchanged_count(before: bytes, now: bytes) -> int:
-    """Return how many first points two responses have in common, rounded down to whole blocks.
+    """Return how many points at the start of a metric are equal in two responses, rounded down to whole blocks.
 
     Args:
         before: digests of the earlier response.

@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # The key changes 3 times per hook timeout: of 3 heartbeats, a single lost one does not end the node.
+                # The key changes 3 times per hook timeout, so AWS gets 3 heartbeats, of which one may be lost.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",

@@ -89,8 +89,8 @@ class Departure:
 
         Args:
             run: the run that no longer needs this node. The call does nothing if the node works for another run.
-                then: called after the wait for uploads, with the record that binds the node to the run. The agent then
-                    calls `finish`, after it has executed the control plane's commands that arrived before.
+            then: called after the wait for uploads, with the record that binds the node to the run. The agent then
+                calls `finish`, after it has executed the control plane's commands that arrived before.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return
@@ -112,7 +112,9 @@ class Departure:
         then(membership)
 
     async def finish(self, membership: Membership) -> None:
-        """Remove the run of `membership` from this node, unless the node has promised a newer generation since."""
+        """Remove a run from this node, unless the node has promised a newer generation since.
+
+        `membership` names the run, and the generation that the node had promised when the removal began."""
         if membership == self._promise.membership:
             await self._release(membership.run, wait_seconds=0.0)
 

@@ -47,9 +47,9 @@ class Stripe:
         return self.members[(place + 1 + chunk % self.width) % len(self.members)]
 
     def row_of(self, chunk: int) -> int:
-        """Return the row of a parity share (one chunk, the XOR of one chunk per rank) that contains this chunk of a shard.
+        """Return the row of a parity share to which a chunk of a shard belongs. It depends only on the chunk's index.
 
-        The row depends only on the chunk's index in the shard."""
+        A row of a share is the XOR of one chunk of each other rank of the stripe."""
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:

@@ -163,7 +163,7 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that no slot of the owner's node contains `step` any more, because the rank got the slot for another step.
+        """Record that the owner's node no longer has `step` in a slot, because the rank got the slot for another step.
 
         The rank may capture `step` again with another result, so the holders' acknowledgements of `step` no longer
         count. Those of the newest committed step (`foundation`) still count, because this step is never captured again.
@@ -648,9 +648,9 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if another step may be marked for upload to S3.
+        """True if the coordinator may announce another step for upload to S3.
 
-        Fewer than `max_uploads` steps are then being uploaded, and all of them are among the newest steps in `marked`.
+        Fewer than `max_uploads` steps are then being uploaded. Each is one of the newest announced steps (`marked`).
         """
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}

@@ -118,7 +118,7 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, sent: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are newer than in `sent`, which is an earlier state of this object."""
+        """Return the nodes' reports that have arrived since `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:

@@ -66,7 +66,7 @@ class CheckpointUploads:
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
             contents: knows the newest committed step. Only this step, or the step that the generation restored, may be
-                    uploaded.
+                uploaded.
             faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
             dial: opens a session, in which a holder helps with an upload, to another node of the generation.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).

@@ -24,7 +24,8 @@ class KeptContents:
 
         Args:
             plan: plan of the running generation; never changes.
-            here: this node in the plan, with the contents to keep until the first commit.
+            here: this node in the plan, which names the slots (shard, generation and step) to keep until the first
+                commit.
         """
         self.committed: Step = NONE
         """The newest committed step in an announcement or on a rank's shared-memory page, or `NONE`."""
@@ -56,14 +57,14 @@ class KeptContents:
         return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
-        """Return the contents of a shard that must not be overwritten.
+        """Return which steps of a shard this node must not overwrite, each as a `Content` (generation and step).
 
         Args:
             rank: the owner of the shard or share.
             committed: a committed step that another node has reported; `NONE` if no node has.
 
         Returns:
-            The committed content. Before the first commit, the content to restore and the contents that the plan names.
+            The newest committed step. Before the first commit, the step to restore and the steps that the plan names.
         """
         step, base = max(self.committed, committed), self.base(rank)
         if self.is_loading_earlier:

@@ -369,10 +369,10 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard that this node has lost, then start the shard's senders.
+        """Fetch the restored step of a shard that this node has lost, then start the senders to the shard's holders.
 
-        When a session begins, the holder lists its sealed steps. The owner counts only those that it also holds. A
-        session that began before the fetch would therefore not count the base, even if the holder has it.
+        When a sender connects, the holder lists its sealed steps, and this node counts those that it has itself. A
+        sender that connects before the fetch would not count the restored step, even if the holder has it.
         """
         await self.base.regain(shard)
         self._supply(shard)

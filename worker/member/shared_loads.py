@@ -83,9 +83,9 @@ class HelpedLoad(PartSharing):
         Args:
             rank: the rank whose shard is loaded.
             peers: nodes that may read parts of the shard from S3 for this node, from `load_helpers`.
-                dialler: opens the sessions to these nodes.
-                parts: the parts into which the shard's S3 object is divided.
-                source: the source that the plan names for this shard, with the digest of the payload.
+            dialler: opens the sessions to these nodes.
+            parts: the parts into which the shard's S3 object is divided.
+            source: the source that the plan names for this shard, with the digest of the payload.
             slot: the slot that receives the chunks.
         """
         super().__init__(SharedParts.begin(parts.count), peers, "load")

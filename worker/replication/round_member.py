@@ -183,8 +183,7 @@ class RoundMember:
 
         Raises:
             MalformedMessage: the child reports for a node that is not below it in the tree of agents, or a report
-                contains
-                    ranks of another node.
+                contains ranks of another node.
             PeerLost: the connection ended.
         """
         await first_of(self._collect(session), self._announce(session))

@@ -330,9 +330,9 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop the measurement of sending time, after the queue or the number of delayed streams has changed.
+        """Start or stop to count sending time, after the queue of chunks has changed or streams began or ended a wait.
 
-        Time counts while the transfer has data that it may send.
+        Time counts while the transfer has chunks and at least one stream need not wait for idle network time.
         """
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()

@@ -81,7 +81,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
-        combining.prepare()  # The agent's loop may wait for the lock, but must not wait for an import.
+        combining.prepare()  # Import numpy before the lock is taken.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)
@@ -198,7 +198,7 @@ class Shares:
 
         Args:
             contributor: the rank whose shard becomes part of the share. It has announced the size of its slots.
-                shard_bytes: this size in bytes.
+            shard_bytes: this size in bytes.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.

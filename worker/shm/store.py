@@ -506,7 +506,7 @@ class SlotStore:
 
         Returns:
             The digest of the payload. None if the digest differs from the expected digest; the slot is then emptied.
-            Also None if the slot was granted again or its capture was abandoned.
+            Also None if the rank got the slot for another step, or abandoned the capture.
         """
         if slot.digests is not digests:
             return None
@@ -525,13 +525,12 @@ class SlotStore:
         Args:
             rank: the rank that owns the shard.
             index: index of the slot, which is WRITING with the step of `header`.
-            header: the content's sizes and the position of its index of tensors, as the process that wrote it reported
-                them.
-                expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
+            header: the content's sizes and the position of its index of tensors, as the writer reported them.
+            expected: the owner's digest, for a restored shard. Content with another digest is not sealed.
 
-            Returns:
-                The digest of the payload. None if it differs from `expected`, or if the slot was granted for another
-                step or its capture was abandoned meanwhile.
+        Returns:
+            The digest of the payload. None if it differs from `expected`, or if the slot was granted for another step
+            or its capture was abandoned meanwhile.
         """
         slot = self.shards[rank][index]
         digests, _ = self.follow(slot, header)

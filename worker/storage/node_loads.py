@@ -106,7 +106,7 @@ class NodeLoad:
 
         Returns:
             The S3 objects whose tensors were copied. The caller reads the remaining objects from S3: their load failed,
-                its slot was reused, or the shards contradict each other.
+            its slot was reused, or the shards contradict each other.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

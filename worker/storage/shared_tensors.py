@@ -92,9 +92,9 @@ class SharedTensors:
 
         Args:
             group_bytes: bytes of frozen tensors that fill one shared S3 object, by default `GROUP_BYTES`.
-                least_bytes: the rank names tensors that other ranks may also have (an offer) only if they have at least
-                    this many bytes together, by default `LEAST_BYTES`.
-                max_offered: maximum number of tensors in such an offer, by default `MAX_OFFERED`.
+            least_bytes: the rank names tensors that other ranks may also have (an offer) only if they have at least
+                this many bytes together, by default `LEAST_BYTES`.
+            max_offered: maximum number of tensors in such an offer, by default `MAX_OFFERED`.
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes

@@ -1,4 +1,4 @@
-"""The response to repeated failures: retry, change the node or the state, or give the job up."""
+"""The response to repeated failures: retry, replace the node, restore an older step, or give the job up."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():
-        # Put the chain on the parameters' device. Autograd runs one thread per device, and hooks in two threads run in
-        # no fixed order.
+        # Create this tensor on the parameters' device. Autograd runs one thread per device, so hooks on two devices
+        # would run in no fixed order.
         end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]

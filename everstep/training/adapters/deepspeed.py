@@ -507,7 +507,7 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Raise an error if `replay_powers` could not compute the powers of the betas for a CPU Adam.
+    """Raise an error if `replay_powers` could not restore a CPU Adam, which keeps powers of the betas privately.
 
     Args:
         name: registered name of the engine, for the error.
