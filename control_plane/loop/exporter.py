@@ -199,7 +199,7 @@ def retry_seconds(failure_count: int) -> float:
 
 
 class _Taken:
-    """The first events of a page of the event history, converted to the entries of one call to the receiver."""
+    """The events that one call sends to the receiver: as many of a page of the event history as fit into a call."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -88,9 +88,9 @@ class RoundReport(Message, frozen=True):
 
 
 class Announcement(Message, frozen=True, omit_defaults=True):
-    """The coordinator's whole state, sent from parents to children in the tree on every change.
+    """The coordinator's whole state, such as the proposed and the committed step.
 
-    It is also the first message on every new connection.
+    Each agent sends it to its children in the tree of agents after every change, and first on a new connection.
     """
 
     generation: Generation

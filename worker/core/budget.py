@@ -165,7 +165,9 @@ class Budget:
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval, in iterations, at which a cost of `cost` seconds is within `max_slowdown`."""
+        """Return the shortest interval between snapshots, in iterations, that keeps the slowdown within `max_slowdown`.
+
+        Each snapshot costs `cost` seconds of training time."""
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 

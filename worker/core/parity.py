@@ -187,9 +187,9 @@ class Share:
         return replace(share, announced=share.announced | {contribution})
 
     def accepts(self, rank: Rank, row: int) -> bool:
-        """Return whether the agent must combine a verified chunk with the slot's bytes.
+        """Return whether the agent must still combine (XOR) the chunk of `rank` with row `row` of this share.
 
-        A chunk must be combined only once. `rank` owns the chunk, which belongs to `row` of the share.
+        False if it has combined the chunk already, because a second XOR would remove the chunk again.
         """
         return not self._rows(rank) >> row & 1
 
@@ -205,9 +205,10 @@ class Share:
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
-        """Record that `rank` has sent its last chunk. `rows` are the rows of the share that need its chunks.
+        """Record that `rank` has sent its last chunk for this share.
 
-        The contribution becomes complete only if all of these chunks are applied.
+        `rows` are the rows of the share that contain a chunk of the rank. The rank counts as complete only if its
+        chunks are combined with all of these rows.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self

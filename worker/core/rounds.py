@@ -611,7 +611,8 @@ class Coordinator:
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
-            # A final step is captured only once. After a failed capture, the training ends without this step.
+            # The ranks try to capture the final step only once. If this fails, training ends without this step in
+            # memory.
             if self.proposed == self.final and not late:
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)

@@ -1,4 +1,4 @@
-"""The tree of agents over which the rounds of a generation travel, and the newest reports of the nodes below an agent.
+"""The tree of agents that carries the messages of the commit rounds, and the newest reports of the nodes below an agent.
 
 This module does no I/O.
 
@@ -195,5 +195,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields of a report that change rarely. The coordinator acts immediately when one of them changes."""
+    """Return the fields of a rank's report to which the coordinator reacts immediately, because they change rarely."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_steps, rank.held_step, rank.stored_step

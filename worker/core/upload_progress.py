@@ -36,9 +36,9 @@ class UploadProgress:
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
 
     def waiting(self, name: str, now: float) -> UploadProgress:
-        """Return the progress while the upload waits for an object of another rank.
+        """Record that the upload waits for an S3 object that another rank writes.
 
-        The beginning of a wait for a different object counts as progress.
+        The first wait for this object counts as progress of the upload. A repeated call does not.
         """
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 

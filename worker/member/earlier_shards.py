@@ -96,14 +96,16 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load a shard of the previous layout, unless it is loaded already. The caller holds the shard's lock."""
+        """Load the shard of an earlier launch's rank, unless it is loaded already. The caller holds the shard's lock."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load a shard of the previous layout for another node, if this node must load it for all nodes (its home).
+        """Load the shard of an earlier launch's rank for another node, if the plan makes this node its home.
+
+        The home of a shard is the node that loads it once for all nodes.
 
         If this node is not the home, cannot load the shard, or all of its ranks have loaded already, the method loads
         nothing. The other node then rebuilds the shard or reads S3 itself.

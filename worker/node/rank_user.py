@@ -111,7 +111,9 @@ class RankUser:
         return self.uid <= uid < self.uid + self.uid_count
 
     def at_turn(self, turn: int) -> RankUser:
-        """Return the Linux user of the node's job number `turn`, from 0. After the last uid, uids repeat."""
+        """Return the Linux user for the job with the number `turn` on this node, counted from 0.
+
+        Each job gets the next uid of the range. After the last uid, the first follows again."""
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:

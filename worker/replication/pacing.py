@@ -355,7 +355,7 @@ class NodePacer:
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Let the present pacer reserve a chunk's sending time if the wait is short (see `Pacer`)."""
+        """Reserve a chunk's sending time if the wait is short (see `Pacer.book`). The present pacer decides."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:

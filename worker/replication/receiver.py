@@ -308,8 +308,8 @@ class ReplicaReceiver:
                     slot_count=self._slot_count,
                 )
         except NoRoom as error:
-            # Answer without the slots. When the owner sends its first shard, this node refuses it and reports the same
-            # reason.
+            # Answer although the slots do not exist. When the owner sends its first shard, this node refuses the shard
+            # and reports the same reason.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 

@@ -594,10 +594,10 @@ class OwnedShard:
         self._on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the rank's page.
+        """Write the agent's half of the rank's shared page from this shard's state and the coordinator's announcement.
 
-        Without an announcement, three fields keep their values: the end of training, the agreed stop, and the step for
-        whose upload ranks wait (`hold`).
+        Without an announcement, the fields that follow from it keep their values: the end of training, the agreed stop,
+        and the step for whose upload ranks wait (`hold`).
         """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished

@@ -43,8 +43,8 @@ class NodeLoads:
         Args:
             store: this node's slots, in which the earlier loads seal their shards.
             rank: owner of the shard.
-            content: the content that the load seals.
-            parts: the parts of the shard.
+            content: generation and step that the load seals in a slot.
+            parts: the ranges in which the shard is read from S3.
 
         Returns:
             The load, for which the caller must call `end`.

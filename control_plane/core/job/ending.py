@@ -209,7 +209,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[Send, ...]:
-    """Return the request for an agreed stop, addressed to the coordinator. Empty unless ranks run on its node."""
+    """Return the request for an agreed stop, for the coordinator. Empty if no ranks run on the coordinator's node."""
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()

@@ -224,7 +224,7 @@ def without_departing(view: JobView) -> JobView:
         *returned,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
-    # The job gives up all nodes in `goes`, and other departing nodes as long as replacements remain.
+    # Give up all nodes in `goes`. Give up further departing nodes only while assigned nodes or spares can replace them.
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:
         return view

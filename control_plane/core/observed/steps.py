@@ -75,7 +75,7 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A source from which a node failed to load a shard.
+    """A slot of a node, or an S3 object, from which a node failed to load a shard.
 
     Later plans do not use this source, because its shard failed verification or because the source was unreachable in
     two loads.
