@@ -1,4 +1,4 @@
-"""The tree of agents that carries the messages of the commit rounds, and the newest reports of the nodes below an agent.
+"""The tree of agents, which carries the messages about commits, and the newest reports of the nodes below an agent.
 
 This module does no I/O.
 
