@@ -258,7 +258,7 @@ class Trainer:
         self.settle()
 
     def blocks(self) -> dict[str, object]:
-        """Run blocks of steps without (A) and with (B) snapshots, in the order ABBA."""
+        """Run blocks of steps with (A) and without (B) snapshots, in the order ABBA."""
         blocked = len(self._session.blocked_seconds)
         seconds = [self.block(kind) for kind in settings.order]
         self.settle()
