@@ -72,7 +72,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
-    """Return the sizes and counts of a run, as the command line requests."""
+    """Return the size of the state and the numbers of steps and repetitions, as the command line requests."""
     given = {name: value for name in (*MODEL, "order") if (value := getattr(arguments, name)) is not None}
     if arguments.gib is not None:
         given["state_bytes"] = round(arguments.gib * GIB)

@@ -39,9 +39,9 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve time for a piece that may start within `SHORT_SECONDS` (implements `Pacer`).
+        """Reserve the time at which the next piece is sent, if the wait is at most `SHORT_SECONDS` (implements `Pacer`).
 
-        Return the seconds to wait before the piece is sent. Return None, without a reservation, if the wait is longer.
+        Return the seconds to wait. Return None, without a reservation, if the wait is longer.
         """
         with self._lock:
             now = self._clock()

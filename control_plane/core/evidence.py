@@ -305,7 +305,7 @@ def track_silences(
     Args:
         known: the silences that the job's record contains.
         nodes: the members, with the reports of their agents.
-        progress: for each node, the progress that all other members report.
+        progress: by node, the newest step that the other members' reports prove, without the node's own report.
         now: Unix seconds.
         timeouts: the timeouts, whose lease decides when a silence begins to count.
 

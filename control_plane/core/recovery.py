@@ -184,7 +184,7 @@ def choose(survey: Survey) -> Restore:
         base = _shared_state(survey, base, {state: found[state] for state in states})
     _add_rebuilds(survey, base, found[base])
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
-    # Another job's ranks may divide their state in another way, even if both jobs have equally many ranks.
+    # A checkpoint of another job (NO_GENERATION) may divide the state in another way, even among as many ranks.
     is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
     return Restore(
         base_step=base.step,

@@ -376,7 +376,7 @@ class FaultCode(StrEnum):
     - ROLE_UNAVAILABLE: the agent could not get credentials of the job's IAM role.
     - RANKS_NOT_GONE: processes of an older generation do not exit.
     - TASKS_FULL: a rank ended because the job's processes and threads reached the limit of one node.
-    - COORDINATOR_UNREACHABLE: the node cannot reach the coordinator, so it cannot vote in the rounds.
+    - COORDINATOR_UNREACHABLE: the node cannot reach the coordinator, so it cannot vote on commits.
 
     Faults of a node's devices (docs/reference/metrics.md#node-faults):
 

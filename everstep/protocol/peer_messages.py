@@ -341,11 +341,11 @@ class OfferTensors(Message, frozen=True):
     owner_rank: Rank
     step: Step
     digests: tuple[Digest, ...]
-    """Digest of each offered item, 16 bytes each. An item is a tensor or a frozen object (see `frozen_count`)."""
+    """Digest of each listed item, 16 bytes each. An item is a tensor or a frozen object (see `frozen_count`)."""
     sizes: tuple[int, ...]
-    """Size of each offered item in bytes."""
+    """Size of each listed item in bytes."""
     frozen_count: int = 0
-    """Number of offered items that are frozen objects: S3 objects with tensors that training does not change. They
+    """Number of listed items that are frozen objects: S3 objects with tensors that training does not change. They
     precede all other items."""
 
 
@@ -353,9 +353,9 @@ class TensorsDivided(Message, frozen=True):
     """The answer to `OfferTensors`: the S3 object for each listed tensor, and the objects that the owner uploads."""
 
     objects: tuple[int, ...] = ()
-    """For each offered item, the number of the object that holds it; -1 if the object of the owner's shard holds it.
+    """For each listed item, the number of the object that holds it; -1 if the object of the owner's shard holds it.
 
-    Empty if the division does not include this offer, for example because it arrived too late. The owner then stores
+    Empty if the division does not include this list, for example because it arrived too late. The owner then stores
     all items in the object of its shard.
     """
     writes: tuple[int, ...] = ()

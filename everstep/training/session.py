@@ -528,9 +528,9 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Wait after the last step until it is committed.
+        """Wait after the last step of training until it is committed.
 
-        The wait also ends when no further commit can follow, or after the time limit.
+        The wait also ends when the agent reports that no step will be committed any more, or after the time limit.
         """
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:

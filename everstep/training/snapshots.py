@@ -566,8 +566,7 @@ class Snapshotter:
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
-            # No copy writes the bytes before this offset again: the copier has copied them, or they were copied at the
-            # boundary.
+            # The bytes before this offset are final: the copier has copied them, or they were copied at the boundary.
             final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes
             if chunks is not None:
                 chunks.reach(final_bytes)

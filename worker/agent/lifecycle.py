@@ -306,7 +306,7 @@ class Lifecycle:
     # The methods below start and watch the ranks.
 
     async def start(self) -> None:
-        """Start the training of a loaded generation: begin the rounds, and watch the ranks."""
+        """Start the training of a loaded generation: begin to vote on commits of steps, and watch the ranks."""
         promise, member = self.promise.value, self.member
         if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
             return

@@ -1,1 +1,1 @@
-"""Runs one generation on one node: loads shards, serves ranks, takes part in the rounds, and ends all of this work."""
+"""Runs one generation on one node: loads shards, serves ranks, votes on commits of steps, and ends all of this work."""

@@ -147,8 +147,8 @@ class BaseLoading:
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        An earlier rank is a rank of the previous layout, before the number of ranks changed. `EarlierShards` calls this
-        method once per shard. The load tries a source on this node first.
+        An earlier rank is a rank of the launch that saved the step with another number of ranks. `EarlierShards` calls
+        this method once per shard. The load tries a source on this node first.
 
         Args:
             rank: the earlier rank that owns the shard.
@@ -173,7 +173,7 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load a shard of the previous layout from its home: the node that gets it for all nodes (`home_of`).
+        """Load the shard of an earlier rank from its home: the node that gets it for all nodes (`home_of`).
 
         The home rebuilds the shard by parity, or reads it from S3. Return False if the home does not deliver the shard.
         Also return False if this node is the home, or if some node has the shard in memory: the caller then uses the

@@ -3,7 +3,8 @@
 The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten, so that its
 step can still be stored.
 
-Invariant: the slot of an upload is pinned before it can be granted again. At most `CheckpointPlan.max_uploads` uploads
+Invariant: the slot of an upload is pinned before a later step can reuse it. At most `CheckpointPlan.max_uploads`
+    uploads
 of a shard run at the same time.
 """
 
@@ -177,7 +178,7 @@ class CheckpointUploads:
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Upload the step that the coordinator marked, in the background.
 
-        The slot is pinned immediately, before it can be granted again. If `max_uploads` uploads of the shard
+        The slot is pinned immediately, before a later step can reuse it. If `max_uploads` uploads of the shard
         run already, the upload of the newest marked step begins when one of these uploads ends.
         """
         step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)

@@ -1,11 +1,11 @@
-"""Serves shards of the previous layout to the ranks of this node, after the number of ranks has changed (a relayout).
+"""Serves the shards of an earlier launch to the ranks of this node, after the number of ranks has changed.
 
     rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
          ◀─ FetchedShard ──
 
-The previous layout divided the state among the earlier ranks; its shards are the *earlier shards*. Each rank of the new
-generation reads the parts that it needs from them. If no node holds an earlier shard in memory, one node is its *home*
-(`home_of`). The home rebuilds it by parity or reads it from S3, and the other nodes fetch it from the home.
+The earlier launch divided the state among another number of ranks; its shards are the *earlier shards*. Each rank of
+the new generation reads the parts that it needs from them. If no node holds an earlier shard in memory, one node is its
+*home* (`home_of`). The home rebuilds it by parity or reads it from S3, and the other nodes fetch it from the home.
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class EarlierShards:
-    """Loads the shards of the previous layout, and sends their slots to the ranks that request them.
+    """Loads the shards of the launch with another number of ranks, and sends their slots to ranks on request.
 
     Only a generation with a relayout (another number of ranks) needs them. The generation's `Member` object owns it.
     """
@@ -39,12 +39,12 @@ class EarlierShards:
     def __init__(
         self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore, contents: KeptContents
     ) -> None:
-        """Create the object; `fetch` loads a shard of the previous layout.
+        """Create the object; `fetch` loads a shard of the earlier launch.
 
         Args:
             plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
             here: this node in the plan.
-            loading: its `load_earlier` loads one shard of the previous layout into a slot of this node.
+            loading: its `load_earlier` loads one shard of the earlier launch into a slot of this node.
             store: this node's slots.
             contents: records which earlier shards ranks still load, so that their slots are not overwritten.
         """

@@ -40,14 +40,14 @@ class KeptContents:
         """Return the content (step and generation of its capture) from which a rank is restored.
 
         Return None if the generation starts without a base, after a relayout (a change of the number of ranks), or for
-        a rank of the previous layout. For a share of parity, the result is the base of the rank that holds the share.
+        a rank that this generation lacks. For a parity share, the result is the base of the rank that holds the share.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the base content of a shard of the previous layout, which this generation's ranks read.
+        """Return which step of an earlier launch's shard this generation's ranks read, as a `Content`.
 
         `rank` owned this shard. Return None unless the number of ranks has changed (a relayout).
         """

@@ -1,4 +1,4 @@
-"""A node's part in one generation: the member loads shards, serves ranks and takes part in the rounds.
+"""A node's part in one generation: the member loads shards, serves ranks and votes on the commit of each step.
 
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ BaseLoading.load ─▶ Member.begin_rounds ─▶ replicas, uploads
             ─▶ Member.close
@@ -101,7 +101,7 @@ class Node:
 
 
 class Member:
-    """Loads shards, serves ranks and takes part in the rounds, for one generation on one node.
+    """Loads shards, serves ranks and votes on the commit of each step, for one generation on one node.
 
     The agent owns the object. It first calls `open` and `base.load`. A restarted agent that finds running ranks calls
     `adopt` instead.

@@ -61,7 +61,7 @@ NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Function that loads a shard of the previous layout, before the number of ranks changed (`EarlierShards.fetch`)."""
+"""Function that loads a shard of a launch with another number of ranks (`EarlierShards.fetch`)."""
 
 
 class RankLines:
@@ -108,8 +108,9 @@ class RankLines:
             on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
             earlier_layout: returns the base's layout if the base was captured by another number of ranks; otherwise
                 None.
-            fetch_earlier: loads a shard of the previous layout; None if the generation has no relayout.
-            is_loading_earlier: returns whether a rank of this node still loads shards of the previous layout.
+            fetch_earlier: loads a shard of the launch that had another number of ranks; None if the number is
+                unchanged.
+            is_loading_earlier: returns whether a rank of this node still loads such shards.
         """
         self.faults = ReportedFaults(on_change)
         self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)

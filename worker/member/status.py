@@ -38,7 +38,7 @@ class MemberStatus:
             plan: plan of the running generation; never changes.
             here: this node in the plan.
             shards: shards of this node's ranks.
-            rounds: exchanges the messages of the rounds with the neighbours in the tree of agents.
+            rounds: exchanges reports and announcements about commits with the neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
             stalls: returns a fault for each upload without progress; its argument is the present time of the event

@@ -32,9 +32,9 @@ from worker.tasks import Background
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 10.0
-"""Maximum seconds from the first offer of a step to its division.
+"""Maximum seconds from the first rank's list of tensors for a step until the tensors are divided.
 
-A rank that offers later uploads all of its tensors.
+A rank whose list arrives later uploads all of its tensors.
 """
 KEPT_STEPS: Final = 4
 """Number of the newest steps whose divisions the coordinator's agent keeps."""
@@ -47,14 +47,14 @@ class _Gathering:
     """Lists of the tensors that each rank holds at one step, as the coordinator's node collects them."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
-    """The offered tensors of each rank.
+    """The listed tensors of each rank.
 
-    None once the division has begun, because the offers of many ranks occupy several hundred megabytes.
+    None once the division has begun, because the lists of many ranks occupy several hundred megabytes.
     """
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
-    """Hash of each offer that the division includes. A rank that later offers other tensors receives no division."""
+    """Hash of each rank's list in the division. A rank that later sends another list receives no division."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set when all ranks have offered their tensors."""
+    """Event that is set when all ranks have sent their lists."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set when the assignment of tensors to ranks has ended. If it failed, `divisions` is empty."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])

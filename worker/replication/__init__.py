@@ -1,1 +1,1 @@
-"""Connects the agents of a generation: sessions, transfers of shards, and the rounds that commit steps."""
+"""Connects the agents of a generation: sessions, transfers of shards, and the votes that commit steps (rounds)."""

@@ -45,9 +45,9 @@ class Contributions:
         self._connected: set[Rank] = set()
         """Members (ranks of the stripe) with an open session to this node."""
         self._refused: set[Rank] = set()
-        """Members whose shard is too large, or for whose last offer this node lacked memory.
+        """Ranks whose shard is too large for the share, or whose shard's newest step this node had no memory for.
 
-        No other member waits for them. A member whose offer was refused for another reason will offer a newer step.
+        The other ranks do not wait for them. A rank whose shard was refused for another reason will send a newer step.
         """
         self._progress: dict[Rank, int] = {}
         """A number per member that changes whenever the member makes progress."""

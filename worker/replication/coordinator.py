@@ -54,7 +54,7 @@ class RoundServer:
         schedule: CheckpointSchedule | None = None,
         node_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Create the server with the rounds of one generation.
+        """Create the server for the commits of one generation. No step is proposed yet.
 
         Args:
             generation: the generation of these rounds.

@@ -1,4 +1,4 @@
-"""Takes part in the rounds of a generation, and relays the messages of the nodes below it in the tree of agents.
+"""Takes part in the votes on commits (rounds) of a generation, and relays messages of nodes below it in the tree.
 
     parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
                 ── Announcement ──▶ applied on this node, then ──▶
@@ -74,7 +74,7 @@ class RoundMember:
         on_silence: Callable[[], None] = lambda: None,
         delays: ReportDelays = REPORT_DELAYS,
     ) -> None:
-        """Create the object; the exchange of the rounds' messages begins with `run` or `run_local`.
+        """Create the object; the exchange of reports and announcements begins with `run` or `run_local`.
 
         Args:
             generation: the generation of these rounds.
@@ -116,7 +116,7 @@ class RoundMember:
         self._heard = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
-        """Take part in the rounds on the coordinator's own node, without a connection."""
+        """Exchange reports and announcements with the coordinator on this node itself, without a connection."""
 
         async def report(reports: Sequence[NodeReport]) -> None:
             server.take(reports)
@@ -137,7 +137,7 @@ class RoundMember:
     async def run(
         self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool
     ) -> None:
-        """Take part in the rounds until cancelled. After a broken connection, open a new one.
+        """Exchange reports and announcements with the parent node until cancelled. Open a new connection after a break.
 
         Args:
             dial: opens a round session to a node.

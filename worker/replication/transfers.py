@@ -147,8 +147,8 @@ async def send_shard(
             messages are sent.
 
     Returns:
-        The receiver's final answer. If the call is cancelled because the slot was granted again or its capture was
-        abandoned, the caller must send `CancelShard`.
+        The receiver's final answer. If the call is cancelled because the slot was reused for another step or its
+            capture was abandoned, the caller must send `CancelShard`.
 
     Raises:
         PeerLost: the connection is lost.

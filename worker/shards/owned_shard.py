@@ -59,12 +59,12 @@ class OwnedShard:
         on_change: Callable[[], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the object for one rank's shard, whose state in the rounds begins with `core`.
+        """Create the object for one rank's shard, whose state in the commit protocol begins with `core`.
 
         Args:
             rank: the rank that owns the shard.
             generation: number of the running generation.
-            core: initial state of the shard in the rounds.
+            core: initial state of the shard in the commit protocol.
             base: the content that the generation was restored from; None without a restore, or if the number of ranks
                 has changed since (a relayout).
             base_step: step that the generation starts from; used only if `base` is None.
@@ -321,10 +321,10 @@ class OwnedShard:
         self.granted_slot = half.slot
 
     def begin_load(self) -> None:
-        """Mark the load of the base on the shared page as begun, perhaps again after a failed load.
+        """Increase the number of loads on the shared page, before the agent writes any byte of the restored step.
 
-        The caller calls this method before it writes any byte of the base. A rank that has copied parts of an earlier
-        load must copy them again.
+        The agent may load again after a failed load. The new number makes a rank that has copied parts of the failed
+        load copy them again.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))

@@ -506,13 +506,13 @@ class SlotStore:
 
         Returns:
             The digest of the payload. None if the digest differs from the expected digest; the slot is then emptied.
-            Also None if the rank got the slot for another step, or abandoned the capture.
+            Also None if the slot was reused for another step meanwhile, or the rank abandoned the capture.
         """
         if slot.digests is not digests:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # The rank got the slot for another step meanwhile.
+        if slot.digests is not digests:  # The slot was reused for another step meanwhile.
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -587,8 +587,8 @@ class SlotStore:
             is_pressing: True if training waits for the result. The threads then run at the agent's priority.
 
         Returns:
-            True if the content matches the header, False if not. None if the slot is not sealed, or was granted again
-            during the call.
+            True if the content matches the header, False if not. None if the slot is not sealed, or was reused for
+                another step during the call.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
@@ -610,7 +610,7 @@ class SlotStore:
     async def digests(self, slot: Slot) -> ChunkDigests | None:
         """Return the chunk digests of a slot. For a sealed slot, unknown digests are computed first.
 
-        Return None if the content does not match its digest, or if the rank got the slot for another step meanwhile.
+        Return None if the content does not match its digest, or if the slot was reused for another step meanwhile.
         """
         if slot.digests is None and not await self.verify(slot):
             return None
@@ -624,7 +624,7 @@ class SlotStore:
             work: only reads, and returns soon after a cancellation.
 
         Returns:
-            The result of `work` (never None), or None if the slot was granted again during the call.
+            The result of `work` (never None), or None if the slot was reused for another step during the call.
         """
         task = asyncio.create_task(work)
         slot.readers.add(task)

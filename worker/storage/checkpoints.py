@@ -325,7 +325,7 @@ class _Upload:
             except StorageError as error:
                 if not error.retryable:
                     raise
-                # Only log the error: after an exception, the next attempt would send the rank's own object again.
+                # Log the error and ask S3 again. An exception would repeat the upload of the rank's own object.
                 log.info("S3 does not say whether it has the objects of other ranks: %s", error)
             if not left:
                 return

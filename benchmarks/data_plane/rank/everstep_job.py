@@ -85,9 +85,9 @@ class CommitWatch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def expect(self, step: int) -> None:
-        """Start to check whether this step is committed. Called when the script has just passed the step's boundary.
+        """Begin to poll whether this step is committed. Called when the script has just passed the step's boundary.
 
-        If an earlier step is not committed yet, the checks start without the usual pause.
+        The first poll follows after a pause, or immediately if an earlier step is not committed yet.
         """
         with self._changed:
             self._begun = time.perf_counter()
