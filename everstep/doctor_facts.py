@@ -124,7 +124,7 @@ def gather(
 
 
 def service_facts(profile_name: str | None = None) -> ServiceFacts:
-    """Return the facts about the service, or the reason why it does not respond."""
+    """Return the facts about the control plane's API, or the reason why it does not respond."""
     endpoint = ""
     try:
         client: Any = sdk.client(profile_name=profile_name)

@@ -39,7 +39,7 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the time at which the next piece is sent, if the wait is at most `SHORT_SECONDS` (implements `Pacer`).
+        """Reserve the time at which the next piece is sent, if the wait is within `SHORT_SECONDS` (see `Pacer`).
 
         Return the seconds to wait. Return None, without a reservation, if the wait is longer.
         """

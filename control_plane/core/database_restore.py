@@ -88,7 +88,7 @@ def first_event_id(newest: int, now: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """The changes that the manifests in S3 require in the restored rows of one run."""
+    """The differences between one run's rows in a restored database and the run's manifests in S3."""
 
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.

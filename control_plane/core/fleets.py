@@ -282,7 +282,7 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                # The fleet already requested a replacement while it held the node, so do not request a second one.
+                # The group already has a replacement, requested when the fleet began to hold the node.
                 if _has_successor(row):
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 

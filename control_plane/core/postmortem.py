@@ -200,7 +200,7 @@ def _stack(stack: Stack) -> str:
 
 
 def _spans(ranks: Iterable[int]) -> str:
-    """Return ranks as text, neighbours joined: `0-3, 7`."""
+    """Return rank numbers as text, with consecutive numbers joined: `0-3, 7`."""
     spans: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

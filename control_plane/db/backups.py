@@ -68,7 +68,7 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """The changes that the objects in S3 require in one restored run, with the manifests of the checkpoints to add."""
+    """The changes of one run's rows after a restore of the database, and the manifests of the checkpoints to add."""
 
     changes: Reconciliation
     manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]

@@ -199,7 +199,7 @@ def retry_seconds(failure_count: int) -> float:
 
 
 class _Taken:
-    """The events that one call sends to the receiver: as many of a page of the event history as fit into a call."""
+    """The events that one call sends to the receiver: the first of a page of the history, at most one per job."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -365,7 +365,8 @@ class Ec2:
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
         if instance.state == life.told:
             return
-        # Also send the event of the transitional state, because moto skips it and a pass may miss it.
+        # Also send the event of the state before, such as pending: moto skips this state or leaves it between two
+        # passes.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.told:

@@ -103,10 +103,10 @@ class StreamCount:
     is_settled: bool = False
 
     def measured(self, bytes_per_second: float) -> StreamCount:
-        """Record the total rate of one transfer that was large enough to measure.
+        """Record the rate of a finished transfer, to find the best number of parallel streams.
 
         Args:
-            bytes_per_second: rate of the transfer, summed over all its streams.
+            bytes_per_second: rate of the transfer over all its streams. The transfer was large enough to measure.
 
         Returns:
             The state with the number of streams for the next transfer.

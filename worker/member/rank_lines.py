@@ -175,7 +175,7 @@ class RankLines:
 
     @property
     def is_idle(self) -> bool:
-        """True if no task creates, grants or digests a slot of this node's ranks."""
+        """True if no background task of this object runs, such as the creation or the digest of a slot."""
         return self.background.is_idle
 
     async def idle(self) -> None:

@@ -452,9 +452,9 @@ class _Buffers:
 
 
 class _PartQueue(ChunkQueue):
-    """A queue of chunks that calls `on_sent` for each chunk that the kernel has accepted completely.
+    """The chunks to send to the owner of a shard. The object calls `on_sent` after the kernel has accepted a chunk.
 
-    The threads of all data connections (streams) of the session use it.
+    The threads of all data connections (streams) of the session take their chunks from it.
     """
 
     def __init__(self) -> None:

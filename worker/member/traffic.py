@@ -269,7 +269,7 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Choose whether the chunks of the snapshot of `step` wait for idle network time or are sent at once."""
+        """Choose whether the snapshot of `step` is sent at once, or only while training leaves the network idle."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)

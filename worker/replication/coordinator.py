@@ -106,7 +106,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """Whether the last commit of the training is announced, and the state of the stop on which all ranks agree."""
+        """Whether the coordinator proposes no further step, and the state of the stop on which all ranks agree."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:

@@ -198,7 +198,7 @@ class OwnedShard:
 
     @property
     def held(self) -> frozenset[tuple[NodeId, Step]]:
-        """Pairs (peer, step): the peer has acknowledged that it holds the step, and has not revoked this."""
+        """Pairs (node, step): the node has acknowledged that it holds this shard at the step, and still holds it."""
         return self._core.held
 
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:

@@ -81,7 +81,7 @@ class Slot:
     """Digests of the chunks that a running transfer into this slot has received and verified, by chunk index."""
 
     def is_written_with(self, content: Content) -> bool:
-        """Return whether the slot is being filled with `content`."""
+        """Return whether the slot is being filled with the shard of this step and generation (`content`)."""
         return self.file.header.state is SlotState.WRITING and self.file.content == content
 
     @property

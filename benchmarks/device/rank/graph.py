@@ -110,8 +110,8 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             "registered_bytes": registration.registered_bytes,
         }
         kept = _Kept(model, folder / "slot-2")
-        # Let the GPU driver pin the slot first. Otherwise, the host would wait for each copy, and the part could not
-        # detect copies that overlap a replay.
+        # Let the GPU driver pin the slot first. Copies into an unpinned slot make the host wait, so that no copy would
+        # overlap a replay of the graph, and this benchmark would not test the overlap.
         copier.prepare(kept.memory)
         if isinstance(copier, CudaCopier):
             registration.wait(other.mapped_bytes + kept.memory.span[1])
@@ -120,7 +120,7 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
             replay()
             clones = {name: bytes_of(tensor).clone() for name, tensor in model.tensors().items()}
             between = copier.start(kept.copies(), errors.append)
-            # Make the next replay wait on the device until the snapshot is copied.
+            # Make the next replay of the CUDA graph wait on the device until the snapshot is copied.
             hardware.fence(between)
             replay()
             between.join()

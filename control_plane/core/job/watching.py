@@ -136,7 +136,7 @@ def _with_notices(view: JobView) -> JobView:
 
 
 def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
-    """Return the order to the coordinator for the checkpoint that a user or a notice of AWS requires.
+    """Return the order to the coordinator to upload a checkpoint, if a user or a notice of AWS requires one.
 
     Each decision about the job repeats the order until the checkpoint is in S3.
     """

@@ -295,7 +295,7 @@ class PlainAdapter:
     """Returns this rank's local memory of a tensor."""
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Return optimizer state or a gradient in the form that torch keeps for this parameter.
+        """Wrap a local tensor of optimizer state, or a local gradient, in the form that torch keeps for this parameter.
 
         The result shares the memory of `local`, because a restore may fill that memory later.
         """
