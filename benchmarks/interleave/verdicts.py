@@ -71,5 +71,5 @@ def _verdict(row: Row) -> Verdict:
 
 
 def beats_uniform(figure: Figure) -> bool:
-    """Return True if the whole interval of Everstep's slowdown is below the interval of the scheme UNIFORM."""
+    """Return True if Everstep's slowdown is surely below that of the scheme UNIFORM: their intervals do not overlap."""
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

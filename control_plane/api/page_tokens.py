@@ -115,7 +115,7 @@ def text(part: Any) -> str:
 
 
 def moment(part: Any) -> datetime:
-    """Return an element of a token as a time in UTC, or raise ValueError."""
+    """Return an element of a decoded page token as a time in UTC, or raise ValueError."""
     found = datetime.fromisoformat(text(part))
     if found.tzinfo is None:
         raise ValueError(NOT_OURS)

@@ -391,7 +391,7 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
 
 
 def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
-    """Return the counters of time at each bound of the time buckets, interpolated between the stored `points`.
+    """Return the counters of time at each bound of a report's hours, days or weeks, interpolated between `points`.
 
     Before the first point and after the last, the counters do not change.
     """

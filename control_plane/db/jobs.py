@@ -443,8 +443,8 @@ class JobTotals:
 def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTotals:
     """Add up the time and cost of all jobs of a fleet.
 
-    All sums are zero if the fleet never had a job. `buckets` contains the names of the buckets to add up. `session`
-    comes from `Database.read` or `Database.write`.
+    All sums are zero if the fleet never had a job. `buckets` names the kinds of time, such as `train`, to add up.
+    `session` comes from `Database.read` or `Database.write`.
     """
     names = tuple(buckets)
     spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]

@@ -61,7 +61,7 @@ _Chunk = tuple[int, int, bytes, tuple[str, ...]]
 
 
 def _chunks(session: Session, wanted: Mapping[str, str]) -> Mapping[str, list[_Chunk]]:
-    """Return the chunks of one metric of each run, sorted by step."""
+    """Return the stored chunks (series of consecutive points) of one metric of each run, sorted by step."""
     found: defaultdict[str, list[_Chunk]] = defaultdict(list)
     if not wanted:
         return found

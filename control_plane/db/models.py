@@ -125,7 +125,7 @@ class RunLengths(TypeDecorator[_Runs]):
         value: _Runs | None,
         dialect: Dialect,  # noqa: ARG002
     ) -> list[list[str | float]] | None:
-        """Convert the pairs of value and repetitions to lists, because JSON has no tuples."""
+        """Convert each pair (value, number of repetitions) to a list, because JSON has no tuples."""
         return None if value is None else [list(run) for run in value]
 
     def process_result_value(

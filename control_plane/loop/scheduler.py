@@ -27,7 +27,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Scheduler(Generic[K]):
-    """Runs `work` for the keys that callers wake.
+    """Runs `work` for each key, such as a job's run id, after a caller has called `wake` with the key.
 
     All methods run on the server's event loop. An exception of `work` delays only the next run of the same key. `work`
     must log its own exceptions, because the scheduler does not.
@@ -96,7 +96,7 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     async def idle(self) -> None:
-        """Wait until no key is due and no work runs."""
+        """Wait until no work runs, and no woken key waits for its run."""
         while self._running:
             await asyncio.wait(self._running.values())
 

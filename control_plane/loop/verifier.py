@@ -52,7 +52,7 @@ S3 itself ends connections that are idle for too long.
 
 
 class Verifier:
-    """The loop that verifies checkpoints. The argument `idle_bytes` replaces `IDLE_BYTES`."""
+    """The background loop that verifies checkpoints. Tests replace `IDLE_BYTES` by the argument `idle_bytes`."""
 
     def __init__(
         self, database: Database, objects: ObjectStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES

@@ -64,7 +64,7 @@ MAX_STDIN_LENGTH: Final = 65_536
 
 
 class Stream(StrEnum):
-    """The stream of a rank that `jobs logs` prints."""
+    """Which output of each rank `jobs logs` prints."""
 
     STDOUT = "stdout"
     STDERR = "stderr"

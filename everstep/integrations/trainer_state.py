@@ -144,7 +144,7 @@ class History:
         self._encoded = b""
 
     def encode(self, entries: list[dict[str, Any]]) -> bytes:
-        """Return the entries as one compressed stream of JSON lines.
+        """Return the entries of the trainer's log history as one compressed stream of JSON lines.
 
         Between two calls, the caller may only append to the list, because earlier entries are not encoded again.
         """

@@ -58,7 +58,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """One piece of one copy of a snapshot, and the time at which the sender should send it."""
+    """One chunk of a snapshot for one holder, and the time at which the sender should send it."""
 
     copy: int
     """Index of the copy that the chunk belongs to, from 0. Each copy goes to another holder."""

@@ -1,6 +1,6 @@
 """Divides tensors that are equal on several ranks among these ranks, so that one rank writes each to S3. Pure.
 
-With data parallelism, ranks hold equal tensors. Each rank offers the digests of its captured tensors, and `divide`
+With data parallelism, ranks hold equal tensors. Each rank reports the digests of its captured tensors, and `divide`
 assigns equal tensors to writers:
 
     rank 0 holds  a b c x       object 0 = a    written by rank 0

@@ -168,9 +168,9 @@ class HeldSnapshots:
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
-        """Return the reason why slots cannot be kept for an export now, or an empty string.
+        """Return the reason why this node cannot keep slots for an export now, or an empty string.
 
-        The caller checks twice, because a reason can appear while the hold begins.
+        Callers check before and after they prepare the export, because a reason can appear meanwhile.
         """
         heard = self._heard
         if self._is_closed:

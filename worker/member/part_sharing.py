@@ -50,7 +50,7 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Return True if the owner (this node) must transfer a part, False if a helper node transfers it."""
+        """Return True if this node must upload or download a part of its shard, False if a helper node does it."""
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:

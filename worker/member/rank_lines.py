@@ -315,7 +315,7 @@ class RankLines:
     # The method below handles the coordinator's announcements.
 
     def hear(self, announcement: Announcement) -> None:
-        """Apply an announcement to the shards and the ranks' shared pages, notify waiting ranks, and grant slots."""
+        """Apply the coordinator's announcement to shards and shared pages, notify waiting ranks, and grant slots."""
         self.traffic.hear(announcement.pacing)
         for shard in self._shards.values():
             if shard.hear(announcement):

@@ -614,7 +614,7 @@ class IncomingShard:
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:
-        """Return the damaged chunks and forget them. The caller requests these chunks again.
+        """Return the chunks that arrived with a wrong digest, and clear the list. The caller requests the chunks again.
 
         Called on the event loop.
         """

@@ -21,7 +21,7 @@ STARTED = (MemberPhase.RUNNING, MemberPhase.EXITED)
 
 
 def load_and_start(view: JobView) -> Decision:
-    """Wait until every node has loaded its shards, then until every node has started its ranks."""
+    """Order the members to load their shards. When all have loaded, order them to start their ranks."""
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
     if is_loading and any(report.phase in STARTED for report in view.reports.values()):
