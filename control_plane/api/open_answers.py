@@ -4,6 +4,8 @@ The API checks a token once, at the start of the request. Without further checks
 outlive a revocation. This middleware therefore checks the token every `POLL_SECONDS`, from the second part of a
 response on.
 
+While the database does not answer, no token can be revoked, and responses continue.
+
 Invariant: a response that consists of one part causes no check.
 """
 
@@ -15,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -68,5 +71,10 @@ class WhileTokenIsGood:
         is_good = True
         while is_good:
             await asyncio.sleep(self._look_seconds)
-            is_good = await asyncio.to_thread(self._is_good, scope, token_id)
+            try:
+                is_good = await asyncio.to_thread(self._is_good, scope, token_id)
+            except SQLAlchemyError as error:
+                log.warning(
+                    "could not check the token of a response to %s; the next check follows: %s", scope["path"], error
+                )
         return answering.cancel()

@@ -48,6 +48,7 @@ from types import UnionType
 from typing import TypeVar
 
 from fastapi import APIRouter, WebSocket
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
@@ -141,6 +142,10 @@ async def connect(websocket: WebSocket) -> None:
         token = await asyncio.to_thread(find_token, services, secret)
     except Unauthenticated:
         token = None
+    except SQLAlchemyError as error:
+        await websocket.accept()  # A refused handshake (HTTP 403) would tell the agent that its token is invalid.
+        await _refuse(services, websocket, "?", None, _database_away(error))
+        return
     if token is None or token.kind == TokenKind.USER:
         await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
@@ -163,12 +168,24 @@ async def connect(websocket: WebSocket) -> None:
             await asyncio.to_thread(_note, services, hello, admission)
             await _serve(websocket, services, hello, admission)
     except _Refusal as refusal:
-        log.warning("agent of node %s: closed with %d: %s", node_id, refusal.code, refusal.reason)
-        _count(services, proven, refusal.code)
-        await _close(websocket, refusal)
+        await _refuse(services, websocket, node_id, proven, refusal)
+    except SQLAlchemyError as error:
+        await _refuse(services, websocket, node_id, proven, _database_away(error))
     except WebSocketDisconnect as gone:
         log.info("agent of node %s: disconnected (%d)", node_id, gone.code)
         _count(services, proven, gone.code)
+
+
+async def _refuse(
+    services: Services, websocket: WebSocket, node_id: str, proven: str | None, refusal: _Refusal
+) -> None:
+    log.warning("agent of node %s: closed with %d: %s", node_id, refusal.code, refusal.reason)
+    _count(services, proven, refusal.code)
+    await _close(websocket, refusal)
+
+
+def _database_away(error: SQLAlchemyError) -> _Refusal:
+    return _Refusal(TRY_AGAIN, f"the database does not answer: {type(error).__name__}")
 
 
 def _count(services: Services, proven: str | None, code: int) -> None:
@@ -245,7 +262,7 @@ async def _read(
         now = services.now()
         if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
             # A negative time since the last check means that the clock was set back. The session is then checked now.
-            await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
+            await _check_session(services, node_id, admission.session_id)
             checked_at = now
             if hello.public_key is not None and not 0 <= (now - certified_at).total_seconds() < RENEWAL_SECONDS:
                 services.registry.send(node_id, _certificate(services, hello, admission.fleet))
@@ -424,6 +441,17 @@ def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None
         if not nodes.mark_joined(session, node_id, now):
             _require_not_joined(session, node_id)
         tokens.revoke_sessions(session, node_id, now, but=session_id)
+
+
+async def _check_session(services: Services, node_id: NodeId, session_id: str) -> None:
+    """Check an open connection's session (`_require_session`). Skip the check while the database does not answer.
+
+    An outage of the database, for example a fail-over, must not disconnect all agents.
+    """
+    try:
+        await asyncio.to_thread(_require_session, services, node_id, session_id)
+    except SQLAlchemyError as error:
+        log.warning("agent of node %s: could not check its session; the next check follows: %s", node_id, error)
 
 
 def _require_session(services: Services, node_id: NodeId, session_id: str) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
 import pytest
 from cryptography import x509
 from msgspec import structs
+from sqlalchemy.exc import OperationalError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_plane.api.memberships import SHARED_SECONDS
 from control_plane.api.routes.agents import MALFORMED, OTHER_VERSION, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db.session import Database
 from everstep.protocol.agent_messages import (
     MAX_SNAPSHOT_READ_BYTES,
     AgentReport,
@@ -162,6 +165,46 @@ async def joined(service, token: str, node: str) -> str:
         await until(lambda: service.services.registry.views()[node].report)
     await until(lambda: not service.services.registry.views()[node].is_connected)
     return session
+
+
+class Outage:
+    """A database that does not answer while `is_away`."""
+
+    def __init__(self, database: Database) -> None:
+        self.is_away = False
+        self._database = database
+
+    def read(self):
+        self._answer()
+        return self._database.read()
+
+    def write(self):
+        self._answer()
+        return self._database.write()
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise OperationalError("SELECT 1", {}, Exception("the database is away"))
+
+
+async def test_an_outage_of_the_database_closes_no_connection_and_new_ones_come_later(service, token, node, caplog):
+    outage = Outage(service.database)
+    service.app.state.services = replace(service.services, database=outage)
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+        await opened.send(encode(report(node, sequence=1)))
+        await until(lambda: service.services.registry.views()[node].report)
+        outage.is_away = True
+        service.clock.advance(SESSION_CHECK_SECONDS)
+        await opened.send(encode(report(node, sequence=2)))
+        await until(lambda: service.services.registry.views()[node].report.sequence == 2)
+        async with line(service, session) as another:
+            assert await closed(another) == (1013, "the database does not answer: OperationalError")
+        assert service.services.registry.views()[node].is_connected
+    outage.is_away = False
+    async with line(service, session) as opened:
+        await join(opened, node)
+    assert "Exception in ASGI application" not in caplog.text
 
 
 def test_an_agent_that_leaves_before_it_is_refused_causes_no_error(service, token):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import OperationalError
 
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.open_answers import WhileTokenIsGood
@@ -207,6 +208,24 @@ async def test_an_answer_whose_token_stays_good_comes_to_its_own_end() -> None:
 
     await WhileTokenIsGood(app, is_good, poll_seconds=0)(scope(), nothing_comes, sent_to_nobody)
     assert set(looks) == {"tok-1"}
+
+
+async def test_an_outage_of_the_database_neither_ends_a_response_nor_its_checks(caplog) -> None:
+    def is_good(*_: object) -> bool:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OperationalError("SELECT 1", {}, Exception("the database is away"))
+        return False
+
+    async def app(_scope, _receive, send) -> None:
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await asyncio.Event().wait()
+
+    looks = list[int]()
+    async with asyncio.timeout(20):
+        await WhileTokenIsGood(app, is_good, poll_seconds=0)(scope(), nothing_comes, sent_to_nobody)
+    assert len(looks) == 2
+    assert "the database is away" in caplog.text
 
 
 async def test_an_answer_in_one_piece_is_not_looked_after() -> None:
