@@ -168,7 +168,8 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
     """Return OTHER_NODE (another node takes over the failing ranks) if this course applies, else None.
 
-    It applies if one node caused all failures in `alike`, a spare exists, and `tried` contains no change of node.
+    It applies if one node caused all of the similar failures in `alike`, a spare exists, and the job has not tried
+    another node yet (`tried`).
     """
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None

@@ -417,7 +417,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # Another server holds the lease; after a mere renewal, try again.
+                    raise  # The newest lease failed too, so another server has taken it over.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -292,7 +292,7 @@ class Ec2:
     def unplan(self) -> list[str]:
         """Cancel all planned ends of instances, with their Spot, rebalance and maintenance notices.
 
-        Return the ids of the instances that had one.
+        Return the ids of the instances that had a planned end or such a notice.
         """
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
         warned = [

@@ -84,7 +84,7 @@ class Maintenance(_OnInstance, frozen=True):
 class BlockEnd(_OnInstance, frozen=True):
     """End an instance half an hour before the end of its Capacity Block.
 
-    The warning contains the id of the reservation and the end time of the block.
+    AWS's event that announces the end contains the id of the reservation and the end time of the block.
     """
 
     after: After = 600.0

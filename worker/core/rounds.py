@@ -250,7 +250,7 @@ class Shard:
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Peers whose acknowledgement a vote waits for: the peers in view and the returning peers."""
+        """Holders for whose acknowledgement this shard's vote waits: those in view, and those returning to the view."""
         return self.view | self.returning
 
     @property
@@ -719,7 +719,8 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        # A restarted coordinator may have heard of the request for the stop, or of the confirmed stop, but not of both.
+        # A restarted coordinator may know only one of them: the user's request to stop, or the stop that ranks
+        # confirmed.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:

@@ -38,7 +38,7 @@ def work_at(niceness: int) -> None:
     If the thread belongs to a pool, its later work has this niceness, too.
     """
     with contextlib.suppress(PermissionError):  # Raising the priority needs a privilege.
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # Linux changes only the calling thread.
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # On Linux, 0 means the calling thread only.
 
 
 def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> None:

@@ -794,7 +794,7 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # The shim had reported this end, but had not written it.
+                self._disk.write_end(known)  # The dead shim had reported this end to the agent, but not to the disk.
                 continue
             await _kill(record)
             if record.cgroup:

@@ -522,7 +522,7 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # No byte was accepted in time. `ReplicaSender` decides when to cut.
+        except BlockingIOError:  # The peer reads nothing. `ReplicaSender` decides when to disconnect.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count
@@ -724,7 +724,7 @@ class IncomingShard:
             return not self._claimed
 
     async def close(self) -> None:
-        """Let no thread begin to receive another chunk, and wait until the chunks in progress have arrived or failed.
+        """Stop receiving further chunks, and wait until the chunks that threads are receiving have arrived or failed.
 
         The caller must first cut streams that may stay silent for ever.
         """
