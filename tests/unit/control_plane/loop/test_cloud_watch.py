@@ -581,9 +581,13 @@ async def test_a_throttled_poll_backs_off_with_full_jitter_and_no_hurry_shortens
 
 
 async def test_the_age_of_the_view_is_that_of_the_oldest_answer(world: World) -> None:
+    world.add_fleet(FleetName("other"), "other-group", "us-east-1b", nodes=0)
     assert world.runner.cloud.view_age_seconds() == 0.0
     await world.runner.cloud.poll()
-    world.now += timedelta(seconds=7)
+    world.now += timedelta(seconds=5)
+    world.operator.delete_group(GROUP)
+    await world.runner.cloud.poll()  # AWS answers about the other fleet only.
+    world.now += timedelta(seconds=2)
     assert world.runner.cloud.view_age_seconds() == 7.0
     text = exposition(FACTS, world.context.figures).decode()
     assert "everstep_aws_view_age_seconds 7.0" in text
