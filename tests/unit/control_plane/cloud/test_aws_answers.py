@@ -165,6 +165,19 @@ def test_a_call_names_at_most_as_many_instances_as_ec2_accepts(operation: str, l
     assert sorted(map(len, ec2.calls)) == [1, limit, limit]
 
 
+def test_one_call_lists_as_many_groups_as_auto_scaling_accepts() -> None:
+    asked = list[int]()
+
+    def paginate(**parameters: Any) -> list[dict[str, Any]]:
+        asked.append(len(parameters["AutoScalingGroupNames"]))
+        return []
+
+    client = SimpleNamespace(get_paginator=lambda _: SimpleNamespace(paginate=paginate))
+    operator = AwsOperator(cast(Connection, SimpleNamespace(client=lambda _: client)))
+    assert operator.list_groups([f"group-{number}" for number in range(101)]) == {}
+    assert asked == [100, 1]
+
+
 def test_batches_are_described_side_by_side_and_four_at_a_time() -> None:
     together, most = threading.Barrier(BATCHES_AT_ONCE, timeout=30), [0, 0]
     lock = threading.Lock()
