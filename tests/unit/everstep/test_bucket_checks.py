@@ -113,6 +113,11 @@ def test_a_bucket_without_any_setting_is_no_error() -> None:
     assert bucket_facts(s3, "b") == BucketFacts(name="b", errors={})
 
 
+def test_the_versioning_of_a_bucket_is_read() -> None:
+    s3 = answering(versioning={"Status": "Suspended"}, lifecycle={}, encryption={})
+    assert bucket_facts(s3, "b").versioning == "Suspended"
+
+
 def test_s3_s_answers_become_facts_and_refusals_become_errors() -> None:
     rules = [
         {
