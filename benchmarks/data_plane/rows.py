@@ -329,9 +329,10 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return the limit of a metric, the origin of the limit as text, and why it permits no verdict.
+    """Return three values: the limit of a metric, its source as text, and the reason if it permits no verdict.
 
-    The limit is None if its compared system was not measured. The reason is empty if the limit is usable.
+    The limit is None if it is the value of a compared system that was not measured. The reason is empty if the limit
+    is usable.
     """
     if goal.peer is None:
         if not goal.floors:

@@ -166,7 +166,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Opens connections to a member: sessions for messages, and streams for chunks (implements `Dialler`)."""
+    """Opens connections to another node of the group: sessions for messages, and streams for chunks (a `Dialler`)."""
 
     node_id: NodeId
     to: Member

@@ -162,7 +162,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFigures:
-    """The figures of one bucket of the time range. Times are Unix microseconds."""
+    """The figures of one time bucket (hour, day or week) of a report. Times are Unix microseconds."""
 
     start: int
     end: int
@@ -315,7 +315,7 @@ def _add(group: Sums, sums: Sums) -> None:
 
 
 def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield a job's sums (time, node time and cost) in each bucket of the time range."""
+    """Yield a job's sums (time, node time and cost) in each hour, day or week of the report."""
     states = _at_bounds(job.points, bounds)
     whole, cost = job.points[-1].node_microseconds, job.cost_micro_usd
     for (before, after), spent in zip(pairwise(states), _changes(states), strict=True):
@@ -355,7 +355,7 @@ def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
 
 
 def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield the idle time of a fleet's nodes, and its cost, in each bucket of the time range."""
+    """Yield the idle time of a fleet's nodes, and its cost, in each hour, day or week of the report."""
     if not fleet.points:
         return
     states = _at_bounds(fleet.points, bounds)

@@ -40,7 +40,7 @@ The solver tries the most suitable groups first. Exchanges with further groups w
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
-    """Return the holders of a member's shard. The member at `position` is the first holder."""
+    """Return the holders of the shard of the node at `position` of a group. This node is the first holder."""
     return tuple(group[(position + j) % len(group)] for j in range(copies))
 
 

@@ -351,7 +351,7 @@ class NodePacer:
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the present pacer admits the chunk (see `Pacer`)."""
+        """Wait until the present pacer lets the sender send the chunk (see `Pacer`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:

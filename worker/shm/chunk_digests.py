@@ -47,7 +47,7 @@ class ChunkDigests:
 
     @property
     def is_decided(self) -> bool:
-        """True if the payload is complete, so that the slot is sealed or will be sealed."""
+        """True if the writer has finished the whole payload, or the slot is sealed."""
         return self.is_complete or self.is_sealed
 
     @property

@@ -682,9 +682,10 @@ class SlotStore:
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Empty all slots whose content is not in `keep`. Remove their files if the plan places the shard elsewhere.
+        """Empty all slots whose content (generation and step of a shard) is not in `keep`.
 
-        Called once per load, with the contents that the plan protects.
+        Remove their files if the plan places the shard elsewhere. Called once per load of a generation, with the
+        contents that the plan protects.
         """
         for rank, slots in list(self.shards.items()):
             for slot in slots:

@@ -66,7 +66,7 @@ class FileOrder:
         return self.samples // (self.lanes * self.batch)
 
     def tree(self) -> dict[str, Tree]:
-        """Return the order's fields as a state tree, for a snapshot."""
+        """Return the fields of this order of samples as a state tree, for a snapshot."""
         return cast("dict[str, Tree]", asdict(self))
 
     def differences(self, tree: dict[str, Tree]) -> str:
