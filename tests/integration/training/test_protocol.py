@@ -23,7 +23,6 @@ from torch import nn
 
 import everstep.training
 from everstep.protocol import slot
-from everstep.protocol.codec import LENGTH, decode, frame, frame_length
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import (
     FINISHED,
@@ -36,9 +35,9 @@ from everstep.protocol.rank_messages import (
     IdleSpan,
     IdleSpans,
     Phase,
+    RankFault,
     RankHalf,
     RankHello,
-    RankToAgent,
     SlotsRefused,
     SlotsRequest,
     Standing,
@@ -48,13 +47,16 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
 from everstep.training import TrainingSession, agent_link, snapshots
+from everstep.training.agent_link import AgentLink
 from everstep.training.capture import SlotMemory, view_of
-from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
+from everstep.training.copier import Copier, Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
 from everstep.training.script import UNCROWDED_CORES, Environment
 from everstep.training.session import QUIET_SECONDS
 from everstep.training.snapshots import STREAMED_BYTES
+from everstep.training.state import RankState
 from tests.integration.training.fake_agent import FakeAgent
+from tests.integration.training.recorded_links import Links
 
 pytestmark = pytest.mark.integration
 
@@ -83,6 +85,20 @@ class OptimizerStep:
         self.optimizer.step()
 
 
+class TestEnds(Exception):
+    """Raised while a test's sessions are closed. The script then has failed, and they wait for no commit."""
+
+    __test__ = False
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Links:
+    """Return the connections of the sessions that the test will begin."""
+    found = Links()
+    monkeypatch.setattr("everstep.training.registration.UnixAgentLink", found.open)
+    return found
+
+
 Begin = Callable[..., tuple[TrainingSession, OptimizerStep]]
 
 
@@ -92,8 +108,22 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     sessions: list[TrainingSession] = []
 
     def make(
-        agent: FakeAgent, *, width: int = 5, frozen_bytes: int = 0, **register: Any
+        agent: FakeAgent,
+        *,
+        width: int = 5,
+        frozen_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        world_size: int = 1,
+        **register: Any,
     ) -> tuple[TrainingSession, OptimizerStep]:
+
+        def create(
+            state: RankState, link: AgentLink, environment: Environment, copier: Copier, **options: Any
+        ) -> TrainingSession:
+            environment = replace(environment, world_size=world_size)
+            return TrainingSession(state, link, environment, copier, clock=clock, **options)
+
+        monkeypatch.setattr("everstep.training.registration.TrainingSession", create)
         for name, value in agent.environment.items():
             monkeypatch.setenv(name, value)
         torch.manual_seed(1)
@@ -108,8 +138,8 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
 
     yield make
     for session in sessions:
-        monkeypatch.setattr(session, "_final_round", lambda: None)
-        session.close()
+        with contextlib.suppress(TestEnds), contextlib.closing(session):
+            raise TestEnds
 
 
 def train(session: TrainingSession, step: Callable[[], None], until: Callable[[], bool], limit: int = 5000) -> int:
@@ -130,24 +160,6 @@ def join_slot_mapper() -> None:
 def wait_told(agent: FakeAgent, boundary: int) -> None:
     """Wait until the agent has received the message that a step is finished."""
     agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
-
-
-def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
-    """Record the messages to agents from now on, as one list for each flush."""
-    written: list[list[object]] = []
-    flush = agent_link.UnixAgentLink._flush
-
-    def noting(link: agent_link.UnixAgentLink) -> None:
-        data, found = bytes(link._outbox), []
-        while data:
-            end = LENGTH.size + frame_length(data[: LENGTH.size])
-            found.append(decode(data[LENGTH.size : end], RankToAgent))  # type: ignore[arg-type]
-            data = data[end:]
-        written.append(found)
-        flush(link)
-
-    monkeypatch.setattr(agent_link.UnixAgentLink, "_flush", noting)
-    return written
 
 
 class Changing:
@@ -258,12 +270,11 @@ def test_slots_have_their_pages_before_a_boundary_asks_for_them(
 
 
 def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, begin: Begin, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
-        session, _ = begin(agent)
-        link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
-        assert isinstance(link, agent_link.UnixAgentLink)
+        begin(agent)
+        link, line, read = links.newest, agent.lines[0], agent_link.read_agent_half
         join_slot_mapper()  # wait for the end of this thread, because it also reads from the agent
         link.poll()
 
@@ -272,7 +283,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
             if found is not None and found.verified == 0:
                 line.write(verified=7)
                 line.say(WordChanged())
-                select.select([link._socket], [], [])
+                select.select([links.sockets[-1]], [], [])
             return found
 
         def nothing_wakes(_seconds: float) -> None:
@@ -314,14 +325,18 @@ def test_who_hears_of_a_step_too_late_says_so_once(tmp_path: Path, begin: Begin)
 
 
 def test_the_base_is_never_captured_again(tmp_path: Path, begin: Begin) -> None:
-    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1) as agent:
         session, step = begin(agent)
-        session._base = 3  # type: ignore[assignment]
-        agent.lines[0].write(proposed=3, slot=0)
+        train(session, step, agent.reached.is_set)
+        base = agent.committed
+        slots = {0: agent.sealed[0, base]}
+    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots=slots, commit_target=0) as agent:
+        session, step = begin(agent)
+        agent.lines[0].write(proposed=base, slot=0)
         for _ in range(5):
             step()
             session.boundary()
-        wait_told(agent, 5)
+        wait_told(agent, base + 5)
         assert agent.of_kind(Abandoned) == agent.of_kind(Captured) == []
 
 
@@ -344,20 +359,16 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         assert all(0 < message.seconds < time.monotonic() - begun for _, message in agent.of_kind(Captured))  # type: ignore[attr-defined]
 
 
-def test_boundaries_from_which_nothing_follows_are_told_together(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = note_written(monkeypatch)
+def test_boundaries_from_which_nothing_follows_are_told_together(tmp_path: Path, begin: Begin, links: Links) -> None:
     with FakeAgent(tmp_path, 1, lead=12) as agent:
-        session, step = begin(agent)
+        session, step = begin(agent, clock=lambda: session.step * QUIET_SECONDS / 2)
         agent.wait_for(lambda: agent.proposed == 12)
-        for boundary in range(1, 13):
-            monkeypatch.setattr(session, "_clock", lambda boundary=boundary: boundary * QUIET_SECONDS / 2)
+        for _ in range(12):
             train(session, step, lambda: True)
         wait_told(agent, 12)
     told = [
         [message.boundary for message in found if isinstance(message, Boundary) and message.at_seconds]
-        for found in written
+        for _, found in links.messages()
     ]
     assert [found for found in told if found and found[-1] <= 12] == [
         [1],
@@ -370,10 +381,7 @@ def test_boundaries_from_which_nothing_follows_are_told_together(
     ]
 
 
-def test_a_small_capture_is_told_with_its_boundary_in_one_go(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = note_written(monkeypatch)
+def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, begin: Begin, links: Links) -> None:
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set)
@@ -383,7 +391,7 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(
         audited = [message.step for _, message in agent.of_kind(Captured)][:3]  # type: ignore[attr-defined]
     told = [
         found
-        for found in written
+        for _, found in links.messages()
         if any(isinstance(message, Captured) and message.step not in audited for message in found)
     ]
     assert len(told) >= 3
@@ -393,7 +401,7 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(
         assert boundary.boundary == captured.step
 
 
-def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin) -> None:
+def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Begin, links: Links) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         take = agent.take
 
@@ -405,7 +413,8 @@ def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Be
 
         agent.take = refuse  # type: ignore[method-assign]
         session, step = begin(agent)
-        train(session, step, lambda: bool(session._snapshotter.obstacle))
+        train(session, step, lambda: isinstance(links.newest.slots, SlotsRefused))
+        train(session, step, lambda: True)  # at this boundary, the session notices the refusal in any case
         agent.lines[0].write(proposed=session.step, slot=NONE)
         step()
         session.boundary()
@@ -610,9 +619,12 @@ def test_a_withdrawn_stop_lets_the_waiting_rank_go_on(tmp_path: Path, begin: Beg
         thread.join()
 
 
-def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: Path, begin: Begin) -> None:
+def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(
+    tmp_path: Path, begin: Begin, links: Links
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
+        links.notify(agent)
         step()
         session.boundary()
         agent.hold(1)
@@ -636,7 +648,7 @@ def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(tmp_path: 
         assert sum(message.blocked_seconds for _, message in agent.of_kind(Boundary)) > 0
 
 
-def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
+def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin, links: Links) -> None:
     """A rank waits for an upload while its agent dies.
 
     The rank continues only when the restarted agent ends the wait, because the other ranks wait too.
@@ -644,6 +656,7 @@ def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begi
     released = []
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
+        links.notify(agent)
         agent.hold(1)
 
         def restart() -> None:
@@ -698,19 +711,11 @@ def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(
 
 
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, begin: Begin, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
-        publish = session._publish
-
-        def publish_aloud(**changes: Any) -> None:
-            """Publish the rank's half of the page. Wake the waiting test, as an agent would."""
-            publish(**changes)
-            with agent.changed:
-                agent.changed.notify_all()
-
-        monkeypatch.setattr(session, "_publish", publish_aloud)
+        links.notify(agent)
         agent.announce_stop(2, StopState.ANNOUNCED)
         step()
         assert not session.boundary().stop
@@ -768,11 +773,13 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_re
         thread.join()
 
 
-def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_path: Path, begin: Begin) -> None:
+def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(
+    tmp_path: Path, begin: Begin, profilers: list[Profiler]
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
-        session, step = begin(agent)
+        session, step = begin(agent, world_size=2)
         train(session, step, lambda: len(agent.commits) >= 1)
-        session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
+        profilers[0].report(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         agent.is_held = True
         agent.stop()
         for _ in range(20):
@@ -870,11 +877,15 @@ def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_b
 
 
 def test_a_step_that_was_captured_at_its_boundary_is_kept_however_the_script_went_on(
-    tmp_path: Path, begin: Begin
+    tmp_path: Path, begin: Begin, links: Links
 ) -> None:
+    def is_captured() -> bool:
+        """Return whether the rank has begun to capture its newest step."""
+        return any(half.copying == session.step - 1 for half in links.newest.published)
+
     with FakeAgent(tmp_path, 1, commit_target=4) as agent:
         session, step = begin(agent)
-        train(session, step, lambda: rank_half(agent).boundary == session._snapshotter.settled > 0)
+        train(session, step, is_captured)
         last = session.step - 1
         step()
         session.close()
@@ -1236,16 +1247,21 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     abandon the step.
     """
     device = LateDevice()
-    copier = CudaCopier(device)
-    monkeypatch.setattr("everstep.training.registration.make_copier", lambda *_: copier)
+    tickets: list[CopyTicket] = []
+
+    class NotingCopier(CudaCopier):
+        def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
+            tickets.append(super().start(copies, done, progress))
+            return tickets[-1]
+
+    monkeypatch.setattr("everstep.training.registration.make_copier", lambda *_: NotingCopier(device))
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
         # Train until the snapshots with an audit are over, because they wait for the device.
         train(session, step, lambda: len(agent.commits) >= 4)
         weight = next(step.model.parameters())
         session.fence()
-        assert copier._last is not None
-        copier._last.join()
+        tickets[-1].join()
         agent.messages.clear()
 
         def step_of_late_device() -> None:
@@ -1254,7 +1270,7 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
                     weight.add_(1)
             step()
             device.is_idle.set()
-            copier._last.join()  # type: ignore[union-attr]
+            tickets[-1].join()
             device.is_idle.clear()
 
         device.is_idle.clear()
@@ -1293,22 +1309,22 @@ def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
 
 def test_a_captured_step_is_settled_until_another_is_proposed(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1) as agent:
-        commit = agent.commit
         agent.commit = lambda: None  # type: ignore[method-assign]
         session, step = begin(agent)
         train(session, step, lambda: bool(agent.of_kind(Captured)))
         for _ in range(5):
             step()
             session.boundary()
-        assert session._snapshotter.settled == agent.proposed
-        session._act(replace(agent.lines[0].half, proposed=NONE))
-        assert session._snapshotter.settled == NONE, "proposed once more, in the final round, it is captured once more"
-        agent.commit = commit  # type: ignore[method-assign]
-        heard = len(agent.messages)
-        session._nudge()
-        agent.wait_for(lambda: len(agent.messages) > heard)
+        wait_told(agent, session.step - 1)
         assert len(agent.of_kind(Captured)) == 1
-        assert agent.proposed not in {message.step for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]
+        assert not agent.of_kind(Abandoned)
+        settled = agent.proposed
+        for proposed in (NONE, settled):
+            agent.lines[0].write(proposed=proposed)
+            step()
+            session.boundary()
+        agent.wait_for(lambda: bool(agent.of_kind(Abandoned)))
+        assert [message.step for _, message in agent.of_kind(Abandoned)] == [settled], "it is answered once more"  # type: ignore[attr-defined]
 
 
 def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path: Path, begin: Begin) -> None:
@@ -1335,27 +1351,57 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
         assert all(torch.equal(weights_of(agent.sealed[0, commit]), seen[commit]) for commit in agent.commits[-2:])
 
 
-def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
+class Profiler:
+    """Stands in for the profiler of the network. The test reports its results."""
+
+    def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: object) -> None:
+        self.report = report
+
+    def boundary(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def profilers(monkeypatch: pytest.MonkeyPatch) -> list[Profiler]:
+    """Return the profilers of the sessions that the test will begin with several ranks."""
+    found: list[Profiler] = []
+
+    def make(*arguments: Any) -> Profiler:
+        found.append(Profiler(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr("everstep.training.session.NetworkProfiler", make)
+    return found
+
+
+def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(
+    tmp_path: Path, begin: Begin, links: Links, profilers: list[Profiler]
+) -> None:
     """The session sends the measured idle times of the network together with the message about the next finished step.
 
     A separate message would wake the agent on a core that training needs.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
-        session, step = begin(agent)
-        link = session._link
-        assert isinstance(link, agent_link.UnixAgentLink)
+        session, step = begin(agent, world_size=2)
         join_slot_mapper()  # wait for the end of this thread, because it also writes to the agent
-        session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
-        assert link._held
-        assert not link._outbox
+        before = len(links.sent)
+        profilers[0].report(0.2, (IdleSpan(0.0, 0.1, 0.0),))
+        assert len(links.sent) == before
         train(session, step, agent.reached.is_set)
-        agent.wait_for(lambda: len(agent.of_kind(IdleSpans)) == 1)
-        link._outbox += b"?"
-        before = link._held
-        session._report_spans(0.2, ())
+        (spans,) = (found for _, found in links.messages() if any(isinstance(each, IdleSpans) for each in found))
+        assert any(isinstance(each, Boundary) for each in spans)
+
+        link, before = links.newest, len(links.sent)
+        fault = RankFault(generation=link.generation, code="resume_failed", message="")
+        links.is_full = True
+        link.send(fault)
+        profilers[0].report(0.2, ())
         link.hold(Boundary(generation=link.generation, boundary=Step(9), at_seconds=0.0, blocked_seconds=0.0))
-        assert link._held == before + frame(IdleSpans(generation=link.generation, iteration_seconds=0.2, spans=()))
-        link._outbox.clear()
+        links.is_full = False
+        link.let_go()
+        kept = IdleSpans(generation=link.generation, iteration_seconds=0.2, spans=())
+        assert [each for _, found in links.messages(before) for each in found] == [fault, kept]
 
 
 def copy_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
@@ -1407,7 +1453,7 @@ def copier_policies() -> list[int]:
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
-    tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch, is_large: bool
+    tmp_path: Path, begin: Begin, links: Links, streamed: None, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     """The copier thread computes the digests of the snapshots that it copies.
 
@@ -1415,7 +1461,6 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     """
     have_cores(monkeypatch, 1)
     told: dict[int, tuple[bytes, bytes]] = {}
-    tellers: list[str] = []
 
     def note(agent: FakeAgent, rank: int, message: object) -> None:
         if isinstance(message, Captured):
@@ -1423,13 +1468,6 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
             ends = [slot.chunk_range(index, len(data)) for index in range(slot.chunk_count(len(data)))]
             told[message.step] = message.chunk_digests, b"".join(slot.digest(data[start:stop]) for start, stop in ends)
 
-    def let_go(link: agent_link.UnixAgentLink) -> None:
-        if link._held:
-            tellers.append(threading.current_thread().name)
-        wrapped(link)
-
-    wrapped = agent_link.UnixAgentLink.let_go
-    monkeypatch.setattr(agent_link.UnixAgentLink, "let_go", let_go)
     with FakeAgent(tmp_path, 1, commit_target=8, on_message=note) as agent:
         session, step = begin(agent, width=100, frozen_bytes=STREAMED_BYTES if is_large else 2 * slot.CHUNK_BYTES)
         train(session, step, agent.reached.is_set)
@@ -1437,6 +1475,7 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
     assert [told[step][0] for step in agent.commits[:3]] == [b""] * 3
     assert all(given == found and len(found) > 16 for given, found in (told[step] for step in agent.commits[3:]))
     assert passed == list(range(1, len(passed) + 1)), "each boundary is told once"
+    tellers = {thread for thread, found in links.messages() if {type(each) for each in found} == {Boundary}}
     assert ("everstep-copier" in tellers) is is_large, "else it goes with the word of the copy's end"
 
 
