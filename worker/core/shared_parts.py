@@ -228,7 +228,7 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
     """Return the home of an earlier rank's lost shard: the node that gets this shard on behalf of all nodes.
 
-    The function is used after a relayout (a change of the number of ranks), for a shard of the previous layout that no
+    The function is used after a relayout (a change of the number of ranks), for a shard of the earlier launch that no
     node has in memory. Its home rebuilds the shard by parity, or reads it from S3, and the other nodes fetch it from
     the home.
 

@@ -79,7 +79,7 @@ class RankSlots:
             plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
-            keep: returns the contents of a shard that must not be overwritten.
+            keep: returns the steps of a shard that must not be overwritten, each with its generation.
             slot_count: maximum number of slots per shard on this node.
             send: sends a message to a rank, if the rank is connected.
             on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.

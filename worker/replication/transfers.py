@@ -148,7 +148,7 @@ async def send_shard(
 
     Returns:
         The receiver's final answer. If the call is cancelled because the slot was reused for another step or its
-            capture was abandoned, the caller must send `CancelShard`.
+        capture was abandoned, the caller must send `CancelShard`.
 
     Raises:
         PeerLost: the connection is lost.

@@ -223,18 +223,19 @@ class Shares:
         committed: Step,
         on_emptied: Callable[[], None] = lambda: None,
     ) -> Accumulation | None:
-        """Accept a member's contribution to a share of this node. Call this only if `has` returns False.
+        """Begin to combine another rank's shard with a share of this node. Call this only if `has` returns False.
 
         Args:
-            content: the content (generation and step) that the member wants to contribute.
-            contribution: the member's shard, as the share's index will name it.
-            shard_bytes: the capacity of the member's slot.
-            committed: the newest committed step that the member has reported with its announcement.
-            on_emptied: called when this contribution empties a share that other members have contributed to, even if
-                the call then raises an error. The caller makes all members contribute again.
+            content: generation and step of the shard.
+            contribution: the shard's owner, sizes and digests, as the share's index will list them.
+            shard_bytes: the capacity of the shard's slots on its own node.
+            committed: the newest committed step that the shard's owner has reported with its announcement.
+            on_emptied: called when this call empties a share that already contains other ranks' shards, even if the
+                call then raises an error. The caller makes all ranks send their shards again.
 
         Returns:
-            The share's accumulation. None if every slot must be kept, or if the contribution is outdated.
+            The share, to which the caller adds the shard's chunks. None if every slot must be kept, or if the shard is
+            outdated.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.

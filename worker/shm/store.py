@@ -588,7 +588,7 @@ class SlotStore:
 
         Returns:
             True if the content matches the header, False if not. None if the slot is not sealed, or was reused for
-                another step during the call.
+            another step during the call.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:

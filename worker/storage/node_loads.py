@@ -77,8 +77,8 @@ class NodeLoad:
         Args:
             store: this node's slots.
             rank: owner of the shard.
-            content: the content that the load seals.
-            parts: the parts of the shard.
+            content: generation and step that the load seals in a slot.
+            parts: the ranges in which the shard is read from S3.
             readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
         """
         self.rank = rank
