@@ -282,7 +282,7 @@ class DescribeProtectionResponse(TypedDict):
     LastCheckpoint: NotRequired[LastCheckpoint]
 
 class DomainOdds(TypedDict):
-    """Probability that the job's memory survives the simultaneous loss of failure domains."""
+    """Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains."""
     LostDomains: int
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain."""

@@ -337,7 +337,8 @@ def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
     """Return the range of the numbers of nodes with which `job` may run until it ends.
 
     The range includes smaller numbers if the job must release nodes so that `head`, the first job of the queue, can
-    start."""
+    start.
+    """
     counts = [job.needed_count(now), job.node_count]
     if yields_to(job, head):
         counts.append(job.least_node_count or job.node_count)

@@ -126,7 +126,8 @@ def _rebuild(
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
     """Return the size and digest of the shard of `rank`, which a parity share's record lists.
 
-    The share is the XOR of parts of the listed shards."""
+    The share is the XOR of parts of the listed shards.
+    """
     return next(each for each in share.contributions if each.rank == rank)
 
 

@@ -98,7 +98,8 @@ def replacement_seconds(history: FleetHistory) -> float:
 def most_expected(seen: int) -> float:
     """Return an upper bound of the expected number of events, after `seen` events were observed.
 
-    With this number as its mean, a Poisson process has `seen` or fewer events with probability `DOUBT` only."""
+    With this number as its mean, a Poisson process has `seen` or fewer events with probability `DOUBT` only.
+    """
     low, high = float(seen), 2.0 * seen + 20.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -64,7 +64,7 @@ MAX_STDIN_LENGTH: Final = 65_536
 
 
 class Stream(StrEnum):
-    """Which output of each rank `jobs logs` prints."""
+    """The output of each rank that `jobs logs` prints: stdout, stderr or both."""
 
     STDOUT = "stdout"
     STDERR = "stderr"

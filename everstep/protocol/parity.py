@@ -96,7 +96,8 @@ def is_share(owner: Rank) -> bool:
 def holder_of(owner: Rank) -> Rank:
     """Return the rank that a slot's owner number contains.
 
-    For a shard, it is the rank that owns the shard. For a parity share, it is the rank whose node holds the share."""
+    For a shard, it is the rank that owns the shard. For a parity share, it is the rank whose node holds the share.
+    """
     return Rank(owner & ~SHARE_BIT)
 
 

@@ -265,7 +265,8 @@ class EarlierTensors:
     def empty_entries(self, owner: str) -> Mapping[str, str]:
         """Return the dtypes of one parameter's optimizer-state tensors that have no elements in a mapped shard.
 
-        The keys are the names of the state entries, such as `exp_avg`."""
+        The keys are the names of the state entries, such as `exp_avg`.
+        """
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
@@ -275,7 +276,8 @@ class EarlierTensors:
     def own(self, name: str) -> TensorEntry | None:
         """Return a tensor's index entry in the earlier shard from which this rank also restores its non-tensor values.
 
-        None if this shard has no such tensor."""
+        None if this shard has no such tensor.
+        """
         return self._own.get(name)
 
     def own_tensor(self, name: str) -> torch.Tensor:

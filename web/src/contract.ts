@@ -493,7 +493,7 @@ export interface DescribeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** Probability that the job's memory survives the simultaneous loss of failure domains. */
+/** Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains. */
 export interface DomainOdds {
   LostDomains: number
   /** Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain. */

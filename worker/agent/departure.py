@@ -114,7 +114,8 @@ class Departure:
     async def finish(self, membership: Membership) -> None:
         """Remove a run from this node, unless the node has promised a newer generation since.
 
-        `membership` names the run, and the generation that the node had promised when the removal began."""
+        `membership` names the run, and the generation that the node had promised when the removal began.
+        """
         if membership == self._promise.membership:
             await self._release(membership.run, wait_seconds=0.0)
 

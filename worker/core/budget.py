@@ -167,7 +167,8 @@ class Budget:
     def _needed(self, cost: float) -> int:
         """Return the shortest interval between snapshots, in iterations, that keeps the slowdown within `max_slowdown`.
 
-        Each snapshot costs `cost` seconds of training time."""
+        Each snapshot costs `cost` seconds of training time.
+        """
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 

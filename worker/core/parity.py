@@ -49,7 +49,8 @@ class Stripe:
     def row_of(self, chunk: int) -> int:
         """Return the row of a parity share to which a chunk of a shard belongs. It depends only on the chunk's index.
 
-        A row of a share is the XOR of one chunk of each other rank of the stripe."""
+        A row of a share is the XOR of one chunk of each other rank of the stripe.
+        """
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
@@ -196,7 +197,8 @@ class Share:
     def is_begun(self, row: int) -> bool:
         """Return whether a row of the share, the XOR of one chunk per rank, contains a chunk of at least one rank.
 
-        A row without a chunk has undefined bytes."""
+        A row without a chunk has undefined bytes.
+        """
         return any(rows >> row & 1 for _, rows in self.applied)
 
     def apply(self, rank: Rank, row: int) -> Share:

@@ -574,7 +574,8 @@ class Coordinator:
     def advance(self) -> Coordinator:
         """Commit or abandon the proposed step, propose the next step, or stop, as far as the ranks' reports permit.
 
-        A second call with the same reports changes nothing."""
+        A second call with the same reports changes nothing.
+        """
         before, after = None, self
         while after != before:
             before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()

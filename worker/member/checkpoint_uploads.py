@@ -109,7 +109,8 @@ class CheckpointUploads:
     def hear(self, announcement: Announcement) -> None:
         """Upload the step that the coordinator's announcement marks for a checkpoint.
 
-        If it is the final step, cancel the uploads of older steps, because the ranks need their slots."""
+        If it is the final step, cancel the uploads of older steps, because the ranks need their slots.
+        """
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
             for step in shard.pinned:

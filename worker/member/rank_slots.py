@@ -189,7 +189,8 @@ class RankSlots:
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
         """Return the bytes that this node needs for the slots of its own ranks, and of other ranks' copies or shares.
 
-        `capacities` contains the size of a slot of each local rank. Other nodes' ranks are assumed to need as much."""
+        `capacities` contains the size of a slot of each local rank. Other nodes' ranks are assumed to need as much.
+        """
         plans = {rank: self._plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]

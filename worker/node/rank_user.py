@@ -113,7 +113,8 @@ class RankUser:
     def at_turn(self, turn: int) -> RankUser:
         """Return the Linux user for the job with the number `turn` on this node, counted from 0.
 
-        Each job gets the next uid of the range. After the last uid, the first follows again."""
+        Each job gets the next uid of the range. After the last uid, the first follows again.
+        """
         return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:

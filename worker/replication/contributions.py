@@ -59,7 +59,8 @@ class Contributions:
     def slot_owner(self, rank: Rank) -> Rank:
         """Return the owner number of a parity share, by which the node's slot store finds the share's slots.
 
-        The share is the one on this node that contains a part of the shard of `rank`."""
+        The share is the one on this node that contains a part of the shard of `rank`.
+        """
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:

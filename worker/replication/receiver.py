@@ -198,7 +198,8 @@ class ReplicaReceiver:
     def _cut(self, ranks: Collection[Rank]) -> None:
         """End the sessions of the ranks whose shards this node has dropped from a parity share that it computes.
 
-        The ranks then connect again, and send their shards for the new content of the share."""
+        The ranks then connect again, and send their shards for the new content of the share.
+        """
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
                 owner.fail(PeerLost("another shard of the same step was offered, so this node has emptied its share"))

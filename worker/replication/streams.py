@@ -738,7 +738,8 @@ class IncomingShard:
 class Scratch:
     """Buffers for received chunks that are not written into a slot, for example because they are combined by XOR.
 
-    Threads of streams reuse these buffers."""
+    Threads of streams reuse these buffers.
+    """
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []

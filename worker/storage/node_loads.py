@@ -62,7 +62,8 @@ class NodeLoads:
 class NodeLoad:
     """One load of a shard from S3, and the earlier loads of this node from whose slots it copies tensors.
 
-    A load copies the tensors of an S3 object that several shards share, if an earlier load has read this object."""
+    A load copies the tensors of an S3 object that several shards share, if an earlier load has read this object.
+    """
 
     def __init__(
         self,

@@ -242,7 +242,8 @@ class SharedTensors:
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
     """Return which tensors of a shard are stored in which shared S3 object.
 
-    The header of the S3 object that only this shard uses contains the result."""
+    The header of the S3 object that only this shard uses contains the result.
+    """
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),
         replicated=tuple(each.group for each in planned if not each.is_frozen),

@@ -54,7 +54,8 @@ class Order(Protocol):
     def earlier(self, tree: dict[str, Tree]) -> Order:
         """Return the order of samples that an earlier launch stored as `tree`.
 
-        Call this only if `differences(tree)` is empty."""
+        Call this only if `differences(tree)` is empty.
+        """
         ...
 
     def position(self, begin: int, batch_count: int) -> int:
