@@ -26,6 +26,8 @@ from infra.local_cloud import aws_answers
 from infra.local_cloud.aws_answers import AwsAnswers, UnusableAnswers
 from infra.local_cloud.environment import aws_variables
 from infra.local_cloud.faults import Conditions
+from tests.aws_page import QUESTIONS as SECTION
+from tests.aws_page import blocks_to_run
 from tests.unit.local_cloud.served import ServedAws, eventually, served_aws
 
 IMAGE = "ami-12c6146b"
@@ -268,6 +270,23 @@ def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_pat
         process.wait()
     eventually(lambda: not left_over(aws))
     assert not (tmp_path / "answers.json").exists()
+
+
+def test_the_command_prints_the_lines_of_the_page_and_asks(aws: ServedAws) -> None:
+    """The page shows the command and its question. The answer here is no."""
+    (block,) = blocks_to_run(SECTION)
+    command_line, _, lines = block.text.partition("\n")
+    program, *words = command_line.removeprefix("$ ").split()
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), *words],
+        env={**os.environ, **aws_variables(aws.url, aws.keys)},
+        input="n\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.split()) == (2, lines.split())
+    assert left_over(aws) == []
 
 
 def test_a_file_without_answers_is_refused(tmp_path: Path) -> None:
