@@ -91,8 +91,8 @@ class Silence:
     def failed(self, now: float) -> Silence:
         """Record a failed attempt to send to the holder.
 
-        An attempt without progress changes nothing: its time counts as silence. The second failed attempt with progress
-        starts a series, which further progress does not end.
+        If the holder made no progress in the attempt, nothing changes: the time counts as silence. The second failed
+        attempt with progress starts a series of failures. Only a sealed step ends the series, not further progress.
         """
         if self.failing_since is not None or not self.has_progressed:
             return self

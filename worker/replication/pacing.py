@@ -203,7 +203,7 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send chunks without waiting for idle spans until the next boundary, because no training step is running."""
+        """Send chunks immediately until the next boundary: no training step uses the network meanwhile."""
         self._boundary_at = None
         self._changed.notify()
 
@@ -325,7 +325,7 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that the holder has verified all bytes of an unpaced transfer, whose rate then measures the link."""
+        """Record that the holder has verified all bytes of a transfer that no pacer delayed. Its rate measures the link."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)

@@ -309,8 +309,8 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time without data does not count, and neither does time in which the pacer delays all streams. Neither shows the
-        rate of the link.
+        Time without data does not count, and neither does time in which the pacer delays all streams, because such time
+        does not show the rate of the link.
         """
         return self._spent()[0]
 

@@ -129,7 +129,7 @@ class BenchNode:
         return {}
 
     async def begin(self) -> dict[str, Any]:
-        """Begin the rounds of the generation. The rank then receives its state and continues."""
+        """Start the generation's commits of steps. The rank then receives its state and continues."""
         assert self._member is not None
         self._member.begin_rounds(is_restarted=False)
         return {}
