@@ -37,7 +37,7 @@ class Lead:
     """Rounds with a commit since the lead last changed, or since a rank last received a proposal too late."""
 
     def late(self) -> Lead:
-        """Return a lead that is one step longer, because a rank finished a proposed step before it received the proposal."""
+        """Return a lead one step longer, because a rank finished a proposed step before it received the proposal."""
         in_vain = self.clean_rounds < SOON
         return Lead(self.steps + 1, min(MAX_PATIENCE, 2 * self.patience) if in_vain else 1)
 

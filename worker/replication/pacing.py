@@ -325,7 +325,7 @@ class NodePacer:
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Record that the holder has verified all bytes of a transfer that no pacer delayed. Its rate measures the link."""
+        """Record that the holder has verified all bytes of a transfer without pacing. Its rate measures the link."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)
