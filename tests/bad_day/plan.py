@@ -61,6 +61,11 @@ HIT_SECONDS: Final = 12.0
 """Longest time that a strike waits for an instance or rank that it may hit."""
 FOLLOW_SECONDS: Final = 2.0
 """Longest time that a strike on a recovery waits for its target. Recoveries are short."""
+SERVER_SECONDS: Final = 60.0
+"""Longest time that a freeze or a fault of the database waits until all servers run.
+
+The restart of a killed server takes 20 s on a busy machine.
+"""
 LINES_CUT: Final = ("rest", "rest", "control-plane", "peers")
 
 
@@ -150,6 +155,8 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 def patience_seconds(line: Line) -> float:
     """Return how many seconds a strike waits at most for an instance or rank that it may hit."""
+    if line.kind in SERVER_ROUND:
+        return SERVER_SECONDS
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.s3 import S3ObjectStore
@@ -14,6 +15,9 @@ from control_plane.db.session import Database
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from control_plane.steady_clock import steady_now
 from infra.local_cloud.up import BUCKET, FLEET, LocalCluster
+
+KEPT: Final = re.compile(r"(projects/[^/]+/)?sources/|evidence/i-")
+"""Keys of objects that belong to no run: users' sources, and the evidence about ended instances."""
 
 
 def orphans(cluster: LocalCluster, database_url: str) -> list[str]:
@@ -41,7 +45,7 @@ def strange(keys: list[str], uploads: list[str], runs: set[str]) -> list[str]:
     wrong = [f"the upload of {key} was not finished" for key in uploads]
     complete = {_step(key) for key in keys if key.endswith("/manifest.json")}
     for key in keys:
-        if key.split("/")[0] != "sources" and "/sources/" not in key and not any(f"/run={run}/" in key for run in runs):
+        if not KEPT.match(key) and not any(f"/run={run}/" in key for run in runs):
             wrong.append(f"{key} belongs to no run")
         elif PLACE.search(key) and _step(key) not in complete:
             wrong.append(f"{key} belongs to no checkpoint")
