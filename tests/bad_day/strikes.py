@@ -131,6 +131,8 @@ class Strikes:
             raise LookupError("a part of the control plane is away already")
         try:
             yield
+            if (servers := self._servers) is not None:
+                self._see(lambda: all(map(servers.is_ready, servers.urls)), "both servers are ready")
         finally:
             self._server.release()
 
