@@ -33,6 +33,7 @@ from worker.agent.agent import Agent
 from worker.agent.attestation import Claim
 from worker.agent.own_log import OwnLog
 from worker.agent.settings import AgentSettings
+from worker.core.replica_transport import TRANSPORT_SETTINGS
 from worker.errors import UserRefused
 from worker.node import metadata_rule, rank_user
 from worker.node.health.gpus import gpu_reader
@@ -175,6 +176,14 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_LOG_FORMAT", "text"),
         help="text for people, or json with one object per line, with job, node and generation (EVERSTEP_LOG_FORMAT)",
     )
+    parser.add_argument(
+        "--replica-transport",
+        choices=TRANSPORT_SETTINGS,
+        default=environment.get("EVERSTEP_REPLICA_TRANSPORT", "auto"),
+        help="how replicas travel between nodes: tcp; nixl, by RDMA with the package nixl-cu12; or auto, which uses "
+        "nixl on nodes with an EFA or InfiniBand device. Without device or package, and with TLS between agents, "
+        "replicas travel over TCP (EVERSTEP_REPLICA_TRANSPORT)",
+    )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument(
         "--cold",
@@ -219,6 +228,10 @@ def settings(arguments: list[str]) -> AgentSettings:
         parser.error(f"--metrics-port {given.metrics_port} is not a port")
     if given.log_format not in LOG_FORMATS:
         parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is not one of {', '.join(LOG_FORMATS)}")
+    if given.replica_transport not in TRANSPORT_SETTINGS:
+        parser.error(
+            f"EVERSTEP_REPLICA_TRANSPORT {given.replica_transport!r} is not one of {', '.join(TRANSPORT_SETTINGS)}"
+        )
     try:
         user = rank_user.choose(given.rank_user, os.getuid())
     except UserRefused as error:
@@ -249,6 +262,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
         ranks_slice=given.ranks_slice,
+        replica_transport=given.replica_transport,
     )
 
 

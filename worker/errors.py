@@ -6,6 +6,7 @@
     │   ├── PeerLost             closed, timed out, or no answer: retryable
     │   └── PeerRefused          the other side rejects this node, its key or its generation: retryable
     │       └── OtherGeneration  of this node's run, but of a generation in which the node is not a member now
+    ├── NixlUnavailable          NIXL cannot be used on this node or with one peer, so replicas travel over TCP
     ├── AttestationFailed        the instance could not prove its identity: retryable
     ├── SourceRefused            the user's source archive contradicts the plan, or is not safe to unpack
     ├── InputRefused             an input channel of the job cannot be provided on this node; see `is_passing`
@@ -76,6 +77,10 @@ class OtherGeneration(PeerRefused):
 
     Such sessions are normal around every restart of the ranks.
     """
+
+
+class NixlUnavailable(WorkerError):
+    """NIXL cannot be used on this node, or with one peer. The caller uses TCP instead."""
 
 
 class StubRefused(WorkerError):

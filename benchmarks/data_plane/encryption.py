@@ -1,4 +1,4 @@
-"""Measures the cost of TLS between nodes with one stream over loopback between two processes.
+"""Measures one stream over loopback between two processes: plain, with TLS, and over NIXL.
 
 The sender and the receiver use Everstep's functions for chunks. The receiver digests each chunk, as a holder does.
 """
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 
 from benchmarks.rows import number, table
@@ -18,39 +19,47 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, digest
 from tests.fakes.identities import identity_of
+from worker.replication.nixl import BLOCK_BYTES, BLOCKS_PER_LINE, Nixl
+from worker.replication.nixl_line import NixlPath, NixlSocket
 from worker.replication.streams import BUFFER_BYTES, send_all
 
 GIB = 1024**3
 ROUNDS = 7
-"""Number of transfers of one GiB without TLS, and number of transfers with TLS. The two kinds alternate."""
+"""Number of transfers of one GiB of each kind. The kinds alternate."""
+KINDS = {"plain": "plain", "tls": "TLS", "nixl": "NIXL (UCX over TCP, **not EFA**)"}
+"""The kinds of streams, with their names in the table."""
 PIECE_BYTES = 256 * 1024
 """Bytes per call of the sender, as in `worker.replication.streams`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One transfer of a GiB over one stream, with or without TLS."""
+    """One transfer of a GiB over one stream."""
 
-    is_encrypted: bool
+    kind: str
+    """A key of `KINDS`."""
     seconds: float
     processor_seconds: float
     """CPU seconds of the sending and the receiving process together."""
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:
-    """Run transfers without and with TLS in turn, and return their durations.
+    """Run transfers of each kind in turn, and return their durations. Leave NIXL out if its package is missing.
 
     The first transfer of each kind is a warm-up and is not returned.
     """
-    found = [_transfer(size, is_encrypted=is_encrypted) for _ in range(rounds + 1) for is_encrypted in (False, True)]
-    return found[2:]
+    kinds = [kind for kind in KINDS if kind != "nixl" or find_spec("nixl_cu12")]
+    found = [_transfer(size, kind) for _ in range(rounds + 1) for kind in kinds]
+    return found[len(kinds) :]
 
 
 def words(transfers: Sequence[Transfer]) -> str:
     """Return a Markdown table with the median duration of each kind of transfer."""
     rows = []
-    for title, is_encrypted in (("plain", False), ("TLS", True)):
-        of = [each for each in transfers if each.is_encrypted is is_encrypted]
+    for kind, title in KINDS.items():
+        of = [each for each in transfers if each.kind == kind]
+        if not of:
+            continue
         milliseconds = sorted(1000 * each.seconds for each in of)
         rows.append(
             [
@@ -64,21 +73,22 @@ def words(transfers: Sequence[Transfer]) -> str:
     return table(("stream", "median, ms/GiB", "lowest to highest", "processor time, ms/GiB", "n"), rows)
 
 
-def _transfer(size: int, *, is_encrypted: bool) -> Transfer:
+def _transfer(size: int, kind: str) -> Transfer:
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    receiver = context.Process(target=_receive, args=(there, size, is_encrypted))
+    receiver = context.Process(target=_receive, args=(there, size, kind))
     receiver.start()
     try:
-        line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", is_encrypted, is_server=False)
+        line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", kind, here, is_server=False)
         chunk = bytearray(CHUNK_BYTES)
+        piece_bytes = CHUNK_BYTES if kind == "nixl" else PIECE_BYTES
         here.recv()  # Wait until the receiver is ready.
         began_at, used = time.monotonic(), time.process_time()
         with line, memoryview(chunk) as whole:
             for index in range(size // CHUNK_BYTES):
                 header = CHUNK_HEADER.pack(1, index, CHUNK_BYTES)
-                for begin in range(0, CHUNK_BYTES, PIECE_BYTES):
-                    with whole[begin : begin + PIECE_BYTES] as piece:
+                for begin in range(0, CHUNK_BYTES, piece_bytes):
+                    with whole[begin : begin + piece_bytes] as piece:
                         send_all(line, header if begin == 0 else b"", piece, lambda _: None)
             theirs = here.recv()
         seconds, own = time.monotonic() - began_at, time.process_time() - used
@@ -86,14 +96,14 @@ def _transfer(size: int, *, is_encrypted: bool) -> Transfer:
         receiver.join(10)
         receiver.kill()
         receiver.join()
-    return Transfer(is_encrypted=is_encrypted, seconds=seconds, processor_seconds=own + theirs)
+    return Transfer(kind=kind, seconds=seconds, processor_seconds=own + theirs)
 
 
-def _receive(parent: Connection, size: int, is_encrypted: bool) -> None:
+def _receive(parent: Connection, size: int, kind: str) -> None:
     """Receive and digest all chunks. The receiver's process runs this function."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         parent.send(server.getsockname()[1])
-        line = _line(server.accept()[0], "i-2", is_encrypted, is_server=True)
+        line = _line(server.accept()[0], "i-2", kind, parent, is_server=True)
     data = memoryview(bytearray(CHUNK_BYTES))
     header = bytearray(CHUNK_HEADER.size)
     parent.send("ready")
@@ -116,11 +126,17 @@ def _fill(line: socket.socket, view: memoryview) -> None:
         filled += count
 
 
-def _line(line: socket.socket, node: str, is_encrypted: bool, *, is_server: bool) -> socket.socket:
+def _line(line: socket.socket, node: str, kind: str, other: Connection, *, is_server: bool) -> socket.socket:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         line.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-    if not is_encrypted:
+    if kind == "plain":
         return line
+    if kind == "nixl":
+        nixl = Nixl.open(transports="tcp", net_devices="lo", pool_bytes=BLOCKS_PER_LINE * BLOCK_BYTES)
+        blocks = nixl.reserve(NodeId(node))
+        assert blocks is not None
+        other.send(nixl.description)
+        return NixlSocket(line, NixlPath(nixl, blocks, NodeId(node), nixl.connect(NodeId(node), other.recv())))
     secure = identity_of(NodeId(node)).context(is_server=is_server).wrap_socket(line, server_side=is_server)
     socket.socket.setblocking(secure, False)
     secure.setblocking(True)

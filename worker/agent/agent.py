@@ -50,6 +50,7 @@ from worker.provisioning.supplies import Supplies
 from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
 from worker.replication.identity import PeerIdentity
+from worker.replication.nixl import open_nixl
 from worker.replication.tcp import PeerListener
 from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
@@ -115,7 +116,7 @@ class Agent:
         self.full_disks = FullDisks(state)
         self.store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=user)
         identity = PeerIdentity(state / "peer_identity")
-        self.listener = PeerListener(settings.node_id, identity=identity)
+        self.listener = PeerListener(settings.node_id, identity=identity, nixl=open_nixl(settings.replica_transport))
         self.ranks = RankServer(settings.slots / "ranks.sock", user)
         self.rank_outputs = RankOutputs(state, objects, user)
         self.outbox = MetricOutbox()

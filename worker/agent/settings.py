@@ -9,6 +9,7 @@ from pathlib import Path
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LogFormat
 from worker.agent.attestation import Claim
+from worker.core.replica_transport import TransportSetting
 from worker.node.rank_user import RankUser
 
 
@@ -48,5 +49,7 @@ class AgentSettings:
     """
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
+    replica_transport: TransportSetting = "auto"
+    """How the chunks of replicas travel between nodes. `auto` uses NIXL on nodes with an RDMA device."""
     ranks_slice: str = ""
     """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""

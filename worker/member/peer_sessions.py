@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 from everstep.protocol.ids import NodeId, Rank
@@ -9,10 +10,12 @@ from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan
 from worker.node.network_cards import NetworkCard, network_cards
 from worker.replication.identity import PeerIdentity
+from worker.replication.nixl import Nixl
 from worker.replication.routes import Address, Ways
 from worker.replication.tcp import TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
 
+log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
 
 
@@ -20,7 +23,14 @@ class PeerSessions:
     """Opens authenticated sessions and streams to the nodes of one generation."""
 
     def __init__(
-        self, node_id: NodeId, address: str, plan: GenerationPlan, key: bytes, *, identity: PeerIdentity | None = None
+        self,
+        node_id: NodeId,
+        address: str,
+        plan: GenerationPlan,
+        key: bytes,
+        *,
+        identity: PeerIdentity | None = None,
+        nixl: Nixl | None = None,
     ) -> None:
         """Create the object; no connection to another node is opened yet.
 
@@ -30,6 +40,7 @@ class PeerSessions:
             plan: plan of the running generation, with the addresses of its nodes.
             key: secret key that only the nodes of the generation hold.
             identity: TLS identity of this node, used if the plan requires TLS.
+            nixl: this node's NIXL agent, used unless the plan requires TLS; None without NIXL.
         """
         assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
         self.credentials = Credentials(
@@ -40,7 +51,10 @@ class PeerSessions:
             key,
             silence_seconds=plan.timeouts.holder_deadline_seconds,
             identity=identity if plan.encrypts_peers else None,
+            nixl=nixl if not plan.encrypts_peers else None,
         )
+        if nixl is not None and plan.encrypts_peers:
+            log.info("generation %d uses TCP instead of NIXL, because NIXL carries no TLS", plan.generation)
         self._address = address
         self._plan = plan
         self._ways = Ways(network_cards(address))

@@ -22,7 +22,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
@@ -37,14 +37,18 @@ from everstep.protocol.peer_messages import (
     PeerMessage,
     Refused,
     SessionKind,
+    nixl_offer,
+    offered_nixl,
     session_mac,
 )
 from everstep.protocol.slot import DIGEST_BYTES, digest
 from worker.core.generation import is_own_run
-from worker.errors import OtherGeneration, PeerLost, PeerRefused
+from worker.errors import NixlUnavailable, OtherGeneration, PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.node.sockets import tune
 from worker.replication.identity import PeerIdentity
+from worker.replication.nixl import Nixl
+from worker.replication.nixl_line import NixlPath, NixlSocket
 from worker.replication.tls import FIRST_BYTE, TlsSocket, refused
 from worker.replication.transport import Credentials
 from worker.tasks import finish
@@ -60,8 +64,8 @@ Beyond this number, the listener closes one of these sessions. It chooses the ad
 handshakes, and closes the oldest session of this address. A flood from one address therefore evicts only its own
 sessions.
 """
-MAX_HANDSHAKE_BYTES = 4096
-"""Maximum message size before both sides are authenticated."""
+MAX_HANDSHAKE_BYTES = 16 * 1024
+"""Maximum message size before both sides are authenticated. An offer of NIXL is the largest message."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Bytes per read call.
@@ -104,6 +108,8 @@ class TcpSession:
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
+        self.path: NixlPath | None = None
+        """For a stream: the way over NIXL on which both sides have agreed. None: the stream uses TCP only."""
 
     @property
     def peer_names(self) -> tuple[str, ...] | None:
@@ -351,12 +357,16 @@ class TcpSession:
         self._unwatch()
         self._is_closed = True
         self.line.setblocking(True)
-        return self.line
+        if self.path is None:
+            return self.line
+        return NixlSocket(self.line, self.path)
 
     def close(self) -> None:
         """Close the connection immediately."""
         if not self._is_closed:
             self._is_closed = True
+            if self.path is not None:
+                self.path.release()
             self._unwatch()
             for waiting in (self._arrival, self._outlet):
                 if waiting is not None and not waiting.done():
@@ -459,17 +469,59 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
         raise PeerRefused(
             f"the node that answers as {peer} does not hold the key of generation {credentials.generation}"
         )
-    await session.send(
-        Answer(mac=session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job))
-    )
+    session.path = _offered_path(credentials, opened, peer)
+    mac = session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job)
+    await session.send(Answer(mac=mac, nixl=_offer(credentials, "dialler", opened, challenge.nonce, session.path)))
     verdict = await session.receive()
     if isinstance(verdict, Refused):
         raise PeerRefused(f"{peer} rejects this node: {verdict.reason}")
     if not isinstance(verdict, Accepted):
         raise MalformedMessage("the peer sent no verdict")
     session.addresses = verdict.addresses
+    description = offered_nixl(verdict.nixl, credentials.key, "listener", opened.nonce, challenge.nonce)
+    if not await _join(session, description) and description:
+        raise PeerLost(f"{peer} accepted NIXL, but this node cannot read from it")
     if opened.kind != "stream":
         session.read_ahead()
+
+
+def _offered_path(credentials: Credentials, opened: Open, peer: NodeId) -> NixlPath | None:
+    """Reserve what a stream needs for NIXL. Return None if this connection or this node does not use NIXL."""
+    if credentials.nixl is None or opened.kind != "stream":
+        return None
+    blocks = credentials.nixl.reserve(peer)
+    return NixlPath(credentials.nixl, blocks, peer) if blocks is not None else None
+
+
+def _offer(
+    credentials: Credentials, role: Literal["dialler", "listener"], opened: Open, nonce: bytes, path: NixlPath | None
+) -> bytes:
+    return nixl_offer(credentials.key, role, opened.nonce, nonce, path.nixl.description) if path is not None else b""
+
+
+async def _join(session: TcpSession, description: bytes) -> bool:
+    """Connect the session's path over NIXL to the peer.
+
+    Args:
+        session: session in its handshake; `path` is set if this side offers NIXL. It is None after a failure.
+        description: description of the peer's NIXL agent; empty if the peer does not offer NIXL.
+
+    Returns:
+        True if both sides can use NIXL.
+    """
+    path = session.path
+    if path is None:
+        return False
+    try:
+        if not description:
+            raise NixlUnavailable("the peer does not offer NIXL")
+        path.peer = await asyncio.to_thread(path.nixl.connect, path.node_id, description)
+    except NixlUnavailable as error:
+        log.debug("a stream with %s uses TCP: %s", path.node_id, error)
+        session.path = None
+        path.release()
+        return False
+    return True
 
 
 Serve = Callable[[TcpSession], Awaitable[None]]
@@ -505,7 +557,12 @@ class PeerListener:
     """
 
     def __init__(
-        self, node_id: NodeId, limits: ListenerLimits = LISTENER_LIMITS, *, identity: PeerIdentity | None = None
+        self,
+        node_id: NodeId,
+        limits: ListenerLimits = LISTENER_LIMITS,
+        *,
+        identity: PeerIdentity | None = None,
+        nixl: Nixl | None = None,
     ) -> None:
         """Create the listener for sessions of other agents; `start` begins to listen.
 
@@ -513,9 +570,11 @@ class PeerListener:
             node_id: this node.
             limits: limits of sessions and handshakes.
             identity: identity with which the listener answers peers that begin TLS; None refuses TLS.
+            nixl: this node's NIXL agent, for the credentials of generations without TLS; None without NIXL.
         """
         self.node_id = node_id
         self.identity = identity
+        self.nixl = nixl
         self._limits = limits
         self.port = 0
         self.refused_count = 0
@@ -698,8 +757,12 @@ class PeerListener:
         # The agent has promised a higher generation after the handshake had begun.
         if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
-        await session.send(Accepted(addresses=self.addresses))
         session.opened, session.peer = opened, opened.node_id
+        if description := offered_nixl(answer.nixl, credentials.key, "dialler", opened.nonce, nonce):
+            session.path = _offered_path(credentials, opened, opened.node_id)
+            await _join(session, description)
+        offer = _offer(credentials, "listener", opened, nonce, session.path)
+        await session.send(Accepted(addresses=self.addresses, nixl=offer))
         if opened.kind != "stream":
             session.read_ahead()
         return serve

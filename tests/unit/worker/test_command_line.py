@@ -112,6 +112,17 @@ def test_the_log_is_for_people_unless_said_otherwise(
     assert "EVERSTEP_LOG_FORMAT 'xml' is not one of text, json" in capsys.readouterr().err
 
 
+def test_the_transport_of_replicas_depends_on_the_devices_unless_the_operator_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings(arguments(tmp_path)).replica_transport == "auto"
+    assert settings([*arguments(tmp_path), "--replica-transport", "tcp"]).replica_transport == "tcp"
+    monkeypatch.setenv("EVERSTEP_REPLICA_TRANSPORT", "rdma")
+    with pytest.raises(SystemExit):
+        settings(arguments(tmp_path))
+    assert "EVERSTEP_REPLICA_TRANSPORT 'rdma' is not one of auto, tcp, nixl" in capsys.readouterr().err
+
+
 def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,7 +133,7 @@ class ByHand:
         """Send chunks, which are small enough for the kernel's buffers."""
         for index in indexes:
             piece = data[index * CHUNK : (index + 1) * CHUNK]
-            self.line.sendall(CHUNK_HEADER.pack(transfer or self.transfer, index, len(piece)) + piece)
+            self.line.sendall(bytearray(CHUNK_HEADER.pack(transfer or self.transfer, index, len(piece)) + piece))
 
     async def whole(self, step: int, data: bytes, *, committed: int = -1) -> ShardSealed | ShardRefused:
         """Send a shard as an owner does, and return the holder's answer."""

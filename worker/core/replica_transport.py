@@ -1,0 +1,43 @@
+"""Chooses how the chunks of replicas travel between nodes: over TCP, or over NIXL with an RDMA device.
+
+Invariant: NIXL is chosen only with an RDMA device. Without one, UCX would serve RDMA requests in software on an
+unauthenticated TCP port, and any machine that reaches the port could write to the agent's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+TransportSetting = Literal["auto", "tcp", "nixl"]
+TRANSPORT_SETTINGS: tuple[TransportSetting, ...] = get_args(TransportSetting)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportChoice:
+    """The transport that an agent tries first, with the reason for its log."""
+
+    uses_nixl: bool
+    reason: str
+    is_warning: bool = False
+    """True if the operator requested NIXL and does not get it."""
+
+
+def choose_transport(setting: TransportSetting, devices: Sequence[str]) -> TransportChoice:
+    """Return the transport for the chunks of replicas.
+
+    Args:
+        setting: the agent's option `--replica-transport`.
+        devices: names of this node's RDMA devices (EFA, InfiniBand or RoCE).
+
+    Returns:
+        The choice. The agent still uses TCP if it cannot open NIXL on the devices.
+    """
+    if setting == "tcp":
+        return TransportChoice(uses_nixl=False, reason="--replica-transport is tcp")
+    if devices:
+        return TransportChoice(uses_nixl=True, reason=f"found {', '.join(devices)}")
+    return TransportChoice(
+        uses_nixl=False, reason="this node has no EFA or InfiniBand device", is_warning=setting == "nixl"
+    )
