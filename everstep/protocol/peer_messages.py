@@ -422,7 +422,7 @@ def nixl_offer(
 
     Args:
         key: the generation's key, 32 bytes.
-        role: the offering side.
+        role: the side that makes the offer, so that the other side cannot return the offer as its own.
         nonce: nonce of `Open`.
         challenge_nonce: nonce of `Challenge`.
         description: the description, not empty.
@@ -442,7 +442,7 @@ def offered_nixl(
     Args:
         offer: value of the field `nixl`.
         key: the generation's key, 32 bytes.
-        role: the offering side.
+        role: the side that makes the offer, so that the other side cannot return the offer as its own.
         nonce: nonce of `Open`.
         challenge_nonce: nonce of `Challenge`.
 

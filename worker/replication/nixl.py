@@ -226,7 +226,7 @@ class Nixl:
             peer: name from `connect`.
             address: address of the bytes in the peer's memory.
             size: bytes to read, at most `BLOCK_BYTES`.
-            blocks: blocks of the stream.
+            blocks: offsets from `reserve`; not empty.
             cut: event that is set when the stream is cut.
 
         Raises:

@@ -42,7 +42,7 @@ _SO_MAX_PACING_RATE = 47
 
 @dataclass(slots=True)
 class NixlPath:
-    """What a stream needs to use NIXL."""
+    """Holds the resources with which a stream uses NIXL."""
 
     nixl: Nixl
     """This node's NIXL agent."""

@@ -64,7 +64,7 @@ Beyond this number, the listener closes one of these sessions. It chooses the ad
 handshakes, and closes the oldest session of this address. A flood from one address therefore evicts only its own
 sessions.
 """
-MAX_HANDSHAKE_BYTES = 16 * 1024
+MAX_HANDSHAKE_BYTES = 12 * 1024
 """Maximum message size before both sides are authenticated. An offer of NIXL is the largest message."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096

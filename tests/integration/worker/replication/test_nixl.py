@@ -163,7 +163,7 @@ def test_credentials_with_tls_exclude_nixl(agents: tuple[Nixl, Nixl]) -> None:
 
 
 async def test_a_peer_that_stands_still_within_a_read_costs_a_block_until_it_answers(agents: tuple[Nixl, Nixl]) -> None:
-    """The peer is another process. The reader stops waiting for it, and uses the block again after the peer's answer."""
+    """The reader stops waiting for another process, and uses the block again after the answer of that process."""
     reader = open_nixl(Nixl)
     peer = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.integration.worker.replication.nixl_peer", stdin=PIPE, stdout=PIPE
