@@ -17,6 +17,7 @@ without the key can send only the first message.
     upload session:  UploadPart ─▶ ; ◀─ PartStored | ShardRefused, several parts at a time
     load session:    LoadShard ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ObjectHeader …, ShardWanted … ─▶ ;
                      ◀─ chunks on one stream
+                     or LoadObject ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ShardWanted … ─▶ ; ◀─ chunks on one stream
     division session: OfferTensors ─▶ ; ◀─ TensorsDivided
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a separate connection that carries only chunks, opened by the dialler of a replica, fetch or load
@@ -325,6 +326,20 @@ class ReadyToLoad(Message, frozen=True):
     """
 
 
+class LoadObject(Message, frozen=True):
+    """A node's request to another node for parts of an object that shards of both nodes share.
+
+    A load session contains either one `LoadShard`, or one `LoadObject` per object. The answer is `ReadyToLoad` if a
+    shard of the asked node uses the object, or `ShardRefused`. Then the node requests chunks with `ShardWanted`. The
+    chunks are those of the object's data without its header. Each request names whole parts. The asked node sends a
+    part over the stream as soon as it has read the part from S3 for itself. The bytes are not verified.
+    """
+
+    transfer: int
+    """Number of the request within the session, from 1. Answers and chunks repeat it."""
+    object: ObjectReference
+
+
 class ObjectHeader(Message, frozen=True):
     """The next bytes of the header of a shard's object in S3, at most `HEADER_PIECE_BYTES`.
 
@@ -370,8 +385,8 @@ class TensorsDivided(Message, frozen=True):
 PeerMessage = (
     Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard
     | ShardDigests | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
-    | HolderInventory | FetchShard | UploadPart | PartStored | LoadShard | ReadyToLoad | ObjectHeader
-    | OfferTensors | TensorsDivided | RoundReport | Announcement
+    | HolderInventory | FetchShard | UploadPart | PartStored | LoadShard | LoadObject | ReadyToLoad
+    | ObjectHeader | OfferTensors | TensorsDivided | RoundReport | Announcement
 )  # fmt: skip
 
 

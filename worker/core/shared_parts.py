@@ -198,6 +198,22 @@ class SharedParts:
         return not self.outstanding and not self.missing
 
 
+def is_read_first(plan: GenerationPlan, rank: Rank) -> bool:
+    """Return whether S3 is the first source of a rank's shard."""
+    sources = plan.ranks[rank].sources
+    return bool(sources) and sources[0].kind == "s3"
+
+
+def reading_nodes(plan: GenerationPlan) -> tuple[NodeId, ...]:
+    """Return the nodes that load at least one shard from S3 according to the plan, in the order of GROUP_RANK.
+
+    These nodes share the reads of common objects (`worker.core.object_readers`). The generation starts only after all
+    of them have loaded. After a relayout (a change of the number of ranks) the result is empty, because nodes then load
+    shards on demand.
+    """
+    return tuple(node.node_id for node in plan.nodes if any(is_read_first(plan, rank) for rank in node.ranks))
+
+
 def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId]:
     """Return the nodes that the owner of a shard asks for help with the load from S3.
 
@@ -212,17 +228,12 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
     Returns:
         At most `MAX_LOAD_HELPERS` nodes, in order of preference.
     """
-    others = [node for node in plan.nodes if node.node_id != owner]
+    others = [node.node_id for node in plan.nodes if node.node_id != owner]
     if not others:
         return []
     first = rank * MAX_LOAD_HELPERS % len(others)
-    others = others[first:] + others[:first]
-
-    def is_loading(ranks: Sequence[Rank]) -> bool:
-        return any(sources[0].kind == "s3" for each in ranks if (sources := plan.ranks[each].sources))
-
-    others.sort(key=lambda node: is_loading(node.ranks))
-    return [node.node_id for node in others[:MAX_LOAD_HELPERS]]
+    loading = frozenset(reading_nodes(plan))
+    return sorted(others[first:] + others[:first], key=lambda node: node in loading)[:MAX_LOAD_HELPERS]
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:

@@ -22,18 +22,21 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
+from worker.core.object_readers import ObjectReaders
 from worker.core.rounds import NONE
-from worker.core.shared_parts import home_of, load_helpers
+from worker.core.shared_parts import home_of, load_helpers, reading_nodes
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import NO_RANK, PeerSessions
 from worker.member.shared_loads import HelpedLoad
+from worker.member.shared_objects import SharedReads
 from worker.node.priority import before_other_sessions
 from worker.replication.fetching import fetch_shard
 from worker.replication.rebuilding import rebuild_shard
 from worker.replication.streams import OWN_STREAMS
 from worker.replication.transfers import ShardRejected
+from worker.replication.transport import Dialler
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import VERIFY_THREADS, SlotStore
@@ -90,7 +93,8 @@ class BaseLoading:
         self._slot_count = slot_count
         self._arrived = arrived
         self._restored_from: dict[Rank, SourceKind] = {}
-        self._loads = NodeLoads()
+        self.loads = NodeLoads()
+        """This node's loads from S3, which also supply objects that several shards share to other nodes."""
         self.is_loaded = asyncio.Event()
         """Event that is set once this node has loaded its own shards and can help other nodes with loads from S3."""
 
@@ -321,10 +325,16 @@ class BaseLoading:
     async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:
         content = Content(source.origin_generation, source.step)
         keep = self._contents.keep(rank) - {content}
-        share = None
+        share = share_objects = None
         if is_shared:
-            peers = load_helpers(self._plan, rank, self._here.node_id)
-            share = partial(HelpedLoad, rank, peers, lambda peer: self._sessions.dialler(peer, "load", NO_RANK))
+
+            def dialler(peer: NodeId) -> Dialler:
+                return self._sessions.dialler(peer, "load", NO_RANK)
+
+            share = partial(HelpedLoad, rank, load_helpers(self._plan, rank, self._here.node_id), dialler)
+            readers = ObjectReaders(self._here.node_id, reading_nodes(self._plan))
+            if readers.peers:
+                share_objects = partial(SharedReads, readers, dialler, self._objects)
         await download_shard(
             self._objects,
             source,
@@ -334,5 +344,6 @@ class BaseLoading:
             keep=keep,
             slot_count=self._slot_count,
             share=share,
-            loads=self._loads,
+            loads=self.loads,
+            share_objects=share_objects,
         )

@@ -214,7 +214,9 @@ class Member:
             on_change=self._shard_changed,
         )
         self.upload_helper = UploadHelper(plan, node.store, node.objects, held_ranks=held_ranks)
-        self.load_helper = LoadHelper(plan, node.objects, is_loaded=self.base.is_loaded)
+        self.load_helper = LoadHelper(
+            plan, node.objects, is_loaded=self.base.is_loaded, ranks=self.here.ranks, loads=self.base.loads
+        )
         self.held = HeldSnapshots(
             self.shards,
             node.store,

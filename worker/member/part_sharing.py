@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
+from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import NodeId
 from worker.core.shared_parts import SharedParts
+from worker.errors import PeerError, PeerLost
+from worker.replication.streams import Receiver, Streams
+from worker.replication.transport import Dialler, Session
 from worker.tasks import end
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 0.1
+"""Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
 
 
 class PartSharing:
@@ -88,3 +98,30 @@ class PartSharing:
     async def _run(self, peer: NodeId) -> None:
         """Request parts of the transfer from one helper node, until no part is left or the helper fails."""
         raise NotImplementedError
+
+
+async def dial(dialler: Dialler) -> Session:
+    """Open a session to a helper node. Repeat failed attempts until one succeeds or the caller is cancelled."""
+    while True:
+        try:
+            return await dialler.session()
+        except PeerError as error:
+            log.debug("a helper node of a load cannot be reached yet: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:
+    """Receive chunks of a helper node over a stream until the stream ends. Then raise PeerLost."""
+    await streams.run(line, receiver.receive)
+    raise PeerLost("the helper node closed its stream")
+
+
+async def silent(session: Session) -> None:
+    """Wait until the owner ends the session. Called by a helper node that is not ready yet.
+
+    Raises:
+        MalformedMessage: the owner sent a message, although it must wait for `ReadyToLoad` before it sends a request.
+        PeerLost: the connection ended.
+    """
+    message = await session.receive()
+    raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 
@@ -27,6 +24,7 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.peer_messages import (
     HEADER_PIECE_BYTES,
+    LoadObject,
     LoadShard,
     ObjectHeader,
     ReadyToLoad,
@@ -35,34 +33,24 @@ from everstep.protocol.peer_messages import (
 )
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ShardSource
 from everstep.protocol.safetensors import MAX_HEADER_BYTES
-from everstep.protocol.slot import chunk_bytes, chunk_count, chunk_range
-from worker.core.shared_parts import MAX_WINDOW, SharedParts
-from worker.core.transfers import are_within, ranges
-from worker.errors import CorruptCheckpoint, PeerError, PeerLost, StorageError
-from worker.member.part_sharing import PartSharing
-from worker.replication.streams import ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
+from worker.core.shared_parts import SharedParts, is_read_first
+from worker.core.transfers import ranges
+from worker.errors import CorruptCheckpoint, PeerError, PeerLost
+from worker.member.part_sharing import PartSharing, deliver, dial, silent
+from worker.member.part_supply import MAX_HELPED_PARTS, PartSupply
+from worker.member.shared_objects import ObjectSupply
+from worker.replication.streams import IncomingShard, Receiver, Streams
 from worker.replication.transport import Dialler, Session
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import in_thread
+from worker.storage.node_loads import NodeLoads
 from worker.storage.object_store import ObjectStore
 from worker.storage.shard_parts import ShardParts
 from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
-MAX_HELPED_PARTS = 4
-"""Maximum number of parts that one node reads for other nodes at a time.
-
-Each part occupies memory, and a thread of the agent's only thread pool.
-"""
-MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that one owner may have requested before the helper node has recorded them as sent.
-
-The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
-"""
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helper nodes, while a load waits for their parts."""
-RETRY_SECONDS = 0.1
-"""Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
 TRANSFER = 1
 
 
@@ -77,6 +65,7 @@ class HelpedLoad(PartSharing):
         parts: ShardParts,
         source: ShardSource,
         slot: SlotFile,
+        numbers: Sequence[int],
     ) -> None:
         """Create the object; no session to a helper node is open yet.
 
@@ -87,8 +76,12 @@ class HelpedLoad(PartSharing):
             parts: the parts into which the shard's S3 object is divided.
             source: the source that the plan names for this shard, with the digest of the payload.
             slot: the slot that receives the chunks.
+            numbers: the parts that helper nodes may read, in increasing order.
         """
-        super().__init__(SharedParts.begin(parts.count), peers, "load")
+        super().__init__(SharedParts.begin(len(numbers)), peers, "load")
+        self._numbers = numbers
+        """The number of each part within the shard. `SharedParts` numbers the same parts from 1 without gaps."""
+        self._places = {number: place for place, number in enumerate(numbers, 1)}
         self._rank = rank
         self._dialler = dialler
         self._parts = parts
@@ -107,9 +100,13 @@ class HelpedLoad(PartSharing):
         self._check = check
         self._loop.call_soon_threadsafe(self._ask_all)
 
+    def claim(self, number: int) -> bool:
+        """Return True if the owner (this node) must read a part, False if a helper node reads it."""
+        return super().claim(self._places[number])
+
     def ended(self, number: int) -> None:
         """Record that this node has read a part, or that the read has failed (see `LoadShare.ended`)."""
-        self._end_own(number)
+        self._end_own(self._places[number])
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
         """Wait until a helper node fails to read a part of the shard; return the part (`LoadShare.next_missing`)."""
@@ -122,9 +119,9 @@ class HelpedLoad(PartSharing):
                 slowest = self._slowest_seconds(now)
                 for peer in self._state.late(now, slowest):
                     self._loop.call_soon_threadsafe(self._give_up, peer, "is late")
-                self._state, number = self._state.take_missing()
-                if number is not None or self._state.is_settled:
-                    return number
+                self._state, place = self._state.take_missing()
+                if place is not None or self._state.is_settled:
+                    return None if place is None else self._numbers[place - 1]
                 self._changed.wait(POLL_SECONDS)
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
@@ -139,7 +136,7 @@ class HelpedLoad(PartSharing):
         with self._changed:
             self._landed.add(chunk)
             if self._landed.issuperset(self._parts.chunks(part)):
-                self._state = self._state.finish(peer, part)
+                self._state = self._state.finish(peer, self._places[part])
                 self._changed.notify_all()
         self._loop.call_soon_threadsafe(self._news[peer].set)
 
@@ -163,13 +160,13 @@ class HelpedLoad(PartSharing):
         )
         incoming.name(plan.chunk_digests, ())
         try:
-            session = await _dial(self._dialler(peer))
+            session = await dial(self._dialler(peer))
             try:
                 await self._begin(session)
                 streams.add(await self._dialler(peer).stream(session, 0))
                 (line,) = streams.lines
                 await first_of(
-                    self._assign_all(session, peer, incoming), self._hear(session), _deliver(streams, line, receiver)
+                    self._assign_all(session, peer, incoming), self._hear(session), deliver(streams, line, receiver)
                 )
             finally:
                 session.close()
@@ -214,10 +211,10 @@ class HelpedLoad(PartSharing):
         while True:
             news.clear()
             with self._changed:
-                self._state, number = self._state.assign(peer, monotonic())
+                self._state, place = self._state.assign(peer, monotonic())
                 is_over = self._state.is_over(peer)
-            if number is not None:
-                chunks = self._parts.chunks(number)
+            if place is not None:
+                chunks = self._parts.chunks(self._numbers[place - 1])
                 incoming.name(b"", chunks)
                 await session.send(ShardWanted(transfer=TRANSFER, chunks=ranges(chunks)))
             elif is_over:
@@ -232,30 +229,26 @@ class HelpedLoad(PartSharing):
         raise MalformedMessage(f"{type(message).__name__} received, expected only chunks on the stream")
 
 
-async def _dial(dialler: Dialler) -> Session:
-    while True:
-        try:
-            return await dialler.session()
-        except PeerError as error:
-            log.debug("a helper of a load cannot be reached yet: %s", error)
-            await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:
-    await streams.run(line, receiver.receive)
-    raise PeerLost("the helper closed its stream")
-
-
 class LoadHelper:
     """Reads parts of other nodes' shards from S3 and sends them. The generation's `Member` object owns it."""
 
-    def __init__(self, plan: GenerationPlan, objects: ObjectStore, *, is_loaded: asyncio.Event) -> None:
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        objects: ObjectStore,
+        *,
+        is_loaded: asyncio.Event,
+        ranks: Sequence[Rank] = (),
+        loads: NodeLoads | None = None,
+    ) -> None:
         """Create the object with which this node helps other nodes to load their shards in one generation.
 
         Args:
             plan: plan of the generation; never changes.
             objects: the object store (S3).
             is_loaded: set once this node has loaded its own shards.
+            ranks: ranks of this node.
+            loads: this node's own loads from S3, which supply parts of shared objects; None if there are none.
         """
         self._objects = objects
         self._is_loaded = is_loaded
@@ -268,6 +261,10 @@ class LoadHelper:
         """The objects that the plan names, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
         """Limits the number of parts in memory, for all sessions together."""
+        expected = frozenset(rank for rank in ranks if is_read_first(plan, rank))
+        self._shared = ObjectSupply(
+            NodeLoads() if loads is None else loads, self._room, expected=expected, is_loaded=is_loaded
+        )
         self._serving: dict[tuple[NodeId, Rank], asyncio.Task[None]] = {}
         """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
@@ -286,6 +283,9 @@ class LoadHelper:
             PeerLost: the connection ended.
         """
         wanted = await session.receive()
+        if isinstance(wanted, LoadObject):
+            await self._shared.serve(session, streams, wanted)
+            return
         if not isinstance(wanted, LoadShard) or not 0 < wanted.header_bytes <= MAX_HEADER_BYTES:
             raise MalformedMessage(f"{type(wanted).__name__} received, expected a request to load a shard")
         if self._places.get((wanted.owner_rank, wanted.digest)) != wanted.object:
@@ -305,38 +305,15 @@ class LoadHelper:
     async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
         """Read from S3 and send the parts that an owner requests over one session, whose first request was checked."""
         if not self._is_loaded.is_set():
-            await first_of(self._is_loaded.wait(), _silent(session))
+            await first_of(self._is_loaded.wait(), silent(session))
         await session.send(ReadyToLoad())
         parts = await _received(session, wanted)
-        buffers = _Buffers(parts.plan.payload_bytes)
-        queue = _PartQueue()
-        reading = _Reading(self._objects, parts, buffers, queue, self._room)
 
-        async def supply() -> None:
-            await streams.attached.wait()
-            await send_chunks(
-                streams,
-                buffers,
-                TRANSFER,
-                queue,
-                payload_bytes=parts.plan.payload_bytes,
-                pacer=None,
-                progress=lambda _: None,
-            )
+        async def read(number: int, target: memoryview) -> None:
+            await in_thread(lambda stop: parts.read(self._objects, number, target, is_cancelled=stop.is_set))
 
-        try:
-            await first_of(reading.run(session), supply())
-        finally:
-            await reading.close()
-
-
-async def _silent(session: Session) -> None:
-    """Wait until the owner ends the session.
-
-    Any message is an error, because the owner must wait for `ReadyToLoad` before it sends a request.
-    """
-    message = await session.receive()
-    raise MalformedMessage(f"{type(message).__name__} received before this node was ready to help")
+        message = await PartSupply(parts, read, self._room, transfer=TRANSFER).run(session, streams)
+        raise MalformedMessage(f"{type(message).__name__} received, expected a request for a part")
 
 
 async def _received(session: Session, wanted: LoadShard) -> ShardParts:
@@ -354,123 +331,3 @@ async def _received(session: Session, wanted: LoadShard) -> ShardParts:
     if parts.plan.payload_digest != wanted.digest:
         raise MalformedMessage("the object's header belongs to another shard than the requested one")
     return parts
-
-
-class _Reading:
-    """The parts that one owner has requested from this node, from the read until all chunks are sent.
-
-    Each part occupies memory during this time.
-    """
-
-    def __init__(
-        self, objects: ObjectStore, parts: ShardParts, buffers: _Buffers, queue: _PartQueue, room: asyncio.Semaphore
-    ) -> None:
-        self._objects = objects
-        self._parts = parts
-        self._buffers = buffers
-        self._queue = queue
-        self._room = room
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The task of each part that is read or sent, by number."""
-        self._sent: dict[int, asyncio.Event] = {}
-        loop = asyncio.get_running_loop()
-        queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
-
-    async def run(self, session: Session) -> None:
-        """Read from S3 each part that the owner requests, until the connection to the owner ends."""
-        while True:
-            wanted = await session.receive()
-            if not isinstance(wanted, ShardWanted) or wanted.transfer != TRANSFER:
-                raise MalformedMessage(f"{type(wanted).__name__} received, expected a request for a part")
-            if len(wanted.chunks) != 1 or not are_within(wanted.chunks, chunk_count(self._parts.plan.payload_bytes)):
-                raise MalformedMessage(f"chunks {wanted.chunks} requested, which do not form a part of the shard")
-            ((first, count),) = wanted.chunks
-            number = self._parts.part_of(first)
-            if range(first, first + count) != self._parts.chunks(number) or number in self._tasks:
-                raise MalformedMessage(f"chunks {wanted.chunks} requested twice, or without forming a part")
-            if len(self._tasks) >= MAX_REQUESTED_PARTS:
-                raise MalformedMessage(f"more than {MAX_REQUESTED_PARTS} parts requested at a time")
-            self._tasks[number] = asyncio.create_task(self._serve(session, number))
-
-    async def _serve(self, session: Session, number: int) -> None:
-        """Read one part of a shard from S3, and wait until its chunks are sent to the owner."""
-        chunks = self._parts.chunks(number)
-        try:
-            async with self._room:
-                begin, stop = self._parts.bounds(number)
-                data = bytearray(stop - begin)
-
-                def work(cancelled: threading.Event) -> None:
-                    with memoryview(data) as target:
-                        self._parts.read(self._objects, number, target, is_cancelled=cancelled.is_set)
-
-                await in_thread(work)
-                for chunk in chunks:
-                    self._sent[chunk] = asyncio.Event()
-                    first, last = chunk_range(chunk, self._parts.plan.payload_bytes)
-                    self._buffers.chunks[chunk] = memoryview(data)[first - begin : last - begin]
-                self._queue.add(ranges(chunks))
-                for chunk in chunks:
-                    await self._sent[chunk].wait()
-        except StorageError as error:
-            with suppress(PeerError):
-                await session.send(ShardRefused(transfer=TRANSFER, reason=str(error)))
-            session.close()
-        except Exception:
-            log.exception("part %d of another node's shard could not be read or sent", number)
-            session.close()
-        finally:
-            for chunk in chunks:
-                self._sent.pop(chunk, None)
-                self._buffers.chunks.pop(chunk, None)
-            del self._tasks[number]
-
-    def _note_sent(self, chunk: int) -> None:
-        if chunk in self._sent:
-            self._sent[chunk].set()
-
-    async def close(self) -> None:
-        """Cancel all reads from S3 for the node at the other end of this session.
-
-        On return, no thread reads for that node any more.
-        """
-        await end(*self._tasks.values())
-
-
-class _Buffers:
-    """The chunks of a shard that this node has read from S3 and not sent to the owner yet. Implements `Payload`."""
-
-    def __init__(self, payload_bytes: int) -> None:
-        self.chunks: dict[int, memoryview] = {}
-        self._chunk_bytes = chunk_bytes(payload_bytes)
-
-    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes from `start` to `end` of the shard's payload. They are within one chunk."""
-        assert end is not None, "chunks are sent one at a time"
-        chunk, offset = divmod(start, self._chunk_bytes)
-        return self.chunks[chunk][offset : offset + end - start]
-
-
-class _PartQueue(ChunkQueue):
-    """The chunks to send to the owner of a shard. The object calls `on_sent` after the kernel has accepted a chunk.
-
-    The threads of all data connections (streams) of the session take their chunks from it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_sent: Callable[[int], object] = lambda _: None
-        self._sending: dict[int, int] = {}
-        """The chunk that each thread sends, by thread. Each thread changes only its own entry."""
-
-    def next(self) -> int | None:
-        """Return the next chunk to send to the owner (see `ChunkQueue.next`)."""
-        found = super().next()
-        if found is not None:
-            self._sending[threading.get_ident()] = found
-        return found
-
-    def finish(self) -> None:
-        """Record that the kernel has accepted the chunk that `next` returned last in this thread."""
-        super().finish()
-        self.on_sent(self._sending.pop(threading.get_ident()))

@@ -667,7 +667,7 @@ class IncomingShard:
         """
         is_good = False
         try:
-            is_good = is_whole and digest(data) == chunk_digest(self.chunk_digests, index) and self._keep(index, data)
+            is_good = is_whole and self._is_intact(index, data) and self._keep(index, data)
         finally:  # Also after an error: `close` waits until no chunk is reserved.
             self._release(data)
             with self._lock:
@@ -684,6 +684,10 @@ class IncomingShard:
                 self._loop.call_soon_threadsafe(self._event.set)
         if is_good and self._index is not None:
             self._loop.call_soon_threadsafe(self._look)
+
+    def _is_intact(self, index: int, data: memoryview) -> bool:
+        """Return whether a received chunk matches its digest."""
+        return digest(data) == chunk_digest(self.chunk_digests, index)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         """Keep a verified chunk. Return True if the shard or share then contains the chunk.
@@ -786,6 +790,13 @@ class IncomingParts(IncomingShard):
 
     def _release(self, data: memoryview) -> None:
         self._scratch.release(data)
+
+
+class IncomingPieces(IncomingParts):
+    """Tracks an incoming transfer of chunks without digests, which its creator copies elsewhere and verifies later."""
+
+    def _is_intact(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
+        return True
 
 
 class Receiver:

@@ -28,9 +28,10 @@ from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StorageError
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
 from worker.storage.checkpoints import MAX_ATTEMPTS
-from worker.storage.node_loads import NodeLoads
+from worker.storage.node_loads import NodeLoad, NodeLoads
 from worker.storage.object_store import ObjectReader, ObjectStore, cut
 from worker.storage.shard_parts import ShardParts, read_length
+from worker.tasks import finish, together
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class LoadShare(Protocol):
         """Decide which node reads a part. Return True if the caller must read the part, because no helper node does.
 
         Args:
-            number: number of the part; ascending from 1 over all calls.
+            number: number of the part. The calls name the parts that helper nodes may read, in order.
 
         Returns:
             False if a helper node reads the part.
@@ -80,12 +81,41 @@ class LoadShare(Protocol):
         """Stop all helper nodes. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
 
 
-LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile], LoadShare]
+LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile, Sequence[int]], LoadShare]
 """Returns the nodes that help with one attempt to load a shard.
 
-The download calls it on the event loop, with the parts, the plan's source of kind s3, and the slot that receives the
-parts. The helpers deliver verified chunks into the slot.
+The download calls it on the event loop, with the parts, the plan's source of kind s3, the slot that receives the
+parts, and the numbers of the parts that helper nodes may read. The helpers deliver verified chunks into the slot.
 """
+
+
+class ObjectShare(Protocol):
+    """The nodes that read parts of shared objects for each other during one load. All methods run on the event loop.
+
+    A shared object contains tensors of several shards.
+    """
+
+    async def read(self) -> None:
+        """Read this node's parts of the shared objects from S3 into the slot. Called once.
+
+        Meanwhile the other nodes send their parts.
+
+        Raises:
+            StorageError: the store refused a read.
+        """
+
+    async def settle(self) -> None:
+        """Wait until the slot contains all parts. Called once, after `read`.
+
+        This node reads the parts that other nodes do not send in time. Errors are those of `read`.
+        """
+
+    async def close(self) -> None:
+        """Stop receiving parts. Afterwards, no byte of another node reaches the slot. Later calls change nothing."""
+
+
+ObjectShareOf = Callable[[NodeLoad], ObjectShare]
+"""Returns the nodes that share the reads of the objects in `NodeLoad.objects` with this node."""
 
 
 class _Cancelled(Exception):
@@ -103,6 +133,7 @@ async def download_shard(
     slot_count: int,
     share: LoadShareOf | None = None,
     loads: NodeLoads | None = None,
+    share_objects: ObjectShareOf | None = None,
 ) -> None:
     """Download one shard into a slot and seal it.
 
@@ -116,9 +147,10 @@ async def download_shard(
         content: origin generation and step of the slot's new content.
         keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        share: the nodes that read some of the parts; None without helpers. A load that waits for shared objects of
-            another load has no helpers, because they would read these objects again.
+        share: the nodes that read some of the parts; None without helpers. They read no part with bytes of an object
+            that another load of this node reads, or whose reads several nodes share.
         loads: the other loads of this node, which share objects with this one; None without them.
+        share_objects: the nodes that share the reads of shared objects; None if this node reads them alone.
 
     Raises:
         CorruptCheckpoint: the object contradicts the plan; no slot is sealed.
@@ -140,6 +172,7 @@ async def download_shard(
                 slot_count=slot_count,
                 share=share,
                 loads=loads,
+                share_objects=share_objects,
             )
             return
         except StorageError as error:
@@ -167,6 +200,7 @@ async def _download(
     slot_count: int,
     share: LoadShareOf | None,
     loads: NodeLoads | None,
+    share_objects: ObjectShareOf | None,
 ) -> None:
     """Try once to download a shard: read the object's header, reserve a slot, and read the parts into it."""
     reading = objects.open(where)
@@ -197,19 +231,27 @@ async def _download(
         if index is None:
             raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
         slot = store.shards[rank][index]
-        load = (NodeLoads() if loads is None else loads).join(store, rank, content, parts)
+        load = (NodeLoads() if loads is None else loads).join(store, rank, content, parts, slot)
+        shared = share_objects(load) if share_objects is not None and load.objects else None
         try:
-            has_helpers = parts.count > 1 and not load.awaited
-            helpers = share(parts, source, slot.file) if share is not None and has_helpers else None
-            filling, later = _Filling(objects, reader, parts, slot.file, helpers), load.later_parts
-            await in_thread(partial(filling.fill, [each for each in parts.numbers if each not in later]))
+            later = load.parts_with(load.awaited if shared is None else parts.shared)
+            early = [each for each in parts.numbers if each not in later]
+            helpers = share(parts, source, slot.file, early) if share is not None and len(early) > 1 else None
+            filling = _Filling(objects, reader, parts, slot.file)
+            fill = partial(filling.fill, early, share=helpers)
+            await together(in_thread(fill), *([] if shared is None else [shared.read()]))
             if later:
                 present = await load.copy_awaited(slot.file)
+                if shared is not None:
+                    await shared.settle()
+                    present |= load.objects.keys()
                 await in_thread(partial(filling.fill, sorted(later), present=present))
             store.seal_verified(slot, _header(store, slot.file, plan, rank, content), plan.chunk_digests)
             load.end(is_loaded=True)
         except BaseException:
             load.end(is_loaded=False)
+            if shared is not None:
+                await finish(shared.close())
             slot.file.empty()
             raise
     finally:
@@ -261,27 +303,32 @@ class _Filling:
         reader: ObjectReader,
         parts: ShardParts,
         slot: SlotFile,
-        share: LoadShare | None,
     ) -> None:
         self._objects = objects
         self._reader = reader
         self._parts = parts
         self._slot = slot
-        self._share = share
         self._ready: int | None = None
         """Bytes of data that the reader's first request has returned; None before the first `fill`."""
+        self._ready_end = 0
+        """Position in the payload at which these bytes end."""
 
     def fill(
-        self, numbers: Sequence[int], cancelled: threading.Event, *, present: Collection[ObjectReference] = ()
+        self,
+        numbers: Sequence[int],
+        cancelled: threading.Event,
+        *,
+        share: LoadShare | None = None,
+        present: Collection[ObjectReference] = (),
     ) -> None:
         """Read some parts of the shard from S3 into the slot, and verify them.
 
         Args:
-            numbers: the parts, in increasing order. With helpers, all parts of the shard.
+            numbers: the parts, in increasing order.
             cancelled: set when the caller no longer waits.
+            share: the nodes that read some of these parts; None without helper nodes.
             present: S3 objects shared by several shards, whose data the slot already contains.
         """
-        share = self._share
 
         def check() -> None:
             if cancelled.is_set():
@@ -290,12 +337,14 @@ class _Filling:
         try:
             if self._ready is None:
                 self._ready = self._begin(check)
-            ready, after = self._ready, self._parts.data_begin + self._ready
-            read = partial(self._read, after=after, present=present, cancelled=cancelled)
-            # The first request has returned bytes of the first part. Claim this part before a helper node can read them
-            # again.
-            claimed = 1 if share is not None and ready and share.claim(1) else 0
+            after = self._parts.data_begin + self._ready
+            read = partial(self._read, after=after, share=share, present=present, cancelled=cancelled)
+            claimed = 0
             if share is not None:
+                # The first request has returned bytes of the first part. Claim this part before a helper node can read
+                # them again.
+                if self._parts.bounds(numbers[0])[0] < self._ready_end and share.claim(numbers[0]):
+                    claimed = numbers[0]
                 share.begin(check)
             try:
                 _read_parts(numbers, claimed, read, share, check)
@@ -320,31 +369,40 @@ class _Filling:
         plan = self._parts.plan
         ready = min(self._reader.ready_bytes, plan.data_bytes)
         if ready:
+            spans = next(cut(plan.spans, ready))
             with self._slot.payload(0, plan.payload_bytes) as payload:
-                self._reader.read_into(payload, next(cut(plan.spans, ready)))
+                self._reader.read_into(payload, spans)
+            self._ready_end = spans[-1][1]
         return ready
 
     def _read(
-        self, number: int, *, after: int, present: Collection[ObjectReference], cancelled: threading.Event
+        self,
+        number: int,
+        *,
+        after: int,
+        share: LoadShare | None,
+        present: Collection[ObjectReference],
+        cancelled: threading.Event,
     ) -> None:
         """Read one part of the shard into the slot.
 
-        If a chunk is wrong, and another load of this node or a helper node may have written bytes of the part, read all
-        bytes of the part again.
+        If a chunk is wrong, and another load or node may have written bytes of the part, read all bytes of the part
+        again.
         """
         parts, is_cancelled = self._parts, cancelled.is_set
-        has_others_bytes = bool(present) or (self._share is not None and after > parts.data_begin)
+        has_others_bytes = bool(present) or (share is not None and after > parts.data_begin)
         try:
             with self._slot.payload(*parts.bounds(number)) as target:
                 try:
                     parts.read(self._objects, number, target, after=after, present=present, is_cancelled=is_cancelled)
-                except CorruptCheckpoint:
+                except CorruptCheckpoint as error:
                     if not has_others_bytes:
                         raise
+                    log.warning("this node reads part %d of a shard again from S3: %s", number, error)
                     parts.read(self._objects, number, target, is_cancelled=is_cancelled)
         finally:
-            if self._share is not None:
-                self._share.ended(number)
+            if share is not None:
+                share.ended(number)
 
 
 def _read_parts(

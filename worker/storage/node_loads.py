@@ -5,6 +5,9 @@ A shared object contains tensors of several shards.
     rank 0   reads its own object, and the shared objects that it is the first to need ◀── S3
     rank 1   reads its own object ◀── S3, waits for rank 0, and copies the shared tensors from rank 0's slot
 
+Other nodes read parts of the shared objects for rank 0, and rank 0's slot supplies parts to them
+(`worker.member.shared_objects`).
+
 Invariant: a load waits only for loads that began before it, so loads never wait for each other in a circle. A load that
 copies bytes verifies them like bytes from S3, and reads them from S3 if they are wrong.
 """
@@ -18,9 +21,12 @@ from collections.abc import Collection
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import ObjectReference
 from worker.core.slots import Content
+from worker.errors import StoreUnavailable
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore, in_thread
+from worker.storage.object_parts import ObjectParts
 from worker.storage.shard_parts import ShardParts
+from worker.tasks import Signal
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Maximum bytes that a thread copies between two checks for cancellation."""
@@ -36,8 +42,16 @@ class NodeLoads:
         """Create the object at the start of a generation, before any rank loads a shard from S3."""
         self._readers: dict[ObjectReference, NodeLoad] = {}
         """The load that reads or has read each shared object."""
+        self.joined: set[Rank] = set()
+        """The ranks whose shared objects are known, because their loads have begun."""
+        self.changed = Signal()
+        """Notified when a load begins."""
 
-    def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts) -> NodeLoad:
+    def reader(self, place: ObjectReference) -> NodeLoad | None:
+        """Return the load that reads or has read a shared object for this node. None if no shard here uses it."""
+        return self._readers.get(place)
+
+    def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts, slot: Slot) -> NodeLoad:
         """Begin a load of a shard. It reads only those shared objects from S3 that no earlier load of this node reads.
 
         Args:
@@ -45,14 +59,18 @@ class NodeLoads:
             rank: owner of the shard.
             content: generation and step that the load seals in a slot.
             parts: the ranges in which the shard is read from S3.
+            slot: the slot that receives the shard.
 
         Returns:
             The load, for which the caller must call `end`.
         """
-        load = NodeLoad(store, rank, content, parts, {place: self._readers.get(place) for place in parts.shared})
+        readers = {place: self._readers.get(place) for place in parts.shared}
+        load = NodeLoad(store, rank, content, parts, slot, readers)
         for place in parts.shared:
             self._readers.setdefault(place, load)
         load.ended.add_done_callback(lambda ended: None if ended.result() else self._drop(load))
+        self.joined.add(rank)
+        self.changed.notify()
         return load
 
     def _drop(self, failed: NodeLoad) -> None:
@@ -71,6 +89,7 @@ class NodeLoad:
         rank: Rank,
         content: Content,
         parts: ShardParts,
+        slot: Slot,
         readers: dict[ObjectReference, NodeLoad | None],
     ) -> None:
         """Create the load; `NodeLoads.join` calls this.
@@ -80,6 +99,7 @@ class NodeLoad:
             rank: owner of the shard.
             content: generation and step that the load seals in a slot.
             parts: the ranges in which the shard is read from S3.
+            slot: the slot that receives the shard.
             readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
         """
         self.rank = rank
@@ -87,19 +107,55 @@ class NodeLoad:
         self.parts = parts
         self.awaited = {place: load for place, load in readers.items() if load is not None}
         """Loads that read the shared objects that this load does not read from S3, by object."""
+        self.objects = {
+            place: ObjectParts(place, parts.data_begins[place], parts.spans_of(place), slot.file)
+            for place, load in readers.items()
+            if load is None
+        }
+        """The shared objects that this load reads for its node, with the parts that its slot contains."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Future that is done when the load has ended: True if its shard is sealed."""
         self._store = store
+        self._slot = slot
 
-    @property
-    def later_parts(self) -> frozenset[int]:
-        """Numbers of the parts that contain bytes of an awaited object (a shared object that an earlier load reads)."""
-        return frozenset(number for place in self.awaited for number in self.parts.parts_with(place))
+    def parts_with(self, places: Collection[ObjectReference]) -> frozenset[int]:
+        """Return the numbers of the shard's parts that contain bytes of these shared objects."""
+        return frozenset(number for place in places for number in self.parts.parts_with(place))
 
     def end(self, *, is_loaded: bool) -> None:
         """Record that this load has ended, so that loads that wait for it continue. Later calls change nothing."""
         if not self.ended.done():
             self.ended.set_result(is_loaded)
+            for each in self.objects.values():
+                each.changed.notify()
+
+    async def supply(self, place: ObjectReference, number: int, target: memoryview) -> None:
+        """Copy one part of a shared object from this load's slot into `target`, for another node.
+
+        The slot is not pinned, so its content may change during the copy. The other node verifies the bytes.
+
+        Args:
+            place: an object in `objects`.
+            number: number of the part, from 1.
+            target: uint8 memory of exactly the part.
+
+        Raises:
+            StoreUnavailable: the slot does not contain the part.
+        """
+        parts = self.objects[place]
+        if not (self._is_sealed if self.ended.done() else number in parts.present):
+            raise StoreUnavailable(f"this node no longer holds s3://{place.bucket}/{place.key}")
+        await in_thread(lambda _: parts.copy(number, target))
+
+    async def arrived(self, place: ObjectReference, number: int) -> None:
+        """Wait until this load's slot contains a part of a shared object, or until the load has ended."""
+        parts = self.objects[place]
+        while not (self.ended.done() or number in parts.present):
+            await parts.changed.wait(parts.changed.version)
+
+    @property
+    def _is_sealed(self) -> bool:
+        return self.ended.result() and self._store.sealed(self.rank, self.content) is self._slot
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
         """Wait for earlier loads of this node that read shared objects of this shard, and copy the tensors they loaded.

@@ -69,7 +69,37 @@ class _Source:
         return place, found
 
 
-class ShardParts:
+class Parts:
+    """Divides a payload into parts of whole chunks, numbered from 1. Immutable."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        """Divide a payload of `payload_bytes` bytes."""
+        self.payload_bytes = payload_bytes
+        self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(payload_bytes))
+        self.count = -(-chunk_count(payload_bytes) // self._chunks_per_part)
+        """Number of parts, which is also the number of the last part."""
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of all parts, from 1."""
+        return range(1, self.count + 1)
+
+    def chunks(self, number: int) -> range:
+        """Return the indices of the payload's chunks that part `number` consists of."""
+        first = (number - 1) * self._chunks_per_part
+        return range(first, min(first + self._chunks_per_part, chunk_count(self.payload_bytes)))
+
+    def part_of(self, chunk: int) -> int:
+        """Return the number of the part that contains a chunk."""
+        return chunk // self._chunks_per_part + 1
+
+    def bounds(self, number: int) -> Span:
+        """Return the positions in bytes at which part `number` begins and ends in the payload."""
+        chunks = self.chunks(number)
+        return chunk_range(chunks[0], self.payload_bytes)[0], chunk_range(chunks[-1], self.payload_bytes)[1]
+
+
+class ShardParts(Parts):
     """Divides one shard into parts of whole chunks, numbered from 1, and reads parts from S3. Thread-safe."""
 
     def __init__(self, where: ObjectReference, header: bytes, object_bytes: int) -> None:
@@ -98,27 +128,13 @@ class ShardParts:
         """Position of the first byte of data in the object."""
         self.shared = {place: each.group.object_bytes for place, each in groups}
         """Size of each shared object that the shard needs."""
+        self.data_begins = {place: each.group.data_begin for place, each in groups}
+        """Position of the first byte of data in each shared object."""
         self._sources = [
             _Source.of(where, self.plan.spans, self.data_begin),
             *(_Source.of(place, each.spans, each.group.data_begin) for place, each in groups),
         ]
-        self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(self.plan.payload_bytes))
-        self.count = -(-chunk_count(self.plan.payload_bytes) // self._chunks_per_part)
-        """Number of parts, which is also the number of the last part."""
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of all parts of the shard, from 1."""
-        return range(1, self.count + 1)
-
-    def chunks(self, number: int) -> range:
-        """Return the indices of the chunks in part `number` of the shard, a range of whole chunks (counted from 1)."""
-        first = (number - 1) * self._chunks_per_part
-        return range(first, min(first + self._chunks_per_part, chunk_count(self.plan.payload_bytes)))
-
-    def part_of(self, chunk: int) -> int:
-        """Return the number of the part that contains a chunk."""
-        return chunk // self._chunks_per_part + 1
+        super().__init__(self.plan.payload_bytes)
 
     def spans_of(self, place: ObjectReference) -> tuple[Span, ...]:
         """Return the ranges of the payload that an S3 object fills, in the order of the object's data.
@@ -136,12 +152,6 @@ class ShardParts:
             for begin, end in self.spans_of(place)
             for number in range(self.part_of(begin // width), self.part_of((end - 1) // width) + 1)
         )
-
-    def bounds(self, number: int) -> Span:
-        """Return the positions in bytes at which part `number` begins and ends in the shard's payload."""
-        chunks = self.chunks(number)
-        size = self.plan.payload_bytes
-        return chunk_range(chunks[0], size)[0], chunk_range(chunks[-1], size)[1]
 
     def read(
         self,

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from everstep.protocol import slot as slot_layout
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.plan import GenerationPlan, ObjectReference, Relayout, ShardSource
+from everstep.protocol.plan import GenerationPlan, ObjectReference, Relayout
 from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, state, until
+from tests.unit.worker.member.loading_nodes import source_of, use_small_chunks
 from worker.core.slots import Content
+from worker.core.upload_division import LEAST_BYTES
 from worker.errors import PeerLost
 from worker.member.earlier_shards import EarlierShards
 from worker.member.shared_loads import HelpedLoad
@@ -50,16 +51,9 @@ async def stored(fleet: Fleet) -> UploadedShard:
 def plan_from_s3(fleet: Fleet, uploaded: UploadedShard) -> GenerationPlan:
     """Return a plan in which rank 0 has no copy in memory."""
     plan = fleet.make_plan()
-    source = ShardSource(
-        kind="s3",
-        origin_generation=uploaded.origin_generation,
-        step=uploaded.step,
-        digest=uploaded.payload_digest,
-        payload_bytes=uploaded.payload_bytes,
-        object=uploaded.object,
-    )
     assert plan.base_step == uploaded.step
-    return structs.replace(plan, ranks=(structs.replace(plan.ranks[0], sources=(source,)), *plan.ranks[1:]))
+    ranks = (structs.replace(plan.ranks[0], sources=(source_of(uploaded),)), *plan.ranks[1:])
+    return structs.replace(plan, ranks=ranks)
 
 
 def forget(node: Node, rank: Rank) -> None:
@@ -68,7 +62,7 @@ def forget(node: Node, rank: Rank) -> None:
 
 
 async def test_s3_is_read_once_for_the_owner_and_its_holders(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", 4096)
+    use_small_chunks(monkeypatch, 4096)
     monkeypatch.setattr(agent_fleet, "payload", payload)
     uploaded = await stored(fleet)
     for node in fleet.nodes:
@@ -129,13 +123,62 @@ async def all_stored(fleet: Fleet) -> list[UploadedShard]:
     await fleet.train(4)
     members = [node.agent.lifecycle.member for node in fleet.nodes]
     step = Step(min(rank.word.committed for rank in fleet.ranks))
-    found = []
-    for member in members:
-        assert member is not None
-        member.uploads.begin(step)
-        await member.uploads.idle()
-        found += member.uploads.uploaded
-    return found
+    uploads = [member.uploads for member in members if member is not None]
+    for each in uploads:
+        each.begin(step)
+    for each in uploads:
+        await each.idle()
+    return [shard for each in uploads for shard in each.uploaded]
+
+
+async def test_nodes_that_load_equal_tensors_share_the_reads(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node has a shard in memory. Each byte of the tensor that all ranks share is read by one node."""
+
+    def with_equal_tensor(rank: int, step: int) -> tuple[bytes, int]:
+        own, equal = state(rank, step), bytes(LEAST_BYTES)
+        entries = (
+            TensorEntry("state", "uint8", (len(own),), 0, len(own)),
+            TensorEntry("equal", "uint8", (len(equal),), len(own), len(equal)),
+        )
+        return own + equal + pack_index(SlotIndex(tensors=entries, values=b"")), len(own + equal)
+
+    use_small_chunks(monkeypatch, 32 * 1024)
+    monkeypatch.setattr(agent_fleet, "payload", with_equal_tensor)
+    for node in fleet.nodes:
+        node.shim.capacity_bytes = 2 * LEAST_BYTES
+    uploaded = await all_stored(fleet)
+    (equal,) = {each.key for shard in uploaded for each in shard.replicated}
+    for node in fleet.nodes:
+        await node.shim.stop_all()
+    await fleet.prepare()
+    plan = fleet.make_plan()
+    ranks = [structs.replace(plan.ranks[each.rank], sources=(source_of(each),)) for each in uploaded]
+    plan = structs.replace(plan, base_step=uploaded[0].step, ranks=tuple(ranks))
+    for node in fleet.nodes:
+        for rank in range(len(uploaded)):
+            forget(node, Rank(rank))
+    read = Counter[int]()
+    read_range = MemoryObjectStore.read_range
+
+    def counted(
+        objects: MemoryObjectStore,
+        reference: ObjectReference,
+        begin: int,
+        target: memoryview,
+        spans: Sequence[Span],
+        **named: Any,
+    ) -> None:
+        if reference.key == equal:
+            read.update(range(begin, begin + sum(stop - start for start, stop in spans)))
+        read_range(objects, reference, begin, target, spans, **named)
+
+    monkeypatch.setattr(MemoryObjectStore, "read_range", counted)
+    await fleet.load(plan)
+    await fleet.start()
+    for rank in fleet.ranks:
+        assert rank.restored == with_equal_tensor(rank.rank, plan.base_step)[0]
+    assert set(read.values()) == {1}
+    assert len(read) == LEAST_BYTES
 
 
 @pytest.mark.parametrize("is_home_broken", [False, True])
@@ -151,19 +194,7 @@ async def test_every_earlier_shard_is_read_once_after_a_change_of_the_number_of_
         await node.shim.stop_all()
     await fleet.prepare()
     plan = fleet.make_chosen_plan({Generation(1): len(uploaded)})
-    sources = tuple(
-        (
-            ShardSource(
-                kind="s3",
-                origin_generation=shard.origin_generation,
-                step=shard.step,
-                digest=shard.payload_digest,
-                payload_bytes=shard.payload_bytes,
-                object=shard.object,
-            ),
-        )
-        for shard in uploaded
-    )
+    sources = tuple((source_of(shard),) for shard in uploaded)
     relayout = Relayout(world_size=len(uploaded), shards=sources)
     nodes = tuple(structs.replace(node, keep=()) for node in plan.nodes)
     plan = structs.replace(plan, relayout=relayout, base_step=uploaded[0].step, nodes=nodes)

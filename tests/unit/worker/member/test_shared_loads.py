@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from everstep.protocol import slot as slot_layout
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import NodeId, Rank
@@ -30,7 +29,7 @@ from everstep.protocol.plan import ObjectReference
 from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.member.lines import Line
-from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes
+from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes, use_small_chunks
 from tests.unit.worker.storage.slots import Tensors
 from worker.core import shared_parts
 from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable
@@ -77,7 +76,7 @@ class ReadStore(MemoryObjectStore):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", CHUNK_BYTES)
+    use_small_chunks(monkeypatch, CHUNK_BYTES)
     monkeypatch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
 
 

@@ -1,0 +1,87 @@
+"""Decides which node reads which part of an S3 object that the shards of several nodes share. Pure.
+
+Each part has an order of the nodes, which depends only on the plan, the object's key and the part's number. The first
+node of this order that uses the object reads the part from S3. The other nodes get the part from this node:
+
+    part     order of the nodes    reader, if only B and C use the object
+    1        A  B  C               B
+    2        B  C  A               B
+    3        C  A  B               C
+
+Invariant: a node waits only for nodes before it in a part's order. Nodes therefore never wait for each other in a
+circle, even if they have excluded different nodes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from everstep.protocol.ids import NodeId
+from worker.core.shared_parts import LATE_SECONDS
+
+
+def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[NodeId]:
+    """Yield the nodes in the order in which they are responsible for reading one part of an object.
+
+    Consecutive parts have different first nodes. The parts of a node that drops out are divided among all others.
+
+    Args:
+        nodes: the nodes that share the reads.
+        key: key of the object in S3.
+        number: number of the part, from 1.
+
+    Yields:
+        All nodes, each once.
+    """
+    left, rest = list(nodes), number + zlib.crc32(key.encode())
+    while left:
+        rest, place = divmod(rest, len(left))
+        yield left.pop(place)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReaders:
+    """The nodes that one node asks for parts of shared objects during one load. Each method returns the next state."""
+
+    here: NodeId
+    """The node that loads."""
+    nodes: tuple[NodeId, ...]
+    """The result of `reading_nodes`. It may lack `here`, if this node loads from S3 although the plan names a peer."""
+    excluded: frozenset[NodeId] = frozenset()
+    """Nodes that are lost or whose load has failed."""
+    lacking: frozenset[tuple[NodeId, str]] = frozenset()
+    """Node and key of each object that the node does not use."""
+
+    @property
+    def peers(self) -> tuple[NodeId, ...]:
+        """The other nodes that share the reads and that are not excluded."""
+        return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
+
+    def reader(self, key: str, number: int) -> NodeId:
+        """Return the node from which this node gets a part of an object. `here` means that it reads S3 itself."""
+        for node in reading_order(self.nodes, key, number):
+            if node == self.here or not (node in self.excluded or (node, key) in self.lacking):
+                return node
+        return self.here
+
+    def exclude(self, *nodes: NodeId) -> ObjectReaders:
+        """Record that nodes are lost, or that this node no longer waits for them."""
+        return replace(self, excluded=self.excluded | set(nodes))
+
+    def lack(self, node: NodeId, key: str) -> ObjectReaders:
+        """Record that a node does not use an object, and therefore reads no part of it."""
+        return replace(self, lacking=self.lacking | {(node, key)})
+
+
+def patience_seconds(own_seconds: float) -> float:
+    """Return how long a node waits for other nodes' parts after it has read its own parts.
+
+    Args:
+        own_seconds: seconds that the node needed for its own parts. The other nodes have about as many parts.
+
+    Returns:
+        The time in seconds, at least `LATE_SECONDS`.
+    """
+    return max(LATE_SECONDS, own_seconds)

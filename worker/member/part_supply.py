@@ -1,0 +1,205 @@
+"""Sends parts of a payload to another node that loads it. The node requests each part on a session.
+
+    other node ── ShardWanted ──▶ PartSupply: waits for the part, copies it into a buffer ── chunks on streams ──▶
+
+Invariant: all supplies of a generation together keep at most `MAX_HELPED_PARTS` parts in memory. After `run`, no thread
+reads or sends a part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.peer_messages import ShardRefused, ShardWanted
+from everstep.protocol.slot import chunk_bytes, chunk_count, chunk_range
+from worker.core.shared_parts import MAX_WINDOW
+from worker.core.transfers import are_within, ranges
+from worker.errors import PeerError, StorageError
+from worker.replication.streams import ChunkQueue, Streams, send_chunks
+from worker.replication.transport import Session
+from worker.storage.shard_parts import Parts
+from worker.tasks import end, first_of
+
+log = logging.getLogger(__name__)
+MAX_HELPED_PARTS = 4
+"""Maximum number of parts that one node keeps in memory for other nodes at a time.
+
+Each part also occupies a thread of the agent's only thread pool.
+"""
+MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
+"""Maximum number of parts that one owner may have requested before the helper has recorded them as sent.
+
+The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
+"""
+
+
+class PartSupply:
+    """The parts of one payload that another node has requested, from the request until all chunks are sent."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        read: Callable[[int, memoryview], Awaitable[None]],
+        room: asyncio.Semaphore,
+        *,
+        transfer: int,
+        is_ready: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        """Create the object; `run` serves the requests.
+
+        Args:
+            parts: divides the payload into the parts that the other node may request.
+            read: fills memory of exactly one part with the bytes of the part with this number.
+            room: limits the number of parts in memory, for all supplies of the generation together.
+            transfer: number of the transfer in the requests and the chunks.
+            is_ready: waits until `read` can return a part without waiting for other nodes. None if it always can.
+        """
+        self._parts = parts
+        self._read = read
+        self._room = room
+        self._transfer = transfer
+        self._is_ready = is_ready
+        self._buffers = _Buffers(parts.payload_bytes)
+        self._queue = _PartQueue()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The task of each part that is read or sent, by number."""
+        self._sent: dict[int, asyncio.Event] = {}
+        loop = asyncio.get_running_loop()
+        self._queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
+
+    async def run(self, session: Session, streams: Streams) -> Message:
+        """Send each part that the other node requests, until it sends another message than a request.
+
+        Args:
+            session: the session on which the other node requests parts.
+            streams: streams of the session.
+
+        Returns:
+            The other message. All chunks of the requested parts are sent then.
+
+        Raises:
+            MalformedMessage: a request names no part, or names a part again, or there are too many requests.
+            PeerLost: the connection ended.
+        """
+        others: list[Message] = []
+
+        async def hear() -> None:
+            others.append(await self._hear(session))
+            if not streams.attached.is_set():
+                raise MalformedMessage(f"{type(others[0]).__name__} received before the session has a stream")
+            await asyncio.gather(*self._tasks.values())
+            self._queue.complete()
+            await asyncio.Event().wait()  # `send` ends when its threads have sent all chunks, and ends this wait
+
+        async def send() -> None:
+            await streams.attached.wait()
+            await send_chunks(
+                streams,
+                self._buffers,
+                self._transfer,
+                self._queue,
+                payload_bytes=self._parts.payload_bytes,
+                pacer=None,
+                progress=lambda _: None,
+            )
+
+        try:
+            await first_of(hear(), send())
+        finally:
+            await end(*self._tasks.values())
+        return others[0]
+
+    async def _hear(self, session: Session) -> Message:
+        """Begin to read each part that the other node requests. Return its first message that is no request."""
+        while isinstance(wanted := await session.receive(), ShardWanted):
+            is_valid = wanted.transfer == self._transfer and len(wanted.chunks) == 1
+            if not is_valid or not are_within(wanted.chunks, chunk_count(self._parts.payload_bytes)):
+                raise MalformedMessage(f"chunks {wanted.chunks} requested, which do not form a part of the payload")
+            ((first, count),) = wanted.chunks
+            number = self._parts.part_of(first)
+            if range(first, first + count) != self._parts.chunks(number) or number in self._tasks:
+                raise MalformedMessage(f"chunks {wanted.chunks} requested twice, or without forming a part")
+            if len(self._tasks) >= MAX_REQUESTED_PARTS:
+                raise MalformedMessage(f"more than {MAX_REQUESTED_PARTS} parts requested at a time")
+            self._tasks[number] = asyncio.create_task(self._serve(session, number))
+        return wanted
+
+    async def _serve(self, session: Session, number: int) -> None:
+        """Read one part of the payload, and wait until its chunks are sent to the other node."""
+        chunks = self._parts.chunks(number)
+        try:
+            if self._is_ready is not None:
+                await self._is_ready(number)
+            async with self._room:
+                begin, stop = self._parts.bounds(number)
+                data = bytearray(stop - begin)
+                with memoryview(data) as target:
+                    await self._read(number, target)
+                for chunk in chunks:
+                    self._sent[chunk] = asyncio.Event()
+                    first, last = chunk_range(chunk, self._parts.payload_bytes)
+                    self._buffers.chunks[chunk] = memoryview(data)[first - begin : last - begin]
+                self._queue.add(ranges(chunks))
+                for chunk in chunks:
+                    await self._sent[chunk].wait()
+        except StorageError as error:
+            with suppress(PeerError):
+                await session.send(ShardRefused(transfer=self._transfer, reason=str(error)))
+            session.close()
+        except Exception:
+            log.exception("part %d of another node's shard could not be read or sent", number)
+            session.close()
+        finally:
+            for chunk in chunks:
+                self._sent.pop(chunk, None)
+                self._buffers.chunks.pop(chunk, None)
+            del self._tasks[number]
+
+    def _note_sent(self, chunk: int) -> None:
+        if chunk in self._sent:
+            self._sent[chunk].set()
+
+
+class _Buffers:
+    """The chunks of a payload that this node has read and not sent to the other node yet. Implements `Payload`."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        self.chunks: dict[int, memoryview] = {}
+        self._chunk_bytes = chunk_bytes(payload_bytes)
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """Return the bytes from `start` to `end` of the payload. They are within one chunk."""
+        assert end is not None, "chunks are sent one at a time"
+        chunk, offset = divmod(start, self._chunk_bytes)
+        return self.chunks[chunk][offset : offset + end - start]
+
+
+class _PartQueue(ChunkQueue):
+    """A queue of chunks that calls `on_sent` for each chunk that the kernel has accepted completely.
+
+    The threads of all data connections (streams) of the session use it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_sent: Callable[[int], object] = lambda _: None
+        self._sending: dict[int, int] = {}
+        """The chunk that each thread sends, by thread. Each thread changes only its own entry."""
+
+    def next(self) -> int | None:
+        """Return the next chunk to send to the owner (see `ChunkQueue.next`)."""
+        found = super().next()
+        if found is not None:
+            self._sending[threading.get_ident()] = found
+        return found
+
+    def finish(self) -> None:
+        """Record that the kernel has accepted the chunk that `next` returned last in this thread."""
+        super().finish()
+        self.on_sent(self._sending.pop(threading.get_ident()))

@@ -1,0 +1,101 @@
+"""Divides the data of a shared S3 object into parts that several nodes read from S3 and send to each other.
+
+    object   header | part 1 | part 2 | …       consecutive bytes of the object's data
+    slot     tensor … tensor …                  the same bytes, as the tensors of one shard
+
+A part consists of chunks like the parts of a shard. All nodes that use the object divide it in the same way, although
+their shards have its tensors at different positions.
+
+Invariant: `present` contains only parts that are completely in the slot. These bytes are not verified. The load that
+owns the slot verifies them with the digests of its shard.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from everstep.protocol.plan import ObjectReference
+from everstep.protocol.slot import chunk_range
+from worker.shm.slot_file import SlotFile
+from worker.storage.object_store import ObjectStore, Span
+from worker.storage.shard_parts import Parts
+from worker.tasks import Signal
+
+
+class ObjectParts(Parts):
+    """The parts of one shared object, in the slot of the load that reads the object for this node."""
+
+    def __init__(self, place: ObjectReference, data_begin: int, spans: Sequence[Span], slot: SlotFile) -> None:
+        """Create the object; the slot contains no part yet.
+
+        Args:
+            place: bucket and key of the shared object.
+            data_begin: position of the first tensor's data in the shared object.
+            spans: ranges of the slot's payload that the data fills, in the order of the data.
+            slot: the slot that receives the shard.
+        """
+        begins = list(accumulate((end - begin for begin, end in spans), initial=0))
+        super().__init__(begins.pop())
+        self.place = place
+        self.present: set[int] = set()
+        """Numbers of the parts that the slot contains. Changed only on the event loop."""
+        self.changed = Signal()
+        """Notified after each change of `present`."""
+        self._data_begin = data_begin
+        self._spans = spans
+        self._begins = begins
+        """Position within the object's data at which each span begins."""
+        self._slot = slot
+
+    def mark(self, number: int) -> None:
+        """Record that the slot contains a part. Called on the event loop."""
+        self.present.add(number)
+        self.changed.notify()
+
+    def read(self, objects: ObjectStore, number: int, is_cancelled: Callable[[], bool]) -> None:
+        """Read one part from S3 into the slot. Blocks.
+
+        Args:
+            objects: object store that holds the shared object.
+            number: number of the part, from 1.
+            is_cancelled: returns True when the read must end early. The content of the part is then undefined.
+
+        Raises:
+            CorruptCheckpoint: the object ends too early.
+            StorageError: the store refused the read.
+        """
+        begin, end = self.bounds(number)
+        spans = self._places(begin, end)
+        with self._slot.payload(0, max(last for _, last in spans)) as payload:
+            objects.read_range(self.place, self._data_begin + begin, payload, spans, is_cancelled=is_cancelled)
+
+    def write(self, chunk: int, data: memoryview) -> None:
+        """Copy a chunk of the object's data into the slot. Thread-safe for different chunks."""
+        position = 0
+        for begin, end in self._places(*chunk_range(chunk, self.payload_bytes)):
+            with self._slot.payload(begin, end) as target:
+                target[:] = data[position : position + end - begin]
+            position += end - begin
+
+    def copy(self, number: int, target: memoryview) -> None:
+        """Copy one part from the slot into `target`, which has exactly the part's size."""
+        position = 0
+        for begin, end in self._places(*self.bounds(number)):
+            with self._slot.payload(begin, end) as data:
+                target[position : position + end - begin] = data
+            position += end - begin
+
+    def _places(self, begin: int, end: int) -> list[Span]:
+        """Return the ranges of the payload that the bytes `begin` to `end` of the object's data fill."""
+        found: list[Span] = []
+        number = bisect_right(self._begins, begin) - 1
+        while begin < end:
+            first, last = self._spans[number]
+            start = first + begin - self._begins[number]
+            stop = min(last, start + end - begin)
+            found.append((start, stop))
+            begin += stop - start
+            number += 1
+        return found
