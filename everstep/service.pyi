@@ -601,6 +601,8 @@ class Incident(TypedDict):
     ReplaceSeconds: NotRequired[float]
     RestoreSeconds: NotRequired[float]
     ReworkSeconds: NotRequired[float]
+    ControlPlaneAbsentSeconds: NotRequired[float]
+    """Time after the failure for which no control plane was running. Ranks train without a control plane, but nothing recovers a job after a failure. Absent if a control plane was running."""
     CostUsd: NotRequired[float]
     """The fleet's price × the time during which the job's nodes made no new step because of this incident. While the incident is open, this is the cost until now. Absent if the fleet has no price."""
     RankSources: list[RankSource]
@@ -618,6 +620,12 @@ class Incident(TypedDict):
     """How the incident ended. Only in DescribeIncident."""
     Verdict: NotRequired[str]
     """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    Why: NotRequired[str]
+    """The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
+    Done: NotRequired[list[str]]
+    """What Everstep has done, oldest first, as sentences in the past tense. While the job waits for instances, the last sentence says when Everstep next requests them. Only in DescribeIncident."""
+    Wait: NotRequired[IncidentWait]
+    """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     Notes: NotRequired[list[Note]]
@@ -635,6 +643,17 @@ class IncidentAction(TypedDict):
     """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
     """The held node that the action concerns. Absent if the action concerns the job."""
+
+class IncidentWait(TypedDict):
+    """The wait of a recovery for instances that AWS does not launch."""
+    MissingNodeCount: int
+    """Number of nodes that the job lacks."""
+    InstanceType: str
+    AvailabilityZone: str
+    Message: str
+    """AWS's message about the newest failed launch."""
+    NextAttemptTime: datetime
+    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""

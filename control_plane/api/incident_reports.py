@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
-from control_plane.core import accounting, hangs, similar_incidents
+from control_plane.core import accounting, capacity, hangs, similar_incidents
 from control_plane.core.incident_accounts import Account, HeldNode, JobCourse, Outcome, outcome_of
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
@@ -30,6 +30,7 @@ from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.events import EventFilter, EventRecord
 from control_plane.db.incidents import IncidentFilter, IncidentRecord, JobOfIncident
 from control_plane.db.jobs import JobRecord
+from control_plane.db.nodes import NodeRecord
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.records import job_record, prefix_of
 from everstep.protocol.ids import Step
@@ -77,6 +78,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
     `core.incident_accounts` derives the verdict, the outcome and the recommended actions from these facts.
     """
     job = jobs.get_run(session, record.run_id)
+    fleet = fleets.find(session, job.fleet_name)  # A job's fleet may be deleted after the job.
     checkpoint = checkpoints.newest_complete(session, record.run_id)
     lost = nodes.among(session, record.instance_ids)
     course = incidents.jobs_of(session, [record.run_id])[record.run_id]
@@ -114,7 +116,28 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         restored_at=_unix(record.restored_at),
         closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
+        wait=capacity.wait_of(job.reason, now.timestamp()) if record.closed_at is None else None,
+        instance_type="" if fleet is None else fleet.instance_type,
+        availability_zone="" if fleet is None else fleet.availability_zone,
+        price_usd_per_hour=None if fleet is None else fleet.price_usd_per_hour,
+        node_count=job.spec.node_count,
+        least_node_count=job.spec.min_node_count or job.spec.node_count,
+        node_count_before=record.node_count_before,
+        node_count_after=record.node_count_after,
+        terminated_ids=tuple(node.id for node in lost if _was_terminated(node)),
+        generation_before=record.generation_before,
+        generation_after=record.generation_after,
     )
+
+
+def _was_terminated(node: NodeRecord) -> bool:
+    """Return whether Everstep, and neither AWS nor a person, has terminated a node.
+
+    The fleet stores `replaced_at` for each node that it gives up. A person's decision about a held node is stored in
+    `release`.
+    """
+    is_over = node.state in (NodeState.DRAINING, NodeState.GONE)
+    return is_over and node.replaced_at is not None and not node.release
 
 
 def similar(session: Session, record: IncidentRecord, limit: int) -> tuple[views.Similar, ...]:

@@ -35,6 +35,7 @@ from control_plane.core import (
     hangs,
     held_nodes,
     incident_accounts,
+    incident_answers,
     parity,
     placement,
     rolls,
@@ -43,6 +44,7 @@ from control_plane.core import (
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incident_accounts import Account, Outcome
+from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Remedy
@@ -655,6 +657,9 @@ def incident(
         described = {
             "outcome": detail.account.outcome,
             "verdict": incident_accounts.verdict(detail.account, detail.now),
+            "why": incident_answers.why(detail.account),
+            "done": list(incident_answers.done(detail.account)),
+            "wait": _wait(detail.account),
             "actions": [
                 incidents_schemas.IncidentAction(
                     urgency=each.urgency,
@@ -685,6 +690,7 @@ def incident(
         training_job_name=record.job_name,
         instance_id=next(iter(record.instance_ids), None),
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
+        control_plane_absent_seconds=absent_seconds(record.evidence),
         cost_usd=cost_usd,
         rank_sources=_rank_sources(record),
         stacks_event_id=None if detail is None else detail.stacks_event_id,
@@ -693,6 +699,18 @@ def incident(
         acknowledgement=record.acknowledgement or None,
         owner=record.owner or None,
         **described,
+    )
+
+
+def _wait(account: Account) -> incidents_schemas.IncidentWait | None:
+    if account.wait is None:
+        return None
+    return incidents_schemas.IncidentWait(
+        missing_node_count=account.wait.missing_count,
+        instance_type=account.instance_type,
+        availability_zone=account.availability_zone,
+        message=account.wait.message,
+        next_attempt_time=datetime.fromtimestamp(account.wait.next_attempt_at, UTC),
     )
 
 
@@ -836,6 +854,7 @@ def node(
     *,
     refused_message_count: int,
     job_name: str | None,
+    price_usd_per_hour: float | None,
     history: Sequence[ImplicationRecord] = (),
 ) -> nodes_schemas.Node:
     """Convert the record of a node into its response model.
@@ -845,6 +864,7 @@ def node(
         agent: the state of the node's agent on this server, or None if the agent has not connected to this server.
         refused_message_count: messages of the agent that this server rejected.
         job_name: job that the node works for, or None.
+        price_usd_per_hour: price of the node. None if its fleet has no price.
         history: incidents in which the node was involved.
 
     Returns:
@@ -852,7 +872,7 @@ def node(
     """
     return nodes_schemas.Node(
         **_alike(record, nodes_schemas.Node, "hold", "request"),
-        hold_advice=_hold_advice(record),
+        hold_advice=_hold_advice(record, price_usd_per_hour),
         node_id=record.id,
         node_status=NodeState(record.state),
         hold=None if record.hold is None else Hold(record.hold),
@@ -883,10 +903,10 @@ def node(
     )
 
 
-def _hold_advice(record: NodeRecord) -> nodes_schemas.HoldAdvice | None:
+def _hold_advice(record: NodeRecord, price_usd_per_hour: float | None) -> nodes_schemas.HoldAdvice | None:
     if record.hold is None or record.state != NodeState.HELD:
         return None
-    found = held_nodes.advice(record.id, Hold(record.hold), record.reason)
+    found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
     if found is None:
         return None
     return nodes_schemas.HoldAdvice(

@@ -14,6 +14,8 @@ Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrati
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -21,6 +23,25 @@ from control_plane.core.observed.fleets import GroupObserved, Vacancies
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
+_DAY_SECONDS = 86_400
+_WAIT = re.compile(
+    r"waits for (?P<count>\d+) nodes?: (?P<message>.*); Everstep (?:resumes it and )?retries at "
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC\Z",
+    re.DOTALL,
+)
+"""Pattern of a job's reason while its group launches no instance. `waiting_words` writes the part after the colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityWait:
+    """A job's wait for instances whose launches fail."""
+
+    missing_count: int
+    """Number of nodes that the job lacks."""
+    message: str
+    """AWS's message about the newest failed launch."""
+    next_attempt_at: float
+    """Unix seconds. A time in the past means that the attempt is due."""
 
 
 def retry_at(group: GroupObserved) -> float | None:
@@ -79,6 +100,20 @@ def waiting_words(group: GroupObserved) -> str:
             return f"{words}: AWS suspended it after failures; {retry}"
         return f"{words}: resume the process to launch instances"
     return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
+
+
+def wait_of(reason: str, now: float) -> CapacityWait | None:
+    """Return the wait for capacity that a job's stored reason describes, or None if the reason describes none.
+
+    The stored reason contains only the time of day of the next attempt. Attempts are at most `LONGEST_RETRY_SECONDS`
+    apart, so the attempt is at the moment nearest to `now` (Unix seconds) that has this time of day.
+    """
+    found = _WAIT.match(reason)
+    if found is None:
+        return None
+    of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"])
+    day = round((now - of_day) / _DAY_SECONDS)
+    return CapacityWait(int(found["count"]), found["message"], float(day * _DAY_SECONDS + of_day))
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

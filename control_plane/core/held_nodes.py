@@ -41,13 +41,14 @@ class HoldAdvice:
     """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
 
 
-def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
+def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | None = None) -> HoldAdvice | None:
     """Return the advice for a held node, or None if Everstep releases the node by itself.
 
     Args:
         node_id: EC2 instance id, which the sentence and the commands contain.
         hold: why the fleet holds the node (unreachable, distrusted, for inspection, or for a person).
         reason: the words that the fleet stores with the node. They contain the code of a reported fault.
+        price_usd_per_hour: price of the instance. None, if the fleet has no price, omits the cost from the sentence.
 
     Returns:
         The decision, its reason in words, and the commands that carry it out.
@@ -55,20 +56,26 @@ def advice(node_id: str, hold: Hold, reason: str) -> HoldAdvice | None:
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"
     fault = hardware_fault(reason)
+    cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
         return None
     if fault is not None:
         words = (
             f"Terminate node {node_id}, which Everstep keeps out of use: it reported {fault}, a hardware fault. "
-            "A new instance replaces it."
+            f"The fleet keeps it until you decide.{cost}"
         )
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if hold is Hold.PERSON:
-        words = f"Release node {node_id} when its inspection is over. A person keeps it out of use."
+        words = f"Release node {node_id} when its inspection is over. A person keeps it out of use.{cost}"
         return HoldAdvice(HoldDecision.RELEASE, words, release)
     why = "its reports are suspicious" if hold is Hold.DISTRUSTED else "it failed"
     words = (
         f"Inspect node {node_id}, which Everstep keeps out of use because {why}. "
-        "Terminate it if its hardware is faulty; otherwise release it."
+        f"Terminate it if its hardware is faulty; otherwise release it. The fleet keeps it until you decide.{cost}"
     )
     return HoldAdvice(HoldDecision.INSPECT, words, f"everstep nodes describe {node_id}", (terminate, release))
+
+
+def hourly(price_usd: float) -> str:
+    """Return a price per hour as text: `$55.04 per hour`."""
+    return f"${price_usd:,.2f} per hour"

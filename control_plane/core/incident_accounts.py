@@ -11,12 +11,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.core.held_nodes import advice
-from control_plane.core.incidents import ABSENCE, phase_moments
+from control_plane.core.capacity import CapacityWait
+from control_plane.core.held_nodes import advice, hourly
+from control_plane.core.incidents import ABSENCE, absent_seconds, phase_moments
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.remedies import hardware_fault
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
@@ -28,6 +31,10 @@ _SCRIPT_ERROR = re.compile(
     r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
 )
 """Pattern of the last line of a Python traceback, which may begin with the rank, such as `[rank3]: `."""
+_FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
+"""Pattern of the evidence of a rank's end, as `core.faults` writes it."""
+_LOG_LINES = 50
+"""Number of lines in the commands that show the end of a log."""
 _OCCURRENCES: Mapping[Cause, str] = {
     Cause.NOTICE: "AWS announced the end of {node}",
     Cause.REQUESTED: "a person requested {node}",
@@ -64,8 +71,8 @@ def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
     The sentence names the nodes in `nodes`. The post-mortem, the API's verdict and the dashboard's titles
     (`web/src/contract.ts`) use it.
     """
-    ids = _listed(nodes)
-    return _capital(
+    ids = listed(nodes)
+    return capital(
         _OCCURRENCES[cause].format(
             node=ids or "a node",
             instance=ids or "an instance",
@@ -170,6 +177,39 @@ class Account:
     restored_at: float | None = None
     closed_at: float | None = None
     cost_usd: float | None = None
+    wait: CapacityWait | None = None
+    """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
+    instance_type: str = ""
+    """Instance type of the fleet. Empty if unknown."""
+    availability_zone: str = ""
+    """Zone of the fleet. Empty if unknown."""
+    price_usd_per_hour: float | None = None
+    """Price of one node of the fleet. None if the fleet has no price."""
+    node_count: int = 0
+    """Number of nodes that the job requests."""
+    least_node_count: int = 0
+    """Smallest number of nodes on which the job may continue."""
+    node_count_before: int = 0
+    node_count_after: int = 0
+    """Number of nodes of the newest generation of the recovery. 0 until that generation has a plan."""
+    terminated_ids: tuple[str, ...] = ()
+    """Lost instances that Everstep itself terminated."""
+    generation_before: int = 0
+    generation_after: int | None = None
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The first rank whose end is part of the evidence. None without such a rank."""
+        return next((int(found["rank"]) for each in self.evidence if (found := _FAILED_RANK.match(each))), None)
+
+    @property
+    def script_error(self) -> str | None:
+        """The exception (class and message) with which the script ended the job, or None."""
+        if self.outcome is not Outcome.JOB_FAILED or self.cause is not Cause.RANK_EXIT:
+            return None
+        _, *traceback = self.job_reason.strip().split("\n")
+        found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
+        return None if found is None else found["error"]
 
     @property
     def has_ended_the_job(self) -> bool:
@@ -233,7 +273,7 @@ class Action:
 
 def actions(account: Account) -> tuple[Action, ...]:
     """Return what a person can do about an incident now, the most urgent first."""
-    of_nodes = (action for node in account.held for action in _of_a_node(node))
+    of_nodes = (action for node in account.held for action in _of_a_node(node, account.price_usd_per_hour))
     every = (*_of_the_job(account), *of_nodes, *_of_the_control_plane(account))
     return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
 
@@ -244,7 +284,12 @@ def duty(account: Account) -> str:
     if first is None:
         return "Nothing to do."
     if first.urgency is Urgency.OPTIONAL:
-        return f"Nobody must act. Optional: {first.words[0].lower()}{first.words[1:]}"
+        until = (
+            "Nobody must act"
+            if account.wait is None
+            else f"Nothing to do until {moment_words(account.wait.next_attempt_at)}"
+        )
+        return f"{until}. Optional: {first.words[0].lower()}{first.words[1:]}"
     return f"{'Act now' if first.urgency is Urgency.NOW else 'Not urgent'}: {first.words[0].lower()}{first.words[1:]}"
 
 
@@ -255,21 +300,39 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
             return (
                 Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
             )
-        return ()
+        return tuple(_of_a_wait(account))
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         words = (
             "Read the last lines of the failed rank and correct the cause. "
             f"Then submit the job under another name; it can start from {start}."
         )
-        return (Action(Urgency.NOW, words, f"everstep jobs logs {name}"),)
+        rank = "" if account.failed_rank is None else f" --rank {account.failed_rank}"
+        return (Action(Urgency.NOW, words, f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"),)
     if account.outcome is Outcome.JOB_PAUSED:
         return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
     return ()
 
 
-def _of_a_node(node: HeldNode) -> Iterable[Action]:
-    found = advice(node.node_id, node.hold, node.reason)
+def _of_a_wait(account: Account) -> Iterable[Action]:
+    """Yield what a person can do instead of waiting for instances: pause, fewer nodes, or another fleet."""
+    if account.wait is None:
+        return
+    name, left = account.job_name, account.node_count - account.wait.missing_count
+    if 0 < left < account.least_node_count:
+        words = f"Continue on fewer nodes: let the job run on {left} of its {account.node_count} nodes."
+        yield Action(Urgency.OPTIONAL, words, f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}")
+    words = "Pause the job, so that other jobs can use its remaining nodes. It continues when you resume it."
+    yield Action(Urgency.OPTIONAL, words, f"everstep jobs pause {name}")
+    if account.kept_step is not None:
+        words = (
+            f"Use another fleet: stop the job and submit it there, from the checkpoint of step {account.kept_step:,}."
+        )
+        yield Action(Urgency.OPTIONAL, words, "everstep fleets list")
+
+
+def _of_a_node(node: HeldNode, price_usd_per_hour: float | None) -> Iterable[Action]:
+    found = advice(node.node_id, node.hold, node.reason, price_usd_per_hour)
     if found is not None:
         yield Action(Urgency.LATER, found.words, found.command, found.further_commands, node.node_id)
 
@@ -282,26 +345,24 @@ def _of_the_control_plane(account: Account) -> Iterable[Action]:
 
 def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
-    error = _script_error(account)
-    if error is not None:
-        on = f" on {_listed(where)}" if where else ""
+    if (error := account.script_error) is not None:
+        on = f" on {listed(where)}" if where else ""
         return f"The training script failed{on}: {error.rstrip('.')}."
+    fault = next((found for each in account.evidence if (found := hardware_fault(each))), None)
+    if account.cause is Cause.NODE_FAULT and fault is not None and where:
+        return f"{listed(where)} reported {fault}."
     return f"{occurrence(account.cause, where)}."
 
 
-def _script_error(account: Account) -> str | None:
-    """Return the exception (class and message) with which the script ended the job, or None."""
-    if account.outcome is not Outcome.JOB_FAILED or account.cause is not Cause.RANK_EXIT:
-        return None
-    _, *traceback = account.job_reason.strip().split("\n")
-    found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
-    return None if found is None else found["error"]
-
-
 def _absence(account: Account) -> str:
-    """Return how long no control plane was running after the failure, or an empty text."""
-    words = next((each for each in account.evidence if each.startswith(ABSENCE)), "")
-    return f"{_capital(words)}." if words else ""
+    """Return how long no control plane was running after the failure, and its effect, or an empty text.
+
+    Ranks train without a control plane. After a failure they stand still, because nothing recovers the job.
+    """
+    absent = absent_seconds(account.evidence)
+    if absent is None:
+        return ""
+    return f"{capital(ABSENCE)} for {duration(absent)} after the failure, so training stood still for that time."
 
 
 def _silent_nodes(account: Account) -> str:
@@ -309,7 +370,9 @@ def _silent_nodes(account: Account) -> str:
     if not silent:
         return ""
     stay, answer = ("stays", "it answers") if len(silent) == 1 else ("stay", "they answer")
-    return f"{_listed(silent)} {stay} out of use until {answer}."
+    price = account.price_usd_per_hour
+    cost = "" if price is None else f" and {'costs' if len(silent) == 1 else 'cost'} {hourly(price * len(silent))}"
+    return f"{listed(silent)} {stay} out of use until {answer}{cost}."
 
 
 def _ending(account: Account, now: float) -> str:
@@ -335,8 +398,12 @@ def _ending(account: Account, now: float) -> str:
 def _waiting(account: Account) -> str:
     """Return what the recovery from an open incident waits for.
 
-    The text omits AWS's messages and all times, because pages show them separately.
+    While launches fail, the text quotes the first sentence of AWS's message and says when the next attempt is.
     """
+    if account.wait is not None:
+        quote = account.wait.message.partition(". ")[0].rstrip(".")
+        attempt = moment_words(account.wait.next_attempt_at)
+        return f"; it waits for {missing(account)}. AWS reports: “{quote}”. The next attempt is at {attempt}"
     wait, _, _ = account.job_reason.partition(": ")
     return f"; it {wait}" if wait.startswith("waits ") else ""
 
@@ -346,8 +413,12 @@ def _loss(account: Account) -> str:
     if lost is None:
         return ""
     if account.has_ended_the_job:
-        kept = "no checkpoint is left" if account.kept_step is None else f"step {account.kept_step:,} is in S3"
-        return f"{_capital(_counted(lost))} {'is' if lost == 1 else 'are'} lost; {kept}."
+        if not lost:
+            return "No step was lost."
+        words = f"{capital(_counted(lost))} {'is' if lost == 1 else 'are'} lost"
+        kept = "S3 has no checkpoint" if account.kept_step is None else f"step {account.kept_step:,} is in S3"
+        later = "steps" if account.kept_step is None else "later steps"
+        return f"{words}: {kept}, and the {later} were only in the nodes' memory, which an ended job releases."
     if not lost:
         return "No step was lost."
     verb = "recomputes" if account.outcome is Outcome.OPEN else "recomputed"
@@ -358,7 +429,22 @@ def _counted(steps: int) -> str:
     return "no step" if steps == 0 else "1 step" if steps == 1 else f"{steps:,} steps"
 
 
-def _listed(names: Iterable[str]) -> str:
+def missing(account: Account) -> str:
+    """Return the nodes for which a job waits: `1 p5.48xlarge in us-east-2a`. Empty if the job waits for none."""
+    if account.wait is None:
+        return ""
+    count = account.wait.missing_count
+    what = account.instance_type or ("node" if count == 1 else "nodes")
+    return f"{count} {what}" + (f" in {account.availability_zone}" if account.availability_zone else "")
+
+
+def moment_words(at: float) -> str:
+    """Return the time of day of a moment in Unix seconds: `01:10:09 UTC`."""
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as text: `a, b and c`. Names after the third are only counted."""
     every = tuple(names)
     shown, more = every[:_NAMED_NODES], len(every) - _NAMED_NODES
     if more > 0:
@@ -366,7 +452,7 @@ def _listed(names: Iterable[str]) -> str:
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
     """Return a text with a capital first letter, unless the text begins with an instance id."""
     return text if text.startswith("i-") else text[:1].upper() + text[1:]
 

@@ -8,6 +8,7 @@ interruption.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 _GRAVITY = tuple(Cause)
 ABSENCE = "no control plane was running"
 """First words of the evidence that no control plane was running for a while."""
+_ABSENT = re.compile(rf"{ABSENCE} for (?P<seconds>\d+) s")
 PHASES = ("detect", "replace", "restore", "rework")
 
 
@@ -129,6 +131,15 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
         return incident
     words = f"{ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
     return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(ABSENCE)), words))
+
+
+def absent_seconds(evidence: Iterable[str]) -> float | None:
+    """Return for how many seconds after the failure no control plane was active, or None.
+
+    `with_absence` adds the sentence to the evidence from which this function reads the length.
+    """
+    found = next((match for each in evidence if (match := _ABSENT.match(each))), None)
+    return None if found is None else float(found["seconds"])
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:

@@ -408,7 +408,7 @@ def wait(
         job = ended(service, name, show=progress.show, interval_seconds=interval, timeout_seconds=timeout)
     status = job["TrainingJobStatus"]
     if status != "Completed":
-        raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0")
+        raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0 --tail 50")
     told = f"{name} is Completed at step {step(job['MaxBoundary'])}, {counted(job['IncidentCount'], 'incident')}"
     return Shown(job, told, f"next: everstep jobs output {name} --to DIR")
 
@@ -447,6 +447,7 @@ def logs(
         str | None, typer.Option(help="Start 90s, 10m, 2h or 1d ago, or at a time such as 2026-03-01T12:00:00.")
     ] = None,
     grep: Annotated[str | None, typer.Option(help="Only lines that contain this text.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only this many of the newest lines. Not with -f.")] = None,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> None:
@@ -454,7 +455,12 @@ def logs(
     is_printed = output is OutputFormat.TABLE and query is None
     begin = None if since is None else lines.since_when(since, datetime.now(UTC))
     wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
-    found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
+    if tail is not None and follow:
+        raise typer.BadParameter("--tail and --follow exclude each other; use --since with -f", param_hint="--tail")
+    if tail is not None:
+        found = iter(lines.tail(service, name, wanted, tail))
+    else:
+        found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
     of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
     lines.show(
         of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True)

@@ -33,6 +33,8 @@ _COLORS: Final = (
     "bright_magenta",
     "bright_blue",
 )
+_MOST_LINES: Final = 10_000
+"""Largest Limit of GetLogEvents."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -75,6 +77,21 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
         yield from page["Events"]
         seen = page["NextForwardToken"]
         page = service.get_log_events(TrainingJobName=name, NextToken=seen, **query)
+
+
+def tail(service: Any, name: str, query: Json, count: int) -> list[Json]:
+    """Return the newest `count` lines, oldest first. The result is shorter only if fewer lines match.
+
+    `query` holds the arguments of GetLogEvents except the job's name.
+    """
+    page, seen = service.get_log_events(TrainingJobName=name, Limit=min(count, _MOST_LINES), **query), None
+    found: list[Json] = list(page["Events"])
+    while len(found) < count and page["NextBackwardToken"] != seen:
+        seen = page["NextBackwardToken"]
+        left = min(count - len(found), _MOST_LINES)
+        page = service.get_log_events(TrainingJobName=name, NextToken=seen, Limit=left, **query)
+        found = [*page["Events"], *found]
+    return found[-count:]
 
 
 def _answered_at(page: Json) -> datetime:

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.dashboard.browsing import DESKTOP, open_job, sentence, signed_in, verdict
 from tests.dashboard.conftest import client_of
@@ -48,11 +49,9 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     expect(card).to_be_visible()
     act = desk.get_by_role("region", name="What to do")
     expect(card).to_contain_text(datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC"))
-    for evidence in incident["Evidence"][:3]:
-        expect(card).to_contain_text(sentence(evidence))
-    expect(card).to_contain_text(sentence(incident["Decision"]))
     is_open = "ClosedAt" not in incident
     described = api.get(f"/incidents/{incident['IncidentId']}").json()
+    _expect_answers(card, described)
     if job["TrainingJobStatus"] == "Failed":
         # the page of a failed job compares its steps with the last checkpoint
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
@@ -63,15 +62,19 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(card).to_contain_text("It does not start again by itself.")
         expect(verdict(desk)).to_contain_text("Act now: ")
         expect(verdict(desk)).to_contain_text(sentence(job["FailureReason"]))
-        # The page shows the last line of the reason: the script's exception.
-        expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])
+        # The cause names the script's exception, which is the last line of the reason.
+        expect(card).to_contain_text(job["FailureReason"].splitlines()[-1].removeprefix("[rank0]: "))
         expect(act.get_by_role("link", name=f"Submit again from step {kept:,}")).to_be_visible()
     else:
         if "LostSteps" in incident:
             expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
         else:
             expect(card).to_contain_text("The number of lost steps is not known yet.")
-        expect(card).to_contain_text("No." if is_open else "Yes: training has passed the step before the failure.")
+        wait = described.get("Wait")
+        unfinished = (
+            "No." if wait is None else f"No: the job waits for {wait['MissingNodeCount']} {wait['InstanceType']}"
+        )
+        expect(card).to_contain_text(unfinished if is_open else "Yes: training has passed the step before the failure.")
         expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |You need not act"))
         expect(verdict(desk)).not_to_contain_text("Act now")
     # The page of the job advises the same as the page of the incident.
@@ -115,11 +118,16 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     lead = {"Now": "Act now.", "Later": "Not urgent: ", "Optional": "You need not act", "None": "Nothing to do."}[
         urgency
     ]
+    if "Wait" in incident:
+        lead = "Nothing to do until the next attempt at "
+        expect(verdict).to_have_attribute("data-tone", "warn")
+        quote = incident["Wait"]["Message"].partition(". ")[0].rstrip(".")
+        for part in (verdict, desk.locator("dl.answers")):
+            expect(part).to_contain_text(f"AWS reports: “{quote}”")
+            expect(part).to_contain_text("ext attempt")
     expect(verdict.locator("strong")).to_contain_text(lead)
     card = desk.locator("section.card", has=desk.get_by_role("heading", name="What happened"))
-    for evidence in incident["Evidence"][:3]:
-        expect(card).to_contain_text(sentence(evidence))
-    expect(card).to_contain_text(sentence(incident["Decision"]))
+    _expect_answers(card, incident)
     if "LostSteps" in incident and incident["Outcome"] != "JobFailed":
         expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
     expect(card.locator("[data-figure=total-seconds]")).to_be_visible()
@@ -132,6 +140,15 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         box = part.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+
+
+def _expect_answers(card: Locator, described: dict[str, Any]) -> None:
+    """Expect the cause, what Everstep did, and the evidence, all as in the API."""
+    expect(card).to_contain_text(described["Why"])
+    for sentence_done in described["Done"]:
+        expect(card).to_contain_text(sentence_done)
+    for evidence in described["Evidence"]:
+        expect(card.locator("details")).to_contain_text(sentence(evidence))
 
 
 def test_a_person_works_on_an_incident_and_finds_it_by_its_owner(

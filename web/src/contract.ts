@@ -954,6 +954,8 @@ export interface Incident {
   ReplaceSeconds?: number
   RestoreSeconds?: number
   ReworkSeconds?: number
+  /** Time after the failure for which no control plane was running. Ranks train without a control plane, but nothing recovers a job after a failure. Absent if a control plane was running. */
+  ControlPlaneAbsentSeconds?: number
   /** The fleet's price × the time during which the job's nodes made no new step because of this incident. While the incident is open, this is the cost until now. Absent if the fleet has no price. */
   CostUsd?: number
   /** Restore source of each rank, by rank. Empty until the recovery plan exists, and if no rank had to be restored. */
@@ -971,6 +973,12 @@ export interface Incident {
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident. */
   Verdict?: string
+  /** The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
+  Why?: string
+  /** What Everstep has done, oldest first, as sentences in the past tense. While the job waits for instances, the last sentence says when Everstep next requests them. Only in DescribeIncident. */
+  Done?: string[]
+  /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
+  Wait?: IncidentWait
   /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
   Actions?: IncidentAction[]
   /** At most 100 notes, oldest first. Only in DescribeIncident. */
@@ -989,6 +997,18 @@ export interface IncidentAction {
   FurtherCommands: string[]
   /** The held node that the action concerns. Absent if the action concerns the job. */
   InstanceId?: string
+}
+
+/** The wait of a recovery for instances that AWS does not launch. */
+export interface IncidentWait {
+  /** Number of nodes that the job lacks. */
+  MissingNodeCount: number
+  InstanceType: string
+  AvailabilityZone: string
+  /** AWS's message about the newest failed launch. */
+  Message: string
+  /** When Everstep next requests the instances. A time in the past means that the attempt is due. */
+  NextAttemptTime: Timestamp
 }
 
 /** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */

@@ -17,6 +17,7 @@ const incident: Incident = {
   ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
   FromStep: 10, ReachedStep: 12, LostSteps: 2, RestoreSource: 'peer', Outcome: 'Recovered',
   Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.', Actions: [], Notes: [],
+  Why: 'Cause unknown: all 4 ranks stood still.', Done: ['Everstep restarted all ranks.', 'Training resumed from step 10.'],
 }
 const action = (changes: Partial<IncidentAction>): IncidentAction => ({
   Urgency: 'Optional', Description: '', Command: '', FurtherCommands: [], ...changes,
@@ -66,8 +67,9 @@ test('the head says what happened and whether to act', () => {
   )
   expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
   screen.getByText('Recovered')
-  screen.getByText('1 more')
-  screen.getByText('Training resumed from step 10, from the memory of other nodes.')
+  screen.getByText('Cause unknown: all 4 ranks stood still.')
+  expect(screen.getByText('Evidence (4)').closest('details')!.open).toBe(false)
+  screen.getByText('Training resumed from step 10.')
   card('What to do').getByText(/^Nothing\./)
 })
 
@@ -76,18 +78,63 @@ test('an urgent action leads the verdict and shows its command', () => {
     Outcome: 'JobFailed',
     Actions: [action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })],
   })
+  screen.getByText('The job failed. It does not start again by itself.')
   expect(screen.getByRole('status').textContent).toMatch(/^Act now\. /)
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Read the last lines.')
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
-test('the failure of the job is named, and nothing was resumed', () => {
-  const FailureReason = 'the same failure 4 times: error (1)\nTraceback\nKeyError: labels'
-  page({ Outcome: 'JobFailed' }, { job: { TrainingJobStatus: 'Failed', FailureReason } })
-  const why = screen.getByText('What failed').nextElementSibling!
-  expect(why.querySelector('p')!.textContent).toMatch(/^The same failure 4 times.*KeyError: labels/)
-  expect(screen.queryByText(/Training resumed/)).toBeNull()
+const Wait = {
+  MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', NextAttemptTime: NOW + 720,
+  Message: 'We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed',
+}
+const waiting: Partial<Incident> = {
+  ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined, Wait,
+  Verdict: 'i-a was terminated.',
+}
+const at = new Date(Wait.NextAttemptTime * 1000).toISOString()
+
+test('a shortage leads with the next attempt and the choices, in amber, and quotes AWS', () => {
+  const choices = ['Continue on fewer nodes: let it.', 'Pause the job, so that others run.']
+  page({ ...waiting, Actions: choices.map((Description) => action({ Description, Command: Description })) })
+  const head = screen.getByRole('status')
+  expect(head.getAttribute('data-tone')).toBe('warn')
+  expect(head.textContent).toMatch(new RegExp(
+    `^Nothing to do until the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min\\). ` +
+    'If you cannot wait, choose: continue on fewer nodes, pause the job. i-a was terminated\\.$',
+  ))
+  screen.getByText('Waiting for AWS')
+  screen.getByText('No: the job waits for 1 p5.48xlarge in us-east-2a.')
+  const quote = /^AWS reports: “We do not have sufficient p5.48xlarge capacity \(a\)”\. Next attempt in 1[12] min \(/
+  screen.getByText((_, element) => element?.tagName === 'DD' && quote.test(element.textContent!.split('us-east-2a. ')[1] ?? ''))
+  card('What to do').getByText(/^Everstep requests 1 p5\.48xlarge in us-east-2a again in 1[12] min \(.*If you cannot wait/)
+})
+
+test('a shortage without a choice has nothing to do until the next attempt', () => {
+  page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
+  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do until the next attempt at \S+ UTC \(now\)\. i-a/)
+  card('What to do').getByText(/^Nothing\./)
+})
+
+test('the button Acknowledge is explained beside it', () => {
+  page()
+  const card = screen.getByRole('button', { name: 'Acknowledge' }).closest('section')!
+  within(card).getByText(/^Shows everybody that a person has seen this incident\. It changes neither the recovery nor/)
+})
+
+test.each([
+  ['Restarting ranks', { InstanceIds: [], ReplacementInstanceIds: [] }],
+  ['Replacing nodes', { InstanceIds: [], ReplacementInstanceIds: ['i-b'] }],
+  ['Replacing nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [] }],
+  ['Waiting for nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [], NodeCountBefore: 4, NodeCountAfter: 3 }],
+  ['Control plane was away', { ControlPlaneAbsentSeconds: 45 }],
+  ['Detecting the failure', { ControlPlaneAbsentSeconds: 20 }],
+])('a phase has the name of what happened: %s', (name, changes) => {
+  page({ ReplaceSeconds: 7, ...changes })
+  const phases = card('Time without training')
+  phases.getByText(name)
+  expect(phases.getByRole('img').getAttribute('aria-label')!.toLowerCase()).toContain(name.toLowerCase())
 })
 
 test('an open incident shows its phase, and an optional action demands nothing', () => {
@@ -98,7 +145,7 @@ test('an open incident shows its phase, and an optional action demands nothing',
   expect(screen.getByRole('status').textContent).toMatch(/^You need not act\. Optional: see it\. /)
   screen.getByText('Recovering')
   screen.getByText('replacing nodes', { selector: '.status' })
-  screen.getByText('What Everstep does')
+  screen.getByText('What Everstep did so far')
   screen.getByText('The number of lost steps is not known yet.')
 })
 
@@ -135,7 +182,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
   const { client } = page({ Outcome: 'JobFailed', Actions: [urgent] }, { job })
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
-  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10' })
+  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10: same source and hyperparameters' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
 })

@@ -95,6 +95,13 @@ describe('the timeline', () => {
   })
 })
 
+test('the bar of a recovery has the words of what happened', () => {
+  const restarted = incident({ InstanceIds: [], ReplacementInstanceIds: [], ReplaceSeconds: 5 })
+  const lane = timeline({}, [restarted], [], NOW, 9).lanes.find((each) => each.id === 'recovery')!
+  const span = lane.spans.find((each) => each.kind === 'replace')!
+  expect(span).toMatchObject({ word: 'restart', label: 'restarting ranks, incident inc-1' })
+})
+
 describe('whether an incident is over', () => {
   test('an open one names its phase and how long the phase has taken', () => {
     const open = incident({ ClosedAt: undefined, Phase: 'restore' })
@@ -103,7 +110,7 @@ describe('whether an incident is over', () => {
   })
   test.each([
     ['Recovered', 'good', /training has passed the step before the failure/],
-    ['JobFailed', 'bad', /the job failed\. It does not start again by itself\.$/],
+    ['JobFailed', 'bad', /^The job failed\. It does not start again by itself\.$/],
     ['JobPaused', 'idle', /the job was paused/],
     [undefined, 'good', /training has passed/],
   ] as const)('a closed one with the outcome %s', (Outcome, tone, title) => {

@@ -3,9 +3,11 @@ import { describe, expect, test } from 'vitest'
 
 import type { Drill, Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
 import { drillable, drillStatus, drillsVerdict } from '../src/model/drills'
+import { briefOf } from '../src/model/duty'
 import { actionsOf, arrangedNodes, exposures, nodeNotices, noticesIn, preselectedVerb, versionsOf } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
 import { difference } from '../src/model/revisions'
+import { FLEET } from '../src/words/fleets'
 
 describe('the difference between revisions', () => {
   const revisions = [
@@ -126,3 +128,16 @@ test.each([
   [{ NodeStatus: 'held', Hold: 'inspection', HoldAdvice: { Decision: 'Inspect' } }, undefined],
   [{ NodeStatus: 'gone' }, undefined],
 ])('the dialog of %o begins with %s', (node, verb) => expect(preselectedVerb(node as Node)).toBe(verb))
+
+test.each([
+  ['Auto', false, 'Auto, not in force: EC2 encrypts the traffic'],
+  ['Auto', true, 'Auto, in force'],
+  ['On', true, 'On, in force'],
+  ['Off', false, 'Off, not in force'],
+])('the encryption %s of replicas says whether it is in force: %s', (setting, isInForce, words) => {
+  expect(FLEET.encryption(setting, isInForce)).toBe(words)
+})
+
+test.each(['Pause the job, so that others run.', 'Pause the job: now.', 'Pause the job.'])(
+  'a choice in a headline has no reason: %s', (text) => expect(briefOf({ text })).toBe('pause the job'),
+)

@@ -32,7 +32,7 @@ const job: Facts['job'] = {
 const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }
 const protection: Facts['protection'] = { CommittedStep: 1203, CommittedAt: NOW - 1, ProtectionState: 'Protected', RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard] }
 const incident: Incident = {
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Reason: 'the plan follows', GenerationBefore: 1,
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Why: 'GPU 5 failed.', Done: ['Everstep stopped all ranks.'], Reason: 'the plan follows', GenerationBefore: 1,
   RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
 }
 const of = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
@@ -53,7 +53,7 @@ describe('the card about what to do', () => {
     act.getByRole('heading', { name: 'Act now' })
     act.getByText('The job does not start again by itself.')
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
-      expect.stringMatching(/^Read the last lines .*everstep jobs logs gpt/),
+      expect.stringMatching(/^Read the last lines .*everstep jobs logs gpt --rank 0 --tail 50/),
     ])
     expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
   })
@@ -85,12 +85,22 @@ describe('the latest incident', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
-      'What failed', 'Is it over?', 'Is anything lost?', 'Why', 'What Everstep does', 'A node reported a fault', 'Replace i-a.',
+      'What failed', 'Is it over?', 'Is anything lost?', 'Why', 'What Everstep did so far', 'A node reported a fault', 'GPU 5 failed.',
+      'Everstep stopped all ranks.', 'Evidence (1)',
       'The number of lost steps is not known yet.', 'No.',
     ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
     expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2\.0 s replacing nodes 1\d s so far$/)
     expect(now.getByRole('link', { name: 'Incident details' }).getAttribute('href')).toBe('/incidents/inc-1')
+  })
+  test('explains the button Acknowledge at the button', () => {
+    drawIncident()
+    expect(screen.getByRole('button', { name: 'Acknowledge' }).title).toMatch(/^Shows everybody that a person has seen/)
+  })
+  test('claims no cause before the account of the incident arrives', () => {
+    drawIncident({ Why: undefined, Done: undefined })
+    expect(screen.getByText('Why').nextElementSibling!.querySelector('p')!.textContent).toBe('–')
+    expect(screen.getByText('What Everstep did so far').nextElementSibling!.textContent).toBe('–')
   })
   test('is acknowledged with one click, and then names the person', async () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })
@@ -148,7 +158,7 @@ describe('the nodes of a fleet', () => {
   const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') => ({ NodeId, FleetName: 'main', CreationTime, NodeStatus, Reason: '', RefusedMessageCount: 0, RefusedSessionCount: 0 }) as unknown as Node
   const many = (count: number, status: string) => Array.from({ length: count }, (_, each) => node(`i-${status === 'gone' ? 'e' : 'a'}${each}`, each, status))
   const living = many(4, 'spare')
-  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 4, DesiredNodeCount: 4, MaxNodeCount: 8, ConnectedNodeCount: 4, SpareCount: 0, MinNodeCount: 4, IncidentCount: 0, LostNodeCount: 0, CreationTime: NOW }
+  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 4, DesiredNodeCount: 4, MaxNodeCount: 8, ConnectedNodeCount: 4, SpareCount: 0, MinNodeCount: 4, IncidentCount: 0, LostNodeCount: 0, CreationTime: NOW, ReplicaEncryption: 'Auto', EncryptsReplicas: true }
   const ended = many(501, 'gone')
   const page = (at: string) =>
     drawn(
@@ -158,6 +168,10 @@ describe('the nodes of a fleet', () => {
       { at, role: 'viewer', answers: { '["fleets"]': [fleet], '["nodes","main",false]': living, '["nodes","main",true]': [...ended, ...living], '["nodes","one","i-e7"]': ended[7], '["events","","main"]': { events: [] } } },
     )
   const ids = () => [...document.querySelectorAll('tr[id]')].map((row) => row.id)
+  test('encrypt their connections, as the settings say', () => {
+    page('/fleets/main')
+    expect(screen.getByText('Replica encryption (TLS)').nextElementSibling!.textContent).toBe('Auto, in force')
+  })
   test('are those that are, and one that a link leads to, though it has ended', () => {
     page('/fleets/main#i-e7')
     expect(ids()).toEqual(['i-e7', 'i-a3', 'i-a2', 'i-a1', 'i-a0'])
@@ -332,6 +346,12 @@ test('the frame says that the event stream is interrupted, but not before the fi
   expect(freshness()).toBe('Live')
   act(() => stream.onerror!())
   expect(freshness()).toBe('Polling')
+})
+
+test('the badge of the incidents says what it counts', () => {
+  vi.stubGlobal('EventSource', Object.assign(function () { return { addEventListener: () => {}, close: () => {} } }, { CLOSED: 2 }))
+  drawn(<Shell />, { answers: { '["incidents","","open"]': [incident] } })
+  expect(screen.getByText('1 open').title).toMatch(/^Open incidents of all jobs: .*An acknowledgement does not change the number\.$/)
 })
 
 describe('what is held and not renewed', () => {

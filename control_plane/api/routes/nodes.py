@@ -41,10 +41,12 @@ def list_nodes(
     with services.database.read() as session:
         page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
+        prices = {fleet.name: fleet.price_usd_per_hour for fleet in fleets.every(session)}
     agents = services.peers.agents()
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
     return nodes_schemas.ListNodesResponse(
-        nodes=[_view(record, agents, owners, caller) for record in shown], next_token=more
+        nodes=[_view(record, agents, owners, caller, prices.get(record.fleet_name)) for record in shown],
+        next_token=more,
     )
 
 
@@ -217,7 +219,9 @@ def _shown(
     history: tuple[ImplicationRecord, ...] = (),
 ) -> nodes_schemas.Node:
     owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
-    return _view(record, services.peers.agents(), owners, caller, history=history)
+    fleet = fleets.find(session, record.fleet_name)
+    price = None if fleet is None else fleet.price_usd_per_hour
+    return _view(record, services.peers.agents(), owners, caller, price, history=history)
 
 
 def _view(
@@ -225,6 +229,7 @@ def _view(
     agents: KnownAgents,
     owners: Mapping[str, jobs.Owner],
     caller: Caller,
+    price_usd_per_hour: float | None,
     *,
     history: tuple[ImplicationRecord, ...] = (),
 ) -> nodes_schemas.Node:
@@ -239,5 +244,6 @@ def _view(
         agents.views.get(node_id),
         refused_message_count=agents.refused.get(node_id, 0),
         job_name=job_name,
+        price_usd_per_hour=price_usd_per_hour,
         history=history,
     )

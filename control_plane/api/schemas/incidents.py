@@ -36,6 +36,19 @@ class IncidentAction(Shape):
     """The held node that the action concerns. Absent if the action concerns the job."""
 
 
+class IncidentWait(Shape):
+    """The wait of a recovery for instances that AWS does not launch."""
+
+    missing_node_count: int
+    """Number of nodes that the job lacks."""
+    instance_type: str
+    availability_zone: str
+    message: str
+    """AWS's message about the newest failed launch."""
+    next_attempt_time: datetime
+    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+
+
 class Incident(Shape):
     """A failure and its recovery."""
 
@@ -84,6 +97,12 @@ class Incident(Shape):
     replace_seconds: float | None
     restore_seconds: float | None
     rework_seconds: float | None
+    control_plane_absent_seconds: float | None = None
+    """Time after the failure for which no control plane was running.
+
+    Ranks train without a control plane, but nothing recovers a job after a failure. Absent if a control plane was
+    running.
+    """
     cost_usd: float | None
     """The fleet's price × the time during which the job's nodes made no new step because of this incident.
 
@@ -110,6 +129,19 @@ class Incident(Shape):
     """How the incident ended. Only in DescribeIncident."""
     verdict: str | None = None
     """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    why: str | None = None
+    """The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure.
+
+    Only in DescribeIncident.
+    """
+    done: list[str] | None = None
+    """What Everstep has done, oldest first, as sentences in the past tense.
+
+    While the job waits for instances, the last sentence says when Everstep next requests them. Only in
+    DescribeIncident.
+    """
+    wait: IncidentWait | None = None
+    """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     actions: list[IncidentAction] | None = None
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     notes: list[Note] | None = None

@@ -119,6 +119,18 @@ def test_all_pages_are_read() -> None:
     assert all(query["FilterPattern"] == "x" for query in asked)
 
 
+@pytest.mark.parametrize(("count", "numbers"), [(1, [6]), (3, [4, 5, 6]), (7, list(range(7))), (100, list(range(7)))])
+def test_the_tail_has_the_newest_lines_in_order_over_all_pages(count: int, numbers: list[int]) -> None:
+    def get_log_events(*, TrainingJobName, Rank, Limit, NextToken="7"):
+        assert (TrainingJobName, Rank) == ("gpt", 2)
+        end = int(NextToken)
+        begin = max(0, end - min(Limit, 2))  # a page may be shorter than its limit
+        return {"Events": [event(str(number)) for number in range(begin, end)], "NextBackwardToken": str(begin)}
+
+    found = logs.tail(SimpleNamespace(get_log_events=get_log_events), "gpt", {"Rank": 2}, count)
+    assert [int(each["Message"]) for each in found] == numbers
+
+
 def test_lines_say_when_and_who_and_go_where_they_came_from(capsys) -> None:
     logs.show(iter([event("out"), event("[err]", 1, "stderr"), event("Node i-1 was lost", None, "gap")]), None)
     out, err = capsys.readouterr()
@@ -168,3 +180,12 @@ def test_without_following_all_lines_so_far_are_shown_merged_and_with_times(run,
     assert lines == [f"12:00:00.000 g1 {line}" for line in expected]
     assert "12:00:00.000 g1 r1 bad" in err
     assert "--- generation 1 · Node i-1 was lost" in err
+
+
+def test_the_tail_is_printed_and_excludes_following(run) -> None:
+    page = {"Events": [event("last words")], "NextBackwardToken": "0", "NextForwardToken": "1"}
+    code, out, _, calls = run("jobs", "logs", "gpt", "--rank", "0", "--tail", "1", get_log_events=page)
+    assert (code, out.endswith("last words\n")) == (0, True)
+    assert {"Rank": 0, "Limit": 1}.items() <= calls[0][1].items()
+    code, _, err, _ = run("jobs", "logs", "gpt", "--tail", "1", "-f")
+    assert (code, "--tail and --follow exclude each other" in err) == (2, True)

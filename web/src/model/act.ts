@@ -1,6 +1,7 @@
 /** What a person must do for a job, or can do. Pure. The first rule that applies decides; `duty.ts` says how urgent. */
 import type { IncidentAction } from '../contract'
 import { ACT, STATE } from '../words/job'
+import { logsCommand } from '../words/commands'
 import { DUTIES, DUTY } from '../words/duty'
 import { capacityWords, type CapacityWait } from './capacity'
 import { dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency } from './duty'
@@ -131,7 +132,7 @@ function ofEndedJob({ job, actions }: Facts, { checkpointStep }: Derived): Rule 
   if (job.TrainingJobStatus === 'Stopped') return none(ACT.ended.stopped, 'idle')
   const words = ACT.failed
   const named = stepsOf(actions).filter((each) => each.urgency === 'Now')
-  const own = [step('Now', words.read, `everstep jobs logs ${job.TrainingJobName}`)]
+  const own = [step('Now', words.read, logsCommand(job.TrainingJobName))]
   return must({
     section: 'failed', tone: 'bad', brief: words.brief, text: words.text,
     steps: withResubmission(named.length ? named : own, job, checkpointStep),
@@ -188,7 +189,7 @@ function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Rule {
   const name = job.TrainingJobName
   const first = recovery.phase === 'replace'
     ? step('Now', words.fleet, `everstep fleets describe ${job.FleetName ?? fleet?.FleetName ?? ''}`)
-    : step('Now', words.logs, `everstep jobs logs ${name}`)
+    : step('Now', words.logs, logsCommand(name))
   return must({
     section: 'late-recovery', tone: 'warn', brief: words.brief,
     text: words.text(duration(recovery.lateAfterSeconds), why),
@@ -207,7 +208,7 @@ function ofTraining({ job, progress, now }: Facts, { state, protection, isBefore
     return must({
       section: 'standing-still', tone: 'warn', brief: words.brief, text: words.text,
       steps: [
-        step('Now', words.logs, `everstep jobs logs ${name}`),
+        step('Now', words.logs, logsCommand(name)),
         step('Optional', words.stop, `everstep jobs stop ${name}`),
       ],
     })

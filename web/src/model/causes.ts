@@ -1,6 +1,6 @@
 /** Words for the cause, the phase and the source of an incident. Pure. */
 import { causeTitles, restoreSources, type Incident } from '../contract'
-import { PHASES } from '../words/causes'
+import { HAPPENINGS, PHASES } from '../words/causes'
 import { words } from './format'
 
 const TITLES: Readonly<Record<string, string>> = causeTitles
@@ -16,8 +16,23 @@ export function causeWords(cause: string): string {
   return title.startsWith('AWS') ? title : title.charAt(0).toLowerCase() + title.slice(1)
 }
 
-/** Return what Everstep does in a phase. */
-export const phaseWords = (phase: string): string => PHASE_WORDS[phase] ?? words(phase)
+/** Return what happened in a phase of an incident, for example "restarting ranks" if the nodes stayed the same. */
+export const phaseWords = (phase: string, incident: Incident): string =>
+  happeningIn(phase, incident)?.words ?? PHASE_WORDS[phase] ?? words(phase)
+
+/** Return the word inside a bar of a timeline. */
+export const phaseWord = (phase: string, incident: Incident): string => happeningIn(phase, incident)?.short ?? phase
+
+function happeningIn(phase: string, incident: Incident): (typeof HAPPENINGS)[keyof typeof HAPPENINGS] | undefined {
+  if (phase === 'detect') {
+    const { ControlPlaneAbsentSeconds: absent = 0, DetectSeconds: seconds = 0 } = incident
+    return absent > 0 && absent >= seconds / 2 ? HAPPENINGS.absent : undefined
+  }
+  if (phase !== 'replace' || incident.ReplacementInstanceIds.length) return undefined
+  if (!incident.InstanceIds.length) return HAPPENINGS.restart
+  const { NodeCountBefore: before = 0, NodeCountAfter: after = before } = incident
+  return incident.ClosedAt !== undefined && after < before ? HAPPENINGS.shrink : undefined
+}
 
 /** Return the name of a source of state; '' without a source. */
 export const sourceWords = (source: Incident['RestoreSource'] = undefined): string =>

@@ -1,7 +1,8 @@
 /** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
 import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
-import { count, plural } from './format'
+import { count, minute, plural } from './format'
+import { attemptWords } from './incident'
 import { isOver, type Tone } from './standing'
 
 export type { Urgency }
@@ -68,11 +69,19 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
   return steps.map((step) => (step.urgency === 'Now' ? { ...step, link } : step))
 }
 
+/** Return what a step does, without its reason: "pause the job". */
+export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
+
 /** The verdict of an incident: whether a person must act, and what happened. */
 export function incidentLine(
-  { Verdict, ClosedAt }: Pick<Incident, 'Verdict' | 'ClosedAt'>, steps: readonly Step[], title: string,
+  { Verdict, ClosedAt, Wait }: Pick<Incident, 'Verdict' | 'ClosedAt' | 'Wait'>,
+  steps: readonly Step[], title: string, now: number,
 ): { tone: Tone; lead: string; text: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
+  if (Wait !== undefined && !isPressing(urgencyOf(steps))) {
+    const lead = DUTY.wait(minute(Wait.NextAttemptTime), attemptWords(Wait, now), steps.map(briefOf))
+    return { tone: 'warn', lead, text: Verdict ?? `${title}.` }
+  }
   const isCalm = tone === 'good' || tone === 'idle'
   return {
     tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone,

@@ -23,6 +23,8 @@ export interface JobState extends Statement {
 export interface PhaseNow {
   incidentId: string
   phase: string
+  /** What happens in the phase. */
+  words: string
   cause: string
   elapsedSeconds: number
   /** Median length of this phase in earlier incidents of the same cause. Absent without such incidents. */

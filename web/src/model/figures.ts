@@ -220,7 +220,7 @@ export function incidentFigures(
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
-    phase: phaseWords(incident.Phase),
+    phase: phaseWords(incident.Phase, incident),
     phaseTone: isOpen ? 'busy' : 'idle',
     phases,
     totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),

@@ -114,5 +114,8 @@ export function headline(text: string): string {
   return lines.length < 2 ? sentence(lines[0] ?? '') : `${sentence(lines[0]!)} ${sentence(lines.at(-1)!)}`
 }
 
+/** Return a text with a capital first letter. */
+export const capitalized = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1)
+
 /** instance_terminated → instance terminated. */
 export const words = (identifier: string): string => identifier.replace(/_/g, ' ')

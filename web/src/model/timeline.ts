@@ -1,7 +1,7 @@
 /** The timeline of a job as spans on lanes: its statuses, its recoveries in phases, and its nodes. Pure. */
 import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
 import { TIMELINE } from '../words/jobTabs'
-import { causeWords } from './causes'
+import { causeWords, phaseWord, phaseWords } from './causes'
 import { statusWord } from './standing'
 import { phaseLengths } from './figures'
 import { sentence } from './format'
@@ -97,8 +97,8 @@ function recoverySpans(incident: Incident, now: number, within: (at: number) => 
   let at = incident.FailedAt
   return phaseLengths(incident, now).map(({ phase, seconds }) => {
     const span = {
-      from: within(at), to: within(at + seconds), kind: phase, word: phase,
-      label: TIMELINE.phase(phase, incident.IncidentId), incidentId: incident.IncidentId,
+      from: within(at), to: within(at + seconds), kind: phase, word: phaseWord(phase, incident),
+      label: TIMELINE.phase(phaseWords(phase, incident), incident.IncidentId), incidentId: incident.IncidentId,
     }
     at += seconds
     return span

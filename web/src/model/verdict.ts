@@ -128,9 +128,9 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
     }
     if (wait) return stateOfWait('busy', TITLES.recovering, wait)
     if (!recovery) return stated('busy', TITLES.recovering, STATE.atStep(TITLES.recovering), why)
-    const { phase, elapsedSeconds, usualSeconds } = recovery
+    const { words, elapsedSeconds, usualSeconds } = recovery
     const usual = usualSeconds === undefined ? undefined : duration(usualSeconds)
-    const text = STATE.recovering(phaseWords(phase), duration(elapsedSeconds), usual)
+    const text = STATE.recovering(words, duration(elapsedSeconds), usual)
     return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, text, why)
   }
   if (wait) return stateOfWait('busy', TITLES.starting, wait)
@@ -276,6 +276,7 @@ function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
   return {
     incidentId: incident.IncidentId,
     phase: incident.Phase,
+    words: phaseWords(incident.Phase, incident),
     cause: incident.Cause,
     elapsedSeconds: current.seconds,
     usualSeconds,

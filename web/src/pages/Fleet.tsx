@@ -118,6 +118,7 @@ function factsOf(fleet: Fleet, figures: FleetFigures): Fact[] {
     [labels.lost, figure('lostNodes'), hook(figures, 'lostNodes')],
     [labels.failed, fleet.HoldFailedInstances ? FLEET.keptForInspection : FLEET.ended],
     [labels.drills, drills],
+    [labels.encryption, FLEET.encryption(fleet.ReplicaEncryption, fleet.EncryptsReplicas)],
     ...rollFacts(fleet),
     [labels.created, <Ago key="created" at={fleet.CreationTime} />],
   ]

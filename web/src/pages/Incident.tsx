@@ -16,8 +16,8 @@ import { incidentLine, isPressing, stepsOf, urgencyOf, withResubmission, type St
 import {
   hook, incidentFigures, jobFigures, phaseHook, shown, similarFigures, type IncidentFigures,
 } from '../model/figures'
-import { clock, count, duration, utc } from '../model/format'
-import { outcomeOf } from '../model/incident'
+import { capitalized, clock, count, duration, utc } from '../model/format'
+import { attemptWords, missingWords, outcomeOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/verdict'
@@ -73,15 +73,15 @@ function Described({ incident }: { incident: Incident }) {
             <Happened
               {...shared}
               jobReason={figures.isOpen ? job?.Reason : undefined}
-              failure={incident.Outcome === 'JobFailed' ? job?.FailureReason : undefined}
             />
           </Card>
           <Phases {...shared} />
         </div>
         <div className="stack">
-          <ToDo steps={steps} fleet={job?.FleetName} />
+          <ToDo incident={incident} steps={steps} fleet={job?.FleetName} />
           <Card title={INCIDENT.people.title}>
             <Owner incident={incident} />
+            <Acknowledgement incident={incident} />
             <h3 className="below">{NOTES.title}</h3>
             <Notes
               notes={incident.Notes ?? []}
@@ -100,8 +100,9 @@ function Described({ incident }: { incident: Incident }) {
 }
 
 function Head({ incident, figures, steps, address }: Shared & { steps: readonly Step[]; address: string }) {
-  const { mayRun } = useRole()
-  const outcome = OUTCOMES[outcomeOf(incident)]
+  const now = useNow()
+  const isWaiting = incident.Wait !== undefined
+  const outcome = isWaiting ? { word: INCIDENT.waiting, tone: 'warn' as const } : OUTCOMES[outcomeOf(incident)]
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
     download(document.FileName, [document.Content], 'text/markdown')
@@ -118,7 +119,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       status={
         <>
           <Status tone={outcome.tone} word={outcome.word} />
-          {figures.isOpen && (
+          {figures.isOpen && !isWaiting && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
             </span>
@@ -130,17 +131,6 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       }
       actions={
         <>
-          {incident.AcknowledgementTime !== undefined ? (
-            <span className="dim">
-              {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
-            </span>
-          ) : (
-            mayRun && (
-              <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
-                {INCIDENT.acknowledge}
-              </ActionButton>
-            )
-          )}
           <ActionButton action={save}>{INCIDENT.export}</ActionButton>
           <Button
             component="a" size="xs" variant="default" target="_blank" rel="noreferrer"
@@ -150,15 +140,41 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           </Button>
         </>
       }
-      verdict={incidentLine(incident, steps, causeTitle(incident.Cause))}
+      verdict={incidentLine(incident, steps, causeTitle(incident.Cause), now)}
     />
   )
 }
 
-function ToDo({ steps, fleet }: { steps: readonly Step[]; fleet?: string }) {
+/** The person who has acknowledged the incident, or the button with what it does and does not do. */
+function Acknowledgement({ incident }: { incident: Incident }) {
+  const { mayRun } = useRole()
+  if (incident.AcknowledgementTime !== undefined) {
+    return (
+      <p className="dim below">
+        {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
+      </p>
+    )
+  }
+  if (!mayRun) return null
+  return (
+    <div className="below">
+      <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
+        {INCIDENT.acknowledge}
+      </ActionButton>
+      <p className="dim">{INCIDENT.acknowledgeNote}</p>
+    </div>
+  )
+}
+
+function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly Step[]; fleet?: string }) {
+  const now = useNow()
+  const { Wait: wait } = incident
   return (
     <div className={isPressing(urgencyOf(steps)) ? 'pressing' : undefined}>
       <Card title={DUTY.title} label={DUTY.title}>
+        {wait && steps.length > 0 && (
+          <p>{INCIDENT.wait.choose(missingWords(wait), attemptWords(wait, now), clock(wait.NextAttemptTime))}</p>
+        )}
         {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
         <Steps steps={steps} fleet={fleet} />
       </Card>
@@ -168,14 +184,14 @@ function ToDo({ steps, fleet }: { steps: readonly Step[]; fleet?: string }) {
 
 function Phases({ incident, figures }: Shared) {
   return (
-    <Card title={INCIDENT.phases.title}>
+    <Card title={INCIDENT.phases.title} label={INCIDENT.phases.title}>
       <PhaseBar incident={incident} height={24} width="100%" />
       <ul className="legend">
         {figures.phases.map(({ phase, seconds, isOpen }) => (
           <li key={phase} {...phaseHook(incident, phase, seconds)}>
             <span className="key" style={{ background: `var(--b-${phase})` }} />
             <span>
-              {phaseWords(phase)} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
+              {capitalized(phaseWords(phase, incident))} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
             </span>
             <span>{duration(seconds)}</span>
           </li>

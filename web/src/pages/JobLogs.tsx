@@ -18,6 +18,7 @@ import {
 import { isOver } from '../model/standing'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
 import { download } from '../parts/download'
+import { logsCommand } from '../words/commands'
 import { LOGS } from '../words/jobTabs'
 
 const ROW = 20
@@ -191,7 +192,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
         </div>
       )}
       <p className="dim">
-        {LOGS.hint} <code>everstep jobs logs {name}</code>
+        {LOGS.hint} <code>{logsCommand(name, rank)}</code>
       </p>
     </section>
   )

@@ -161,7 +161,7 @@ function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number 
                 {causeWords(each.Cause)}
               </span>
               <span className="when">
-                {phaseWords(each.Phase)} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}
+                {phaseWords(each.Phase, each)} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}
               </span>
             </li>
           ))}

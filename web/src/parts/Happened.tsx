@@ -1,13 +1,11 @@
 /** An incident in five answers: what happened, whether it is over, what was lost, why, and what Everstep did. */
 import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
-import { count, headline, sentence, utc } from '../model/format'
+import { sentence, utc } from '../model/format'
 import { overWords } from '../model/incident'
-import { causeTitle, sourceWords } from '../model/causes'
+import { causeTitle } from '../model/causes'
 import { Ago, NodeLink, ToneIcon, Unbroken, useNow } from './Basics'
 import { INCIDENT } from '../words/incident'
-
-const SHOWN_EVIDENCE = 3
 
 interface Props {
   incident: Incident
@@ -16,15 +14,11 @@ interface Props {
   fleet?: string
   /** What an open recovery waits for. */
   jobReason?: string
-  /** Why the job failed, if it failed with this incident. Its last line is the exception of the script. */
-  failure?: string
 }
 
-export function Happened({ incident, figures, fleet, jobReason, failure }: Props) {
+export function Happened({ incident, figures, fleet, jobReason }: Props) {
   const words = INCIDENT.happened
   const evidence = incident.Evidence ?? []
-  const replacements = incident.ReplacementInstanceIds ?? []
-  const source = sourceWords(incident.RestoreSource)
   const now = useNow()
   const over = overWords(incident, now)
   return (
@@ -36,7 +30,6 @@ export function Happened({ incident, figures, fleet, jobReason, failure }: Props
         <div className="dim">
           {utc(incident.FailedAt)}, <Ago at={incident.FailedAt} />
         </div>
-        {failure && <Sentences texts={[headline(failure)]} />}
       </dd>
       <dt>{words.over}</dt>
       <dd className={`tone-${over.tone}`}>
@@ -44,33 +37,23 @@ export function Happened({ incident, figures, fleet, jobReason, failure }: Props
           <ToneIcon tone={over.tone} /> {over.title}
         </strong>{' '}
         {over.text}
-        {jobReason && <Sentences texts={[words.now(jobReason)]} />}
+        {jobReason && incident.Wait === undefined && <Sentences texts={[words.now(jobReason)]} />}
       </dd>
       <dt>{words.lost}</dt>
       <dd><Losses figures={figures} /></dd>
       <dt>{words.why}</dt>
       <dd>
-        {evidence.length === 0 && <p className="dim">{words.noEvidence}</p>}
-        <Sentences texts={evidence.slice(0, SHOWN_EVIDENCE)} />
-        {evidence.length > SHOWN_EVIDENCE && (
+        <Account texts={incident.Why === undefined ? undefined : [incident.Why]} />
+        {evidence.length > 0 && (
           <details>
-            <summary>{words.more(evidence.length - SHOWN_EVIDENCE)}</summary>
-            <Sentences texts={evidence.slice(SHOWN_EVIDENCE)} />
+            <summary className="dim">{words.evidence(evidence.length)}</summary>
+            <Sentences texts={evidence} />
           </details>
         )}
       </dd>
       <dt>{words.done(figures.isOpen)}</dt>
       <dd>
-        <Sentences texts={[incident.Decision]} />
-        {replacements.length > 0 && (
-          <p>
-            {incident.InstanceIds?.length ? words.replacedBy : words.tried}{' '}
-            <NodeList ids={replacements} fleet={fleet} />
-          </p>
-        )}
-        {figures.resumedStep !== undefined && source && !failure && (
-          <p>{words.resumed(count(figures.resumedStep), source)}</p>
-        )}
+        <Account texts={incident.Done} />
       </dd>
     </dl>
   )
@@ -96,6 +79,10 @@ function Losses({ figures }: { figures: IncidentFigures }) {
     </>
   )
 }
+
+/** Sentences that only DescribeIncident returns. A dash stands for them until its answer arrives. */
+const Account = ({ texts }: { texts: readonly string[] | undefined }) =>
+  texts?.length ? <Sentences texts={texts} /> : <p className="dim">–</p>
 
 const Sentences = ({ texts }: { texts: readonly string[] }) => (
   <>

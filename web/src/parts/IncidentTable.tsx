@@ -79,7 +79,8 @@ export function PhaseLengths({ incident }: { incident: Incident }) {
     <ul className="phases" aria-label="Phases">
       {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
         <li key={phase} {...phaseHook(incident, phase, seconds)}>
-          <span className="key" style={{ background: `var(--b-${phase})` }} /> {phaseWords(phase)} {duration(seconds)}
+          <span className="key" style={{ background: `var(--b-${phase})` }} />{' '}
+          {phaseWords(phase, incident)} {duration(seconds)}
           {isOpen && ' so far'}
         </li>
       ))}
@@ -99,7 +100,7 @@ interface Bar {
 export function PhaseBar({ incident, height = 14, width = 140 }: Bar) {
   const now = useNow()
   const lengths = phaseLengths(incident, now)
-  const label = lengths.map(({ phase, seconds }) => `${phaseWords(phase)} ${duration(seconds)}`).join(', ')
+  const label = lengths.map(({ phase, seconds }) => `${phaseWords(phase, incident)} ${duration(seconds)}`).join(', ')
   const style = (phase: string, seconds: number) => ({
     flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: `var(--b-${phase})`,
   })

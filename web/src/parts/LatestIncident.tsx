@@ -5,7 +5,7 @@ import { call } from '../api/client'
 import { useRole } from '../api/queries'
 import type { Incident, TrainingJob } from '../contract'
 import type { IncidentFigures } from '../model/figures'
-import { outcomeOf } from '../model/incident'
+import { INCIDENT } from '../words/incident'
 import { JOB } from '../words/job'
 import { ActionButton } from './ActionButton'
 import { Ago } from './Basics'
@@ -16,7 +16,7 @@ import { PhaseBar, PhaseLengths } from './IncidentTable'
 interface Props {
   incident: Incident
   figures: IncidentFigures
-  job: Pick<TrainingJob, 'FleetName' | 'FailureReason'>
+  job: Pick<TrainingJob, 'FleetName'>
 }
 
 /** The open incident of a job, or its latest one, in the layout of the incident's page. */
@@ -34,7 +34,10 @@ export function LatestIncident({ incident, figures, job }: Props) {
         </span>
       ) : (
         mayRun && (
-          <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
+          <ActionButton
+            title={INCIDENT.acknowledgeNote}
+            action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
+          >
             {JOB.acknowledge}
           </ActionButton>
         )
@@ -49,7 +52,6 @@ export function LatestIncident({ incident, figures, job }: Props) {
         incident={incident}
         figures={figures}
         fleet={job.FleetName}
-        failure={outcomeOf(incident) === 'JobFailed' ? job.FailureReason : undefined}
       />
       <div className="below">
         <PhaseBar incident={incident} width="100%" height={6} />

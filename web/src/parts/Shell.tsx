@@ -219,8 +219,8 @@ export function Shell() {
 function OpenIncidents() {
   const open = useQuery(openIncidentsQuery).data?.length ?? 0
   return open ? (
-    <span className="count tone-warn" aria-label={SHELL.openIncidents(open)}>
-      {open}
+    <span className="count tone-warn" title={SHELL.openIncidentsNote}>
+      {SHELL.openIncidents(open)}
     </span>
   ) : null
 }

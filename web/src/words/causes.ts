@@ -5,3 +5,10 @@ export const PHASES = {
   restore: 'restoring state',
   rework: 'recomputing steps',
 } as const
+
+/** What happened in a phase whose usual name would be wrong. `short`: inside a bar of a timeline. */
+export const HAPPENINGS = {
+  absent: { words: 'control plane was away', short: 'away' },
+  restart: { words: 'restarting ranks', short: 'restart' },
+  shrink: { words: 'waiting for nodes', short: 'wait' },
+} as const

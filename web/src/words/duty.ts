@@ -23,7 +23,10 @@ export const DUTY = {
   optional: (step: string) => `You need not act. Optional: ${step}`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
-  resubmit: (step: string) => `Submit again from step ${step}`,
+  resubmit: (step: string) => `Submit again from step ${step}: same source and hyperparameters`,
+  wait: (time: string, when: string, choices: readonly string[]) =>
+    `Nothing to do until the next attempt at ${time} UTC (${when})` +
+    `${choices.length ? `. If you cannot wait, choose: ${choices.join(', ')}` : ''}.`,
   outage: {
     lead: 'The control plane does not answer.',
     text:

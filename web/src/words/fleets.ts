@@ -53,7 +53,8 @@ export const FLEET = {
     nodes: 'Nodes', connected: 'Connected', spares: 'Spares', least: 'Nodes kept when idle',
     group: 'Auto Scaling group', instances: 'Instances', price: 'Price', cost: 'Cost of its jobs',
     ettr: 'Useful time of its jobs (ETTR)', mttr: 'Mean time to recovery', incidents: 'Incidents', lost: 'Lost nodes',
-    failed: 'Failed instances', drills: 'Drills', roll: 'Roll', created: 'Created',
+    failed: 'Failed instances', drills: 'Drills', encryption: 'Replica encryption (TLS)', roll: 'Roll',
+    created: 'Created',
   },
   ofDesired: (nodes: string, desired: string, limit: string) => `${nodes} of ${desired} desired, at most ${limit}`,
   zone: (type: string, zone: string) => `${type || 'unknown type'}, ${zone || 'unknown zone'}`,
@@ -62,6 +63,11 @@ export const FLEET = {
     `${status}, ${finished} of ${plural(nodes, 'node')}${reason && `: ${reason}`}`,
   keptForInspection: 'kept for inspection',
   ended: 'ended',
+  /** `setting`: Auto, On or Off. `isInForce`: whether a launch now uses TLS. */
+  encryption: (setting: string, isInForce: boolean) => {
+    const hardware = setting === 'Auto' && !isInForce ? ': EC2 encrypts the traffic' : ''
+    return `${setting}, ${isInForce ? 'in force' : `not in force${hardware}`}`
+  },
   allowed: 'allowed',
   notAllowed: 'not allowed',
   change: {

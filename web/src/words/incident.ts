@@ -22,6 +22,19 @@ const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = 
 export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
+  acknowledgeNote:
+    'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner, and the ' +
+    'incident still counts as open until training has caught up.',
+  waiting: 'Waiting for AWS',
+  wait: {
+    missing: (count: number, type: string, zone: string) =>
+      `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
+    due: 'now',
+    text: (quote: string, when: string, time: string) =>
+      `AWS reports: “${quote}”. Next attempt ${when} (${time} UTC).`,
+    choose: (missing: string, when: string, time: string) =>
+      `Everstep requests ${missing} again ${when} (${time} UTC). If you cannot wait, choose one of these steps:`,
+  },
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',
   runbook: 'Runbook',
@@ -31,13 +44,9 @@ export const INCIDENT = {
     over: 'Is it over?',
     lost: 'Is anything lost?',
     why: 'Why',
-    done: (isOpen: boolean) => (isOpen ? 'What Everstep does' : 'What Everstep did'),
-    noEvidence: 'No evidence was recorded.',
-    more: (more: number) => `${count(more)} more`,
+    done: (isOpen: boolean) => (isOpen ? 'What Everstep did so far' : 'What Everstep did'),
+    evidence: (pieces: number) => `Evidence (${count(pieces)})`,
     now: (reason: string) => `Now: ${reason}`,
-    replacedBy: 'Replaced by',
-    tried: 'Other nodes tried:',
-    resumed: (step: string, source: string) => `Training resumed from step ${step}, from ${source}.`,
     recomputed: (steps: number) =>
       steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
     unsaved: (steps: number) =>
@@ -49,11 +58,12 @@ export const INCIDENT = {
   /** Whether the incident is over, by its outcome. */
   over: {
     Open: 'No.',
+    waits: (missing: string) => `No: the job waits for ${missing}.`,
     Recovered: 'Yes: training has passed the step before the failure.',
     JobPaused: 'Yes: the job was paused.',
     JobCompleted: 'Yes: the job completed.',
-    JobFailed: 'Yes: the job failed. It does not start again by itself.',
-    JobStopped: 'Yes: the job was stopped.',
+    JobFailed: 'The job failed. It does not start again by itself.',
+    JobStopped: 'The job was stopped. It does not start again by itself.',
     phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
     since: (ago: string) => `This was ${ago}.`,
   },

@@ -16,6 +16,8 @@ export const SHELL = {
   search: 'Search',
   account: (role: string) => `${role}: account and theme`,
   openIncidents: (count: number) => `${count} open`,
+  openIncidentsNote:
+    'Open incidents of all jobs: their training has not caught up yet. An acknowledgement does not change the number.',
   live: { word: 'Live', title: 'The server sends each event as it happens.' },
   cut: {
     word: 'Polling',

@@ -176,11 +176,48 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     job.write(jobs.change, ended_at=START + timedelta(seconds=5), max_boundary=30)
     described = client.describe_incident(IncidentId="inc-1")
     assert described["Outcome"] == "JobFailed"
-    assert "26 steps are lost; step 4 is in S3." in described["Verdict"]
+    assert (
+        "26 steps are lost: step 4 is in S3, and the later steps were only in the nodes' memory" in described["Verdict"]
+    )
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
-        ("Now", "everstep jobs logs gpt"),
+        ("Now", "everstep jobs logs gpt --tail 50"),
         ("Later", "everstep nodes describe i-1"),
     ]
+
+
+def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attempt_is(client, job, service):
+    job.write(incidents.change, "inc-1", evidence=("x", "no control plane was running for 9 s, until 12:00:00 UTC"))
+    assert "Wait" not in client.describe_incident(IncidentId="inc-1")
+    next_at = START + timedelta(minutes=5)
+    reason = f"waits for 1 node: no capacity; Everstep retries at {next_at:%H:%M:%S} UTC"
+    job.write(jobs.change, reason=reason)
+    described = client.describe_incident(IncidentId="inc-1")
+    assert described["Wait"] == {
+        "MissingNodeCount": 1,
+        "InstanceType": "p5.48xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "Message": "no capacity",
+        "NextAttemptTime": next_at,
+    }
+    assert described["Why"].startswith(
+        "X; no control plane was running for 9.0 s to recover the job; training waits for"
+    )
+    assert described["Done"][-1].endswith(f"again at {next_at:%H:%M:%S} UTC.")
+    (listed,) = client.list_incidents()["Incidents"]
+    assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
+    assert not {"Why", "Done", "Wait"} & listed.keys()
+    job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
+    assert "Wait" not in client.describe_incident(IncidentId="inc-1")
+
+
+def test_everstep_is_said_to_have_terminated_only_the_nodes_that_it_gave_up(client, job, service):
+    with service.database.write() as session:
+        lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        by_everstep, by_person = {"replaced_at": START}, {"replaced_at": START, "release": "terminate"}
+        for name, changes in (("i-0", by_person), ("i-1", by_everstep), ("i-2", {})):
+            nodes.change(session, lease, name, initial_state="gone", now=START, state="gone", **changes)
+    job.write(incidents.change, "inc-1", instance_ids=("i-0", "i-1", "i-2"))
+    assert "Everstep terminated i-1." in client.describe_incident(IncidentId="inc-1")["Done"]
 
 
 @pytest.mark.covers("ExportIncident.IncidentId", "ExportIncident.Format")

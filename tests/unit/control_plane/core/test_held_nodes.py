@@ -39,5 +39,14 @@ def test_the_hold_and_the_reported_fault_determine_the_advice(
     assert (found.command, *found.further_commands) == commands[found.decision]
 
 
+@pytest.mark.parametrize("reason", ["gpu_xid: Xid 79", "rank 3 ended"])
+def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -> None:
+    priced, free = advice("i-1", Hold.INSPECTION, reason, 55.04), advice("i-1", Hold.INSPECTION, reason)
+    assert priced is not None
+    assert free is not None
+    assert priced.words == f"{free.words} It costs $55.04 per hour until then."
+    assert free.words.endswith("The fleet keeps it until you decide.")
+
+
 def test_everstep_releases_an_unreachable_node_by_itself() -> None:
     assert advice("i-1", Hold.UNREACHABLE, "silent; gpu_lost") is None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.core.capacity import CapacityWait
 from control_plane.core.incident_accounts import (
     Account,
     HeldNode,
@@ -80,11 +81,14 @@ def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
     assert verdict(waiting, 500.0) == "i-1 was terminated. Everstep is recovering the job; it waits for 1 node."
     assert verdict(replace(RECOVERED, repeated_steps=0), 500.0).endswith("No step was lost.")
     assert verdict(FAILED, 500.0) == (
-        "A training process failed on i-1. The job failed after 12 s. 28 steps are lost; step 5 is in S3."
+        "A training process failed on i-1. The job failed after 12 s. 28 steps are lost: step 5 is in S3, and the later "
+        "steps were only in the nodes' memory, which an ended job releases."
     )
     shrunk = verdict(replace(RECOVERED, cause=Cause.SHRUNK), 500.0)
     assert shrunk.startswith("Lost nodes were not replaced. Everstep recovered the job in 12 s, on fewer nodes.")
-    assert "33 steps are lost; no checkpoint is left." in verdict(replace(FAILED, kept_step=None), 500.0)
+    none_left = "33 steps are lost: S3 has no checkpoint, and the steps were only in the nodes' memory"
+    assert none_left in verdict(replace(FAILED, kept_step=None), 500.0)
+    assert verdict(replace(FAILED, kept_step=Step(33)), 500.0).endswith("No step was lost.")
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -126,12 +130,69 @@ def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
     silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
     assert actions(silent) == ()
     assert verdict(silent, 500.0).endswith(" i-1 stays out of use until it answers.")
+    priced = replace(silent, price_usd_per_hour=55.04)
+    assert verdict(priced, 500.0).endswith(" i-1 stays out of use until it answers and costs $55.04 per hour.")
+    two = replace(priced, held=(*silent.held, replace(silent.held[0], node_id="i-2")))
+    assert verdict(two, 500.0).endswith(" i-1 and i-2 stay out of use until they answer and cost $110.08 per hour.")
+    (kept,) = actions(replace(held, price_usd_per_hour=55.04))
+    assert kept.words.endswith("The fleet keeps it until you decide. It costs $55.04 per hour until then.")
+
+
+SHORT = CapacityWait(1, "We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed", 1200.0)
+WAITING = replace(
+    OPEN,
+    job_reason="waits for 1 node: …",
+    wait=SHORT,
+    instance_type="p5.48xlarge",
+    availability_zone="us-east-2a",
+    node_count=3,
+    least_node_count=3,
+)
+
+
+def test_a_shortage_says_what_is_missing_aws_own_words_and_when_the_next_attempt_is() -> None:
+    assert verdict(WAITING, 500.0) == (
+        "i-1 was terminated. Everstep is recovering the job; it waits for 1 p5.48xlarge in us-east-2a. AWS reports: “We "
+        "do not have sufficient p5.48xlarge capacity (a)”. The next attempt is at 00:20:00 UTC."
+    )
+    unknown = replace(WAITING, wait=replace(SHORT, missing_count=2), instance_type="", availability_zone="")
+    assert "it waits for 2 nodes. AWS" in verdict(unknown, 500.0)
+    assert duty(WAITING).startswith("Nothing to do until 00:20:00 UTC. Optional: continue on fewer nodes")
+
+
+@pytest.mark.parametrize(
+    ("account", "commands"),
+    [
+        (WAITING, ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt", "list")),
+        (replace(WAITING, least_node_count=2), ("pause gpt", "list")),
+        (replace(WAITING, wait=replace(SHORT, missing_count=3)), ("pause gpt", "list")),
+        (replace(WAITING, kept_step=None), ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt")),
+        (replace(WAITING, wait=None), ()),
+    ],
+)
+def test_a_shortage_has_the_choices_that_apply(account: Account, commands: tuple[str, ...]) -> None:
+    found = actions(account)
+    assert tuple(each.command.split(" ", 2)[2] for each in found) == commands
+    assert {each.urgency for each in found} <= {Urgency.OPTIONAL}
+
+
+def test_the_verdict_names_the_meaning_of_an_xid() -> None:
+    faulty = replace(RECOVERED, cause=Cause.NODE_FAULT, evidence=("the agent of i-1 reports gpu_xid: gpu 5: Xid 79",))
+    assert verdict(faulty, 500.0).startswith("i-1 reported Xid 79 (the GPU has fallen off the bus). Everstep")
+    assert verdict(replace(faulty, evidence=("x",)), 500.0).startswith("i-1 reported a fault. ")
+
+
+def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
+    failed = replace(FAILED, evidence=("EC2 says so", "rank 12 on i-1 ended: error, code 1"))
+    assert actions(failed)[0].command == "everstep jobs logs gpt --rank 12 --tail 50"
+    assert actions(FAILED)[0].command == "everstep jobs logs gpt --tail 50"
 
 
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_optional_steps() -> None:
     absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
     assert verdict(absent, 500.0).startswith(
-        "i-1 was terminated. No control plane was running for 88 s, until 09:19:54 UTC. Everstep recovered the job"
+        "i-1 was terminated. No control plane was running for 1 min 28 s after the failure, so training stood still for "
+        "that time. Everstep recovered the job"
     )
     (step,) = actions(absent)
     assert (step.urgency, "why no control plane was running" in step.words) == (Urgency.OPTIONAL, True)

@@ -125,4 +125,4 @@ def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> N
     assert "- Newest checkpoint: step 5\n" in written
     assert "Resumed from" not in written
     assert "1. Read the last lines of the failed rank" in written
-    assert "`everstep jobs logs gpt`" in written
+    assert "`everstep jobs logs gpt --tail 50`" in written

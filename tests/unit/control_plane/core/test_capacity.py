@@ -1,0 +1,60 @@
+"""Tests the wait for capacity that a job's stored reason describes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control_plane.core.capacity import LONGEST_RETRY_SECONDS, CapacityWait, retry_at, wait_of, waiting_words
+from control_plane.core.observed.fleets import GroupObserved
+
+MESSAGE = "We do not have sufficient capacity: try later. Launching EC2 instance failed"
+SUSPENDED = "its group's Launch process is suspended (Administrative): AWS suspended it after failures"
+
+
+def group(failing_since: float, failed_at: float) -> GroupObserved:
+    return GroupObserved(
+        desired_count=3,
+        min_size=0,
+        max_size=8,
+        members=(),
+        termination_hooks=(),
+        drift=(),
+        launch_failure=MESSAGE,
+        failed_at=failed_at,
+        failing_since=failing_since,
+    )
+
+
+@given(
+    since=st.integers(1_700_000_000, 1_900_000_000),
+    length=st.integers(0, 100_000),
+    passed=st.floats(0.0, 40_000.0),
+    count=st.integers(1, 64),
+)
+def test_the_wait_has_the_attempt_that_the_control_plane_plans(
+    since: int, length: int, passed: float, count: int
+) -> None:
+    """A reader gets the planned time back, at every moment from the failure until long after the attempt."""
+    seen = group(since, since + length)
+    planned = retry_at(seen)
+    assert planned is not None
+    assert planned - (since + length) <= LONGEST_RETRY_SECONDS
+    nodes = "node" if count == 1 else "nodes"
+    found = wait_of(f"waits for {count} {nodes}: {waiting_words(seen)}", since + length + passed)
+    assert found == CapacityWait(count, MESSAGE, planned)
+
+
+def test_a_suspension_by_aws_has_a_next_attempt_and_one_by_a_user_has_none() -> None:
+    suspended = replace(group(1e9, 1e9), launch_suspension="Administrative", is_suspension_administrative=True)
+    assert wait_of(f"waits for 1 node: {waiting_words(suspended)}", 1e9) == CapacityWait(1, SUSPENDED, 1e9 + 30)
+    by_user = replace(suspended, is_suspension_administrative=False)
+    assert wait_of(f"waits for 1 node: {waiting_words(by_user)}", 1e9) is None
+
+
+@pytest.mark.parametrize("reason", ["", "waits for 1 node", "trains from step 3", "waits for i-1 to prepare"])
+def test_other_reasons_are_no_wait_for_capacity(reason: str) -> None:
+    assert wait_of(reason, 1e9) is None

@@ -1,0 +1,189 @@
+"""Tests the answers about an incident: why it happened, and what Everstep has done about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core.incident_accounts import Account, HeldNode, Outcome, verdict
+from control_plane.core.incident_answers import done, why
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.nodes import Cause
+from everstep.protocol.ids import Step
+from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, WAITING
+
+ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
+SHUTDOWN = "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)"
+SAME = "the same failure occurred 4 times after step 7, also without i-2: error (1)\nTraceback\nKeyError: 'labels'"
+NINE = (
+    "9 failures occurred since 00:39:43 UTC without a step beyond 1132, the last 4 are identical: error (1)\n"
+    "[rank0]: KeyError: 'labels'"
+)
+CRASHED = "rank 3 on i-1 ended: crashed, signal 11"
+EXITED = "rank 3 on i-1 ended: error, code 1"
+
+
+def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
+    return replace(account, cause=cause, evidence=evidence)
+
+
+@pytest.mark.parametrize(
+    ("account", "words"),
+    [
+        (
+            case(Cause.NODE_FAULT, EXITED, "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79"),
+            "GPU 5 of i-1 failed: it reported Xid 79 (the GPU has fallen off the bus).",
+        ),
+        (
+            case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"),
+            "i-1 failed: it reported disk_read_only.",
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, SHUTDOWN),
+            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown).",
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
+            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown); no control plane was "
+            "running for 2 min 52 s to recover the job.",
+        ),
+        (
+            replace(WAITING, evidence=(SHUTDOWN,)),
+            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown); training waits for 1 "
+            "p5.48xlarge in us-east-2a, because AWS launches none.",
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, "EC2 reports i-1 as terminated (Server.Strange: odd)"),
+            "Cause unknown: EC2 reports i-1 as terminated and gives the reason “Server.Strange: odd”.",
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, "EC2 reports i-1 as ended"),
+            "Cause unknown: EC2 reports i-1 as ended and gives no reason.",
+        ),
+        (
+            case(Cause.NODE_UNREACHABLE, "the agent of i-1 has been silent for 7.4 s"),
+            "Cause unknown: the agent of i-1 has been silent for 7.4 s; a broken network and a dead node look the same.",
+        ),
+        (case(Cause.HANG, "hang: all ranks stood still", "b"), "Cause unknown: all ranks stood still."),
+        (case(Cause.HANG), "Cause unknown: no evidence was recorded."),
+        (
+            case(Cause.RANK_EXIT, CRASHED),
+            "Cause unknown: rank 3 on i-1 ended by signal 11 (SIGSEGV, an invalid memory access).",
+        ),
+        (case(Cause.RANK_EXIT, EXITED), "Cause unknown: rank 3 on i-1 ended with exit code 1."),
+        (
+            case(
+                Cause.RANK_EXIT, EXITED, "rank 3 on i-1 ran out of GPU memory: CUDA out of memory; lower the batch size"
+            ),
+            "Rank 3 on i-1 ran out of GPU memory: CUDA out of memory; lower the batch size.",
+        ),
+        (case(Cause.DRILL, "ann asked for a drill"), "Ann asked for a drill."),
+        (case(Cause.DRILL), "Cause unknown: no evidence was recorded."),
+    ],
+)
+def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account, words: str) -> None:
+    assert why(account) == words
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (SAME, "on rank 3, 4 times after step 7, also without i-2."),
+        (NINE, "on rank 3, in each of the last 4 launches, after step 1,132."),
+        ("error (1)\nKeyError: 'labels'", "on rank 3."),
+    ],
+)
+def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: str, words: str) -> None:
+    """The evidence of an earlier launch names a signal, which must not replace the exception."""
+    account = replace(FAILED, evidence=(CRASHED, EXITED), job_reason=reason)
+    assert why(account) == f"The training script raised KeyError: 'labels' {words}"
+    assert "KeyError: 'labels'" in verdict(account, 500.0)
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: Outcome) -> None:
+    account = case(cause, "something happened.", account=replace(RECOVERED, outcome=outcome))
+    for sentence in (why(account), *done(account)):
+        assert sentence[0].isupper()
+        assert sentence.endswith(".")
+        assert not sentence.endswith("..")
+        assert "  " not in sentence
+
+
+AGREED = "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step"
+HELD = HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="")
+RESUMED = "Training resumed from step 10, from the memory of other nodes"
+
+
+@pytest.mark.parametrize(
+    ("account", "sentences"),
+    [
+        (
+            replace(RECOVERED, decision=AGREED, reached_step=Step(10), held=(HELD,)),
+            (
+                "Everstep stopped all ranks at step 10, which every rank had finished.",
+                "Everstep took i-1 out of use.",
+                "Everstep moved the ranks of i-1 to i-2.",
+                f"{RESUMED}.",
+            ),
+        ),
+        (
+            replace(RECOVERED, terminated_ids=("i-1",)),
+            (
+                "Everstep terminated i-1.",
+                "Everstep moved the ranks of i-1 to i-2.",
+                f"{RESUMED}, because not every rank could restore step 12.",
+            ),
+        ),
+        (
+            replace(RECOVERED, cause=Cause.SHRUNK, replacement_instance_ids=(), node_count_after=3),
+            ("Everstep continued on 3 nodes without i-1.", f"{RESUMED}, because not every rank could restore step 12."),
+        ),
+        (
+            replace(WAITING, replacement_instance_ids=(), from_step=None),
+            ("Everstep stopped all ranks.", "Everstep requests 1 p5.48xlarge in us-east-2a again at 00:20:00 UTC."),
+        ),
+        (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
+    ],
+)
+def test_done_says_what_happened_to_nodes_and_ranks(account: Account, sentences: tuple[str, ...]) -> None:
+    assert done(account) == sentences
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        (
+            {"generation_before": 5, "generation_after": 9, "job_reason": NINE},
+            (
+                "Everstep restarted all ranks on the same nodes 4 times.",
+                "Everstep gave the job up, because 9 failures occurred since 00:39:43 UTC without a step beyond 1132, "
+                "the last 4 are identical.",
+            ),
+        ),
+        (
+            {"generation_before": 1, "generation_after": 2, "job_reason": "a node failed to load its shards"},
+            ("Everstep restarted all ranks on the same nodes.", "Everstep gave the job up."),
+        ),
+        (
+            {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
+            (
+                "Everstep tried other nodes, to find out whether a node or the script was at fault: i-2.",
+                "Everstep gave the job up, because the same failure occurred 4 times after step 7, also without i-2.",
+            ),
+        ),
+    ],
+)
+def test_done_about_a_failed_job_counts_the_attempts(changes: dict, sentences: tuple[str, ...]) -> None:
+    assert done(replace(FAILED, **{"replacement_instance_ids": (), **changes})) == sentences
+
+
+def test_a_skipped_step_is_the_reason_for_an_older_one() -> None:
+    decision = "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure"
+    account = replace(RECOVERED, cause=Cause.RANK_EXIT, decision=decision, instance_ids=(), replacement_instance_ids=())
+    assert done(account) == (
+        "Everstep skipped step 12 once, to find out whether the state or the script was at fault.",
+        f"{RESUMED}.",
+    )
