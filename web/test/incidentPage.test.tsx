@@ -1,6 +1,6 @@
 // @vitest-environment jsdom
 /** The page of one incident: the verdict, what to do, the timeline with log lines and stacks, and work of people. */
-import { fireEvent, screen, waitFor, within } from '@testing-library/react'
+import { cleanup, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
 import { expect, test, vi } from 'vitest'
 
@@ -120,7 +120,11 @@ test('a shortage without a choice has nothing to do until the next attempt', () 
 test('the button Acknowledge is explained beside it', () => {
   page()
   const card = screen.getByRole('button', { name: 'Acknowledge' }).closest('section')!
-  within(card).getByText(/^Shows everybody that a person has seen this incident\. It changes neither the recovery nor/)
+  const note = 'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner.'
+  within(card).getByText(note)
+  cleanup()
+  page({ ClosedAt: undefined, Outcome: 'Open' })
+  screen.getByText(note.replace(/\.$/, ', and the incident stays open.'))
 })
 
 test.each([

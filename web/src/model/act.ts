@@ -168,7 +168,7 @@ function ofPersonsJob(job: Facts['job']): Rule | undefined {
 }
 
 /** AWS launches no instance. A person can wait, or free a node of another job. */
-function ofShortage({ job, fleet, pausable }: Facts, wait: CapacityWait): Rule {
+function ofShortage({ job, fleet, pausable, actions }: Facts, wait: CapacityWait): Rule {
   const words = ACT.shortage
   const name = job.FleetName ?? fleet?.FleetName ?? ''
   const command = fleet?.SparePolicy === undefined
@@ -177,7 +177,8 @@ function ofShortage({ job, fleet, pausable }: Facts, wait: CapacityWait): Rule {
   const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
   return none(capacityWords(wait, fleet), 'busy', {
     brief: words.brief(`${minute(wait.retryAt)} UTC`),
-    steps: [...free, step('Optional', words.spare, command)],
+    // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
+    steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',
   })
 }

@@ -157,11 +157,11 @@ function Acknowledgement({ incident }: { incident: Incident }) {
   }
   if (!mayRun) return null
   return (
-    <div className="below">
+    <div className="below acknowledge">
       <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
         {INCIDENT.acknowledge}
       </ActionButton>
-      <p className="dim">{INCIDENT.acknowledgeNote}</p>
+      <p className="dim">{INCIDENT.acknowledgeNote(incident.ClosedAt === undefined)}</p>
     </div>
   )
 }

@@ -22,9 +22,9 @@ const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = 
 export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
-  acknowledgeNote:
-    'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner, and the ' +
-    'incident still counts as open until training has caught up.',
+  acknowledgeNote: (isOpen: boolean) =>
+    'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner' +
+    `${isOpen ? ', and the incident stays open' : ''}.`,
   waiting: 'Waiting for AWS',
   wait: {
     missing: (count: number, type: string, zone: string) =>
