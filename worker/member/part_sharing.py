@@ -119,6 +119,9 @@ async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> 
 async def silent(session: Session) -> None:
     """Wait until the owner ends the session. Called by a helper node that is not ready yet.
 
+    Args:
+        session: a session on which the owner waits for `ReadyToLoad`.
+
     Raises:
         MalformedMessage: the owner sent a message, although it must wait for `ReadyToLoad` before it sends a request.
         PeerLost: the connection ended.
