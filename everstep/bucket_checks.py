@@ -59,6 +59,7 @@ def bucket_facts(s3: Any, name: str) -> BucketFacts:
         The settings that the caller may read, and AWS's error message for each setting that the caller may not read.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     errors = dict[str, str]()
 
@@ -69,7 +70,7 @@ def bucket_facts(s3: Any, name: str) -> BucketFacts:
             if error.response.get("Error", {}).get("Code") != missing:
                 errors[setting] = str(error)
             return {}
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             errors[setting] = str(error)
             return {}
         return answer

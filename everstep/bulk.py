@@ -42,6 +42,7 @@ from botocore.exceptions import (
     IncompleteReadError,
     ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError
 
 Piece = bytes | bytearray | memoryview
 
@@ -388,7 +389,7 @@ class Multipart:
         The method ignores errors. After an error, S3 stores the parts until the control plane deletes the leftovers of
         ended generations, or until the bucket's rule for unfinished uploads removes them (docs/operating.md#server).
         """
-        with suppress(BotoCoreError, ClientError):
+        with suppress(BotoCoreError, ClientError, ResponseParserError):
             self.client.abort_multipart_upload(**self.place, UploadId=self.upload_id)
 
 

@@ -164,6 +164,7 @@ def aws_facts(
     import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large, and this is its only use here
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     settings = Config(
         connect_timeout=TIMEOUT_SECONDS,
@@ -175,13 +176,13 @@ def aws_facts(
         session = cast(Any, boto3.Session(region_name=region_name or os.environ.get("AWS_REGION")))
         caller: str = session.client("sts", config=settings).get_caller_identity()["Arn"]
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
         return AwsFacts(error=f"AWS does not respond, or this machine has no valid credentials: {error}")
     quota, quota_error = None, ""
     if instance_type is not None:
         try:
             quota = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
-        except (BotoCoreError, ClientError, LookupError) as error:
+        except (BotoCoreError, ClientError, ResponseParserError, LookupError) as error:
             quota_error = str(error)
     permissions = permissions_of(caller, clients["ec2"], clients["iam"], actions)
     return AwsFacts(
@@ -193,11 +194,12 @@ def bucket(name: str, region_name: str | None = None) -> BucketFacts:
     """Return the settings of a bucket that this machine's AWS credentials may read. Changes nothing in AWS."""
     import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large
     from botocore.exceptions import BotoCoreError
+    from botocore.parsers import ResponseParserError
 
     try:
         session = cast(Any, boto3.Session(region_name=region_name or os.environ.get("AWS_REGION")))
         return bucket_facts(session.client("s3"), name)
-    except BotoCoreError as error:
+    except (BotoCoreError, ResponseParserError) as error:
         return BucketFacts(name=name, errors=dict.fromkeys(("versioning", "lifecycle", "encryption"), str(error)))
 
 
@@ -217,6 +219,7 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
         Whether each action is allowed. None: unknown.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     found: dict[str, bool | None] = dict.fromkeys(actions)
     for action in (action for action in actions if action in DRY_RUNS):
@@ -225,7 +228,7 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             found[action] = {"DryRunOperation": True, "UnauthorizedOperation": False}.get(code)
-        except BotoCoreError:
+        except (BotoCoreError, ResponseParserError):
             found[action] = None
     rest = [action for action, is_allowed in found.items() if is_allowed is None]
     try:
@@ -234,7 +237,7 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
             if rest
             else {"EvaluationResults": []}
         )
-    except (ClientError, BotoCoreError):
+    except (ClientError, BotoCoreError, ResponseParserError):
         return found
     found.update(
         {

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from everstep.checkpoints.checkpoint import Checkpoint
 from everstep.checkpoints.errors import StoreFailure
@@ -63,7 +64,7 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
         ):
             yield checkpoint
     finally:
-        with suppress(ClientError, BotoCoreError):
+        with suppress(ClientError, BotoCoreError, ResponseParserError):
             # If this request fails, each node releases the step's slots itself, after some time without requests.
             service.release_snapshot(TrainingJobName=name, SnapshotId=snapshot.snapshot_id)
 
@@ -75,7 +76,7 @@ def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Gener
 
     def renew() -> None:
         while not has_ended.wait(seconds):
-            with suppress(ClientError, BotoCoreError):
+            with suppress(ClientError, BotoCoreError, ResponseParserError):
                 # Ignore the error. If the nodes have released the slots, the next read raises an error with the reason.
                 service.hold_snapshot(TrainingJobName=name, SnapshotId=snapshot_id)
 
@@ -166,5 +167,5 @@ def _failures(name: str) -> Generator[None]:
         yield
     except ClientError as error:
         raise StoreFailure(f"{name}: {error.response.get('Error', {}).get('Message') or error}") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ResponseParserError) as error:
         raise StoreFailure(f"{name}: {error}") from error

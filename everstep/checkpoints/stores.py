@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, cast
 import boto3  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
@@ -272,5 +273,5 @@ def _failures(name: str) -> Generator[None]:
             "PreconditionFailed": "the object was replaced while it was read; start again",
         }.get(code, f"{error.response.get('Error', {}).get('Message', '')} ({code})")
         raise StoreFailure(f"{name}: {advice}") from error
-    except (BotoCoreError, bulk.WrongLength, bulk.EndedEarly, bulk.OtherRange) as error:
+    except (BotoCoreError, ResponseParserError, bulk.WrongLength, bulk.EndedEarly, bulk.OtherRange) as error:
         raise StoreFailure(f"{name}: {error}") from error

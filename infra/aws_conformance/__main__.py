@@ -20,6 +20,7 @@ import boto3
 import typer
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from rich.console import Console
 from rich.markup import escape
 
@@ -92,7 +93,7 @@ def conformance(
             now=datetime.now(UTC),
             report=lambda sentence: console.print(escape(sentence), soft_wrap=True),
         )
-    except (ClientError, BotoCoreError) as error:
+    except (ClientError, BotoCoreError, ResponseParserError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         console.print("Delete what the run may have left: everstep aws-conformance --clean")
         raise typer.Exit(1) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from everstep.protocol.codec import resolve
 from infra.aws_conformance.account import Account, Place, Unanswered, clean
@@ -51,7 +52,7 @@ def ask(
             try:
                 answers[question.name] = question.ask(account)
                 report(f"  {_in_words(answers[question.name])}")
-            except (Unanswered, ClientError, BotoCoreError) as error:
+            except (Unanswered, ClientError, BotoCoreError, ResponseParserError) as error:
                 unanswered[question.name] = str(error)
                 report(f"  no answer: {error}")
     finally:

@@ -34,6 +34,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError
 
 from everstep.protocol.loopback import is_loopback
 from worker.errors import (
@@ -332,7 +333,14 @@ def aws_errors(what: str) -> Iterator[None]:
     ) as error:
         # A retry can succeed, because the instance's metadata service may provide credentials later.
         raise StoreUnavailable(f"{what}: {error}") from error
-    except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
+    except (
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
+        ReadTimeoutError,
+        ResponseParserError,
+        ResponseStreamingError,
+    ) as error:
         raise StoreUnavailable(f"{what}: {error}") from error
     except BotoCoreError as error:
         raise StoreRefused(f"{what}: {error}") from error

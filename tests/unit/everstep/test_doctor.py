@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 from typer.testing import CliRunner
 
 from everstep import doctor, doctor_facts
@@ -168,6 +169,8 @@ class Answers:
         def call(**arguments: Any) -> Any:
             self.asked.append((name, arguments))
             answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
             if isinstance(answer, str):
                 raise ClientError({"Error": {"Code": answer, "Message": answer}}, name)
             return answer
@@ -198,8 +201,9 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
     assert asked == {"PolicySourceArn": "arn:aws:iam::123456789012:role/server", "ActionNames": list(of_iam)}
 
 
-def test_what_may_not_be_simulated_is_not_known() -> None:
-    iam = Answers(simulate_principal_policy="AccessDenied")
+@pytest.mark.parametrize("answer", ["AccessDenied", ResponseParserError("a page of HTML")])
+def test_what_may_not_be_simulated_is_not_known(answer: str | Exception) -> None:
+    iam = Answers(simulate_principal_policy=answer)
     assert doctor_facts.permissions_of("arn:aws:iam::1:user/x", Answers(), iam, ("s3:PutObject",)) == {
         "s3:PutObject": None
     }

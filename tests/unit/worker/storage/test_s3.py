@@ -20,12 +20,14 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc64nvme
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 from urllib3.exceptions import ProtocolError
 
 from everstep import bulk
 from everstep.protocol.plan import ObjectReference
 from worker.errors import ObjectChanged, StorageError, StoreRefused, StoreUnavailable
+from worker.storage.aws import aws_errors
 from worker.storage.object_store import Span, cut
 from worker.storage.s3 import CONNECTIONS, S3ObjectStore
 
@@ -331,6 +333,11 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
         store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
     assert sorted(client.begun) == [1, 2, 3, 4]
     assert (client.in_flight, client.aborted_count, client.completed) == (0, 1, [])
+
+
+def test_an_answer_that_botocore_cannot_parse_is_tried_again() -> None:
+    with pytest.raises(StoreUnavailable, match="a page of HTML"), aws_errors("s3://bucket/key"):
+        raise ResponseParserError("a page of HTML")
 
 
 class InTurn(ThreadPoolExecutor):
