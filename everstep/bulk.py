@@ -680,7 +680,7 @@ def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
         OtherRange: the answer contains a different range. The function has closed its body.
     """
     length, described = int(answer["ContentLength"]), answer.get("ContentRange")
-    if described is None and not begin:  # No ContentRange: the answer contains the whole object.
+    if described is None and not begin:  # Without ContentRange, S3's answer contains the whole object.
         return length, length
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", described or "")
     first, last, size = map(int, found.groups()) if found else (0, 0, 0)

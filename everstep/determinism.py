@@ -39,7 +39,7 @@ START: Final = 0
 
 
 class Kind(StrEnum):
-    """The kind of value whose digest an entry holds. The kinds are in the order in which they arise within a step."""
+    """The kind of a value whose digest the determinism check records, in the order of their origin in a step."""
 
     RESTORED = "restored"
     """State at the kept step. Pass 1 records it right after the step, passes 2 and 3 right after its restore."""

@@ -1152,7 +1152,7 @@ class StoppingCondition(TypedDict):
     """Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price."""
 
 class StoppingConditionUpdate(TypedDict):
-    """Limits of a job's duration and cost to change. The value 0 removes a limit."""
+    """New limits of a job's duration and cost. The value 0 removes a limit."""
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]

@@ -5,7 +5,7 @@
     ├── PeerError                a connection to another agent failed
     │   ├── PeerLost             closed, timed out, or no answer: retryable
     │   └── PeerRefused          the other side rejects this node, its key or its generation: retryable
-    │       └── OtherGeneration  of this node's run, but of a generation in which the node is not a member now
+    │       └── OtherGeneration  the session belongs to another generation of this node's run than the running one
     ├── NixlUnavailable          NIXL cannot be used on this node or with one peer, so replicas travel over TCP
     ├── AttestationFailed        the instance could not prove its identity: retryable
     ├── SourceRefused            the user's source archive contradicts the plan, or is not safe to unpack

@@ -94,7 +94,7 @@ def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:
         found["the matrix"] = frames(page, ".matrix", step=40)
         open_job(page, WIDE, "/logs")
         expect(page.locator(".log .line").first).to_be_visible()
-        for _ in range(5):  # scroll to the top, so that the page loads older lines
+        for _ in range(5):  # Scroll to the top, so that the log page loads older lines.
             page.locator(".log").evaluate("(box) => { box.scrollTop = 0 }")
             page.wait_for_timeout(300)
         found["the log"] = frames(page, ".log", step=120)

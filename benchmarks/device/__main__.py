@@ -91,7 +91,7 @@ def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str
     say(f"part {part}")
     try:
         found, failure = work(part), ""
-    except Exception as error:  # an exception in one part must not prevent the other parts
+    except Exception as error:  # An exception in one part of the benchmark must not prevent the others.
         found, failure = None, str(error) if isinstance(error, BenchmarkFailed) else f"{type(error).__name__}: {error}"
         say(f"  part {part} failed: {failure}")
     return Outcome(found=found, failure=failure, at=at, seconds=time.monotonic() - begun)

@@ -54,7 +54,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def rows_of(part: str, outcome: Outcome) -> list[Row]:
-    """Return a part's rows. A part without readable measurements gets one row with the reason."""
+    """Return the rows of one part of the benchmark. Without readable measurements, one row names the reason."""
     if outcome.found is None:
         return [broken(part, outcome.failure)]
     try:

@@ -55,7 +55,7 @@ def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
 
 
 def broken(part: str, reason: str) -> Row:
-    """Return the row of a part that failed or stopped early."""
+    """Return the row of a part of the GPU benchmark that failed or stopped early."""
     return Row(what=f"the part {part} ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason)
 
 
@@ -137,7 +137,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
 
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the part `restore`, which `copying.restore` measures."""
+    """Return the page's rows about copies from a slot to the GPU, from the measurements of `copying.restore`."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
     figure = _rates("restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
@@ -150,7 +150,7 @@ def of_restore(found: Mapping[str, Any]) -> list[Row]:
 
 
 def of_gpt(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the part `gpt`, which `rank/train.py` measures."""
+    """Return the page's rows about a GPT's training with snapshots, from the measurements of `rank/train.py`."""
     commits = found["commits"] / max(1, found["kept_steps"])
     blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
     rows = [
@@ -255,7 +255,7 @@ def whole(found: Mapping[str, Any]) -> Row:
 
 
 def of_graph(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the part `graph`, which `graph.survives` measures."""
+    """Return the page's rows about a CUDA graph that is captured during a copy, as `graph.survives` measures."""
     title = "a graph captured while a copy was under way, and what it computes"
     faults = []
     if found["copy_error"]:

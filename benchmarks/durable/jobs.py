@@ -103,7 +103,7 @@ def usual_step_seconds(blocks: Sequence[UploadBlock]) -> float:
 
 
 def load_rows(loads: Sequence[Load]) -> list[Row]:
-    """Return one row for each number of ranks that differs from the number that saved the step."""
+    """Return one row for each number of ranks that loaded the state, except the number of ranks that had saved it."""
     if not loads:
         return []
     same, moved = _seconds(loads, SAME), _seconds(loads, MOVED)

@@ -2,8 +2,8 @@
 
 The process prints a `Figure` as JSON. The bytes are in a file in shared memory, like a slot:
 
-    upload      file ─▶ object
-    download    object ─▶ file; the process compares the content afterwards, outside of the measured time
+    upload      the client stores the file as an object in S3
+    download    the client reads the object into the file; the process compares the content after the measured time
 
 Invariant: a client may use `CONNECTIONS` connections and parts of `PART_BYTES`. Each part carries a checksum.
 """

@@ -30,7 +30,7 @@ PROGRAM = "benchmarks.durable.rank.uploading"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadBlock:
-    """A block of steps in which one system stored one checkpoint."""
+    """Measurements of consecutive steps during which one system stored one checkpoint, or none (`FLOOR`)."""
 
     system: str
     state_bytes: int
@@ -46,7 +46,7 @@ class UploadBlock:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all counted steps of the block together."""
+        """Total duration of the block's counted steps, in seconds."""
         return sum(self.steps)
 
     @property

@@ -73,7 +73,7 @@ class BlockingRow:
 
     @property
     def is_conclusive(self) -> bool:
-        """True if both lower bounds were stable: memcpy and the step without a session."""
+        """True if both lower bounds hardly changed during the run: a plain memcpy, and a step without Everstep."""
         return self.memcpy.stood_still and self.plain_step.stood_still
 
 
@@ -121,7 +121,7 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
 
 
 def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
-    """Return one row from the output of all ranks. The row summarizes the samples of all ranks together."""
+    """Return the row of one state size and one `compute`, which summarizes the samples of all ranks together."""
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
     later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]

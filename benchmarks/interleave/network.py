@@ -83,8 +83,9 @@ class Network:
             )
             _ip("-n", inside, "link", "set", "lo", "up")
             shape = ("root", "tbf", "rate", self._rate, "burst", "32kb", "latency", "30ms")
-            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # limit the packets that the node sends
-            _run("tc", "qdisc", "add", "dev", port, *shape)  # limit the packets that the node receives
+            # The first command limits the rate at which the node sends, the second the rate at which it receives.
+            _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)
+            _run("tc", "qdisc", "add", "dev", port, *shape)
 
     def remove(self) -> None:
         """Remove the network. Parts that do not exist are ignored."""

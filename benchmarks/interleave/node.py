@@ -225,8 +225,8 @@ class Node:
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
-        # Under UNPIPELINED, a chunk uses its idle span twice: while it is sent, and while the holder copies it out of
-        # the only buffer. The plan therefore assumes half of the link's rate.
+        # Under UNPIPELINED, the holder has one buffer. The sender waits with the next chunk until the holder has copied
+        # the last chunk out of the buffer, which takes as long as sending it. The plan therefore halves the rate.
         share = 1 if scheme is Scheme.SINGLE else 2
         return partition(
             self.profile.spans,

@@ -45,13 +45,13 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row per measured limit, with its verdict."""
+    """Return one table row for each measured value that has a limit, with its verdict."""
     found = [row for row in _goals(run).values() if row is not None]
     return without_verdicts(found) if run.is_busy else found
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return the names of all limits whose values this run did not measure; empty after a complete run."""
+    """Return the names of the values with a limit that this run did not measure; empty after a complete run."""
     return [what for what, row in _goals(run).items() if row is None]
 
 

@@ -80,7 +80,7 @@ class Timed(Coroutine[Any, Any, Any]):
         self._inner, self._spent, self._owner = inner, spent, _agent.get(-1)
 
     def send(self, value: object) -> object:
-        """Run the coroutine until it waits, and add the CPU time of this run."""
+        """Run the coroutine until it waits, and add the used CPU time to the CPU time of its agent."""
         began = time.thread_time()
         try:
             return self._inner.send(value)

@@ -130,7 +130,7 @@ def secondary_status_of(job: JobRecord) -> SecondaryStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Fields that only a list of jobs contains. The entry of a job omits fields with the value None."""
+    """Fields of a job that only a list of jobs contains. The list omits a field whose value is None."""
 
     protection_state: ProtectionState | None = None
     """How well the job's state is protected: result of `listed_protection`."""

@@ -4,7 +4,7 @@
     ├── Throttled            AWS throttles the caller                                retryable
     ├── CloudUnavailable     no answer, a 5xx, or an answer that does not parse      retryable
     ├── ResourceContended    another change of the same resource is in progress      retryable
-    ├── CapacityError        AWS has no such instance, or a quota is exhausted       retryable
+    ├── CapacityError        no free instance of the type, or an exhausted quota     retryable
     ├── NotFound             the group, instance, bucket or object does not exist
     ├── ObjectChanged        another writer has written the object
     ├── AccessDenied         the credentials do not permit the call

@@ -1,8 +1,9 @@
 """Breakers: rules that decide when a repeatedly failing job gets another node or an older state, and when it fails.
 
-    after MaxAttempts equal failures at a step that training never passed     change first the node, then the state
-    after MaxAttempts equal failures at a step that training passed before,   change first the state, then the node
-    or if the failing node alone holds committed steps
+    after MaxAttempts equal failures                                       first change      second change
+    the failing node alone holds committed steps                           state             node
+    otherwise, at a step that training passed in an earlier attempt        state             node
+    otherwise, at a step that training never passed                        node              state
 
     change of node     a spare replaces the failing rank's node, in case the node causes the failures
     change of state    the job restores an older step than in the last two attempts, in case the state causes them

@@ -62,7 +62,7 @@ def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_cou
     if not 0 <= lost_count <= count:
         raise ImpossiblePlacement(f"{lost_count} lost domains and {count} domains do not fit together")
     edges = _edges(losses, domains)
-    if frozenset() in edges:  # a shard without holders is always lost
+    if frozenset() in edges:  # A shard without holders never survives.
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
     return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(

@@ -58,7 +58,7 @@ def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId,
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
         rank_exit = item[1].exit
-        assert rank_exit is not None  # `failing` contains only ranks that ended
+        assert rank_exit is not None  # The list `failing` contains only ranks that have ended.
         return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
     return tuple(sorted(failing, key=moment))

@@ -387,8 +387,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
         now: Unix seconds.
 
     Returns:
-        The fault. It names the node as lost only if AWS reclaims the node. The incident names any other node only once
-        the job has really given the node up, because the job may still keep it.
+        The fault. If AWS reclaims the departing node, `node_id` names this node as lost. Otherwise `node_id` is None,
+        because the job may still keep the node. After the job has given up the node, the incident names it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(

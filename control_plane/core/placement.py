@@ -218,9 +218,9 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
-    """Return the GROUP_RANKs in an order from which `_cut` forms groups with different domains, if possible.
+    """Return the GROUP_RANKs in an order in which successive nodes are in different failure domains, if possible.
 
-    The function repeatedly picks a node of the domain with the most nodes that it has not picked yet.
+    `_cut` divides the order into groups. The function repeatedly picks a node of the domain with the most nodes left.
     """
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):

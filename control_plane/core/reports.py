@@ -371,7 +371,7 @@ def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
 
 
 def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> Iterable[tuple[int, Sums]]:
-    """Yield the index of each time bucket that the incident overlaps, with the incident's sums in this bucket."""
+    """Yield (index, sums) for each time bucket that the incident overlaps: the incident's figures in this bucket."""
     start = incident.failed_at
     end = max(start + 1, now if incident.closed_at is None else incident.closed_at)
     cost = incident.cost_micro_usd

@@ -52,7 +52,7 @@ def ensure(session: Session, name: str) -> None:
 
 
 def get(session: Session, name: str) -> ExportRecord:
-    """Return the row of an export that `ensure` has created."""
+    """Return the stored state of an event export. `ensure` must have created its row."""
     return record_of(session.get_one(Export, name), ExportRecord)
 
 

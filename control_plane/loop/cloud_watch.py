@@ -260,7 +260,7 @@ class CloudWatch:
         self._event_at = self._monotonic()
 
     def view_age_seconds(self) -> float:
-        """Return the age of the oldest answer about a fleet that this server manages, or 0 without an answer."""
+        """Return the age in seconds of the oldest among AWS's newest answers about each fleet; 0 without answers."""
         return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
@@ -286,7 +286,7 @@ class CloudWatch:
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer about the group.
+        """Return AWS's newest answer about the Auto Scaling group of a fleet.
 
         Return None if the control plane changed the group after the request for this answer.
         """

@@ -116,7 +116,7 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the export's lease, under which the next write to the database runs. Renew it first if this is due."""
+        """Return the lease that permits this server to write the export's state. Renew the lease first if it is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:

@@ -219,7 +219,7 @@ class JobLoop:
                 self._trace(run, observed, decision, now)
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
-                break  # The server that manages the job's new fleet makes the next pass.
+                break  # If the job has a new fleet, the server that manages this fleet decides next.
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision

@@ -127,7 +127,7 @@ class NoticeReader:
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # Ignore that the server has stopped and closed its loop.
+            with suppress(RuntimeError):  # Drop the messages if the server has closed its event loop.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:

@@ -96,7 +96,7 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     async def idle(self) -> None:
-        """Wait until no work runs, and no woken key waits for its run."""
+        """Wait until no job or fleet (key) is being processed, or waits for its processing after a call of `wake`."""
         while self._running:
             await asyncio.wait(self._running.values())
 

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class RowKind(StrEnum):
-    """The part of a report that becomes the rows of a CSV file."""
+    """The list in a report whose elements become the rows of a CSV file, such as jobs or fleets."""
 
     BUCKETS = "buckets"
     PROJECTS = "projects"

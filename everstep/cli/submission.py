@@ -116,7 +116,7 @@ def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
 
 
 def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
-    """Return two requests merged field by field. If both have a value, the result has the value of `above`."""
+    """Return two requests merged field by field. If both contain a field, the value of `above` replaces the other."""
     request = dict(below)
     for name, value in above.items():
         inner = request.get(name)

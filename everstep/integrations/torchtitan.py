@@ -293,7 +293,7 @@ class _Logger:
         self._session = session
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        """Log the numbers of one entry of the trainer's log."""
+        """Pass the metrics of a step to torchtitan's own logger, and those that are numbers also to the session."""
         self._session.log(**{name: value for name, value in metrics.items() if isinstance(value, (int, float))})
         self._inner.log(metrics, step)
 

@@ -70,7 +70,7 @@ class Rebuild(Message, frozen=True):
     """
 
     lost: Contribution
-    """The lost shard, as the shares of all survivors name it."""
+    """Owner rank, sizes and digests of the lost shard. The shares of all survivors contain the same facts."""
     survivors: tuple[Survivor, ...]
     """All other members of the stripe, in the order of their ranks."""
 

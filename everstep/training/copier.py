@@ -173,7 +173,7 @@ class CopierThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        cores = os.sched_getaffinity(0)  # Pass 0, which stands for the calling thread.
+        cores = os.sched_getaffinity(0)  # In calls to the kernel, 0 means the calling thread.
         if self._is_crowded and os.sched_getscheduler(0) == os.SCHED_OTHER:
             with contextlib.suppress(OSError):
                 # Use the batch class, in which a thread preempts no other thread when it wakes up.

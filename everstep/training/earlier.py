@@ -198,11 +198,11 @@ class EarlierTensors:
         self._own_shard: EarlierShard | None = None
 
     def add(self, shard: EarlierShard, *, is_own: bool) -> None:
-        """Add a mapped shard.
+        """Add the tensors of a shard of the earlier launch, which this rank has mapped into its memory.
 
         Args:
             shard: a shard that was not added before.
-            is_own: True for the shard from which this rank loads its values.
+            is_own: True for the one shard from which this rank also restores data other than tensors.
 
         Raises:
             CannotRelayout: two shards disagree about the dtype or shape of a logical tensor.

@@ -127,7 +127,7 @@ class Guard:
             # forever.
             flight.settle((), error)
             if isinstance(error, Exception):
-                return  # Training continues without this snapshot, for example if the comparison ran out of memory.
+                return  # Training continues without this snapshot, whose check failed, for example by lack of memory.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

@@ -22,7 +22,7 @@ Notify = Callable[[], None]
 
 
 def await_pause(notify: Notify) -> bool:
-    """Call `notify` at the next pause of the main thread. Safe from any thread; never blocks.
+    """Call `notify` as soon as the main thread executes no torch operation. Safe from any thread; never blocks.
 
     Args:
         notify: must be short, must not raise, and must not acquire a lock that the main thread may hold, because it

@@ -408,7 +408,7 @@ class Ec2:
 
     @contextmanager
     def as_described(self) -> Iterator[None]:
-        """Show all instances as Describe operations show them, with delayed states, while the `with` block runs."""
+        """Make moto's Describe operations return delayed states of all instances during the `with` block."""
         with ExitStack() as restore:
             for backend in self._backends():
                 restore.enter_context(self._visibility.as_described(backend))

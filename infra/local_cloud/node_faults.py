@@ -168,7 +168,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
             try:
                 os.posix_fallocate(descriptor, size, piece)
             except OSError:
-                break  # The memory is full, which is the aim if `most_bytes` is None.
+                break  # The tmpfs is full, as a call without `most_bytes` intends.
             size += piece
     finally:
         os.close(descriptor)

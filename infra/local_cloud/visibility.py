@@ -71,7 +71,7 @@ class Visibility:
 
     @contextmanager
     def as_described(self, backend: EC2Backend) -> Iterator[None]:
-        """Show a region's instances with the delayed states of Describe operations, while the `with` block runs."""
+        """Make moto's Describe operations return delayed states of a region's instances during the `with` block."""
         with ExitStack() as restore:
             reservations = backend.reservations
             restore.callback(setattr, backend, "reservations", reservations)

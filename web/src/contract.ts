@@ -1834,7 +1834,7 @@ export interface StoppingCondition {
   MaxCostUsd?: number
 }
 
-/** Limits of a job's duration and cost to change. The value 0 removes a limit. */
+/** New limits of a job's duration and cost. The value 0 removes a limit. */
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number

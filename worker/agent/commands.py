@@ -187,7 +187,7 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The coordinator of the running generation, if it runs on this node; else None."""
+        """The server of the commit votes, if the coordinator of the running generation is on this node; else None."""
         return self._lifecycle.member.server if self._lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:

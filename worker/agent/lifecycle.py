@@ -148,7 +148,7 @@ class Lifecycle:
     # The methods below resume the promised generation after a restart of the agent.
 
     async def resume(self) -> None:
-        """Resume the phase that an earlier agent process of this node has written to the promise on disk."""
+        """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there."""
         promise = self.promise.resume()
         if promise is None:
             return
@@ -200,7 +200,7 @@ class Lifecycle:
         """
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
-        except OSError as error:  # `FullDisks` makes the agent report the full disk as a fault
+        except OSError as error:  # `FullDisks` records the error, and the agent reports it.
             self._full_disks.note(error)
             log.warning("the user of run %s cannot be stored on disk: %s", run, error)
             return False

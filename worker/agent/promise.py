@@ -140,7 +140,7 @@ class CurrentPromise:
         """
         try:
             self._file.write(promise)
-        except OSError as error:  # `FullDisks` makes the agent report the full disk as a fault
+        except OSError as error:  # `FullDisks` records the error, and the agent reports it.
             self._full_disks.note(error)
             words = f"phase {promise.phase} of generation {promise.generation} cannot be written to disk: {error}"
             if words != self._refusal:

@@ -61,7 +61,7 @@ class Tail:
         return longer.newest(limit_bytes) if longer.size > 2 * limit_bytes else longer
 
     def since(self, number: int) -> Tail:
-        """Return these log lines from line `number` on."""
+        """Return this tail without the log lines before line `number`."""
         skipped = min(max(0, number - self.first), len(self.rows))
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 

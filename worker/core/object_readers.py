@@ -60,7 +60,7 @@ class ObjectReaders:
         return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
 
     def reader(self, key: str, number: int) -> NodeId:
-        """Return the node from which this node gets a part of an object. `here` means that it reads S3 itself."""
+        """Return the node that reads a part of an object from S3 for this node: another node, or this node (`here`)."""
         for node in reading_order(self.nodes, key, number):
             if node == self.here or not (node in self.excluded or (node, key) in self.lacking):
                 return node

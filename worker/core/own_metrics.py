@@ -46,17 +46,17 @@ class NodeUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetrics:
-    """Sums of the measurements since the last published set of values. Each method returns the new sums."""
+    """Sums of a node's measurements since it last published metric values. Each method returns the new sums."""
 
     began_at: float | None = None
-    """Monotonic time of the last published set of values; None before the first set."""
+    """Monotonic time at which the node last published metric values; None before the first time."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Total bytes sent to holders until the last set of values was published."""
+    """Total bytes sent to holders until the node last published metric values."""
     usage: NodeUsage = NodeUsage()
     """Use of the node's devices when the last set of values was published."""
 

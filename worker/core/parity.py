@@ -202,7 +202,7 @@ class Share:
         return any(rows >> row & 1 for _, rows in self.applied)
 
     def apply(self, rank: Rank, row: int) -> Share:
-        """Record that a row of the share now contains the chunk of the rank `rank`."""
+        """Record that a row of the share (the XOR of one chunk per rank) now contains the chunk of `rank`."""
         rows = self._rows(rank)
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 

@@ -264,7 +264,7 @@ class Shard:
 
     @property
     def foundation(self) -> Step:
-        """The newest committed step; before the first commit, the base of the generation."""
+        """The newest committed step; before the first commit, the step from which the generation started."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -500,7 +500,7 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest boundary (finished step) that any rank has reported; before the first report, the base."""
+        """The highest step that any rank has reported as finished; before any report, the step that was restored."""
         return max((each.boundary for each in self.ranks), default=self.base)
 
     @property

@@ -99,7 +99,7 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Record that every node has loaded and verified the base, so that the ranks start to train."""
+        """Record that every node has loaded and verified the step to restore, so that the ranks start to train."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
@@ -159,7 +159,7 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose shard of the base is only on the owner's node."""
+    """Return the ranks whose shard of the restored step (the base) exists only on the rank's own node."""
     # The first holder of a shard is the owner's node, which has loaded the base.
     owners = {rank.rank: rank.holders[0] for rank in plan.ranks}
     elsewhere = {

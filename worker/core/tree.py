@@ -118,7 +118,7 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, sent: Reports) -> tuple[NodeReport, ...]:
-        """Return the nodes' reports that have arrived since `sent`, an earlier state of this object."""
+        """Return the reports of nodes that differ from those in `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
     def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
@@ -195,5 +195,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return the fields of a rank's report to which the coordinator reacts immediately, because they change rarely."""
+    """Return the fields of a rank's report whose changes are rare and must reach the coordinator immediately."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_steps, rank.held_step, rank.stored_step

@@ -201,7 +201,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Read the chunks that an earlier agent process has written, and continue after their last line."""
+        """Read the log chunks that an earlier agent process of this node wrote. New lines follow their last line."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")

@@ -284,7 +284,7 @@ class HeldSnapshots:
             slot.pins += 1
 
     def _unpin(self, slots: Mapping[Rank, Slot]) -> None:
-        """Allow these slots to be overwritten again, and grant them to ranks that wait for a slot."""
+        """Allow the ranks to overwrite the exported slots again, and grant these slots to ranks that wait."""
         for slot in slots.values():
             slot.pins -= 1
         if not self._is_closed:

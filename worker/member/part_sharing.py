@@ -69,7 +69,7 @@ class PartSharing:
 
     def end(self) -> None:
         """Stop asking helper nodes for parts; block until these requests' tasks have ended. Called in a thread."""
-        with suppress(concurrent.futures.CancelledError):  # The event loop is ending, and cancels all tasks itself.
+        with suppress(concurrent.futures.CancelledError):  # An event loop that ends cancels these tasks itself.
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:

@@ -150,9 +150,9 @@ class RankLines:
         capture must not overwrite a slot that the load needs.
         """
         self._is_loaded = False
-        # Decide whether ranks may copy their shards while these arrive. A rank that copies early also returns from
-        # `init` early, and then waits for the other ranks in a collective operation with a time limit. Loads from
-        # memory take seconds, but loads from S3 take minutes and could exceed the limit.
+        # Decide whether ranks may copy their shards while the shards still arrive on this node. A rank that copies
+        # early also returns from `init` early, and then waits for the other ranks in a collective operation with a time
+        # limit. Loads from memory take seconds, but loads from S3 take minutes and could exceed the limit.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -204,7 +204,7 @@ class RankLines:
         return True
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
-        """Record how much of a rank's base has arrived (`OwnedShard.arrive`), and notify the rank."""
+        """Record how many bytes of the state that a rank restores are verified in its slot, and notify the rank."""
         shard = self._shards[rank]
         was_told = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)

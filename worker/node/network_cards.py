@@ -96,5 +96,5 @@ def _interface(card: str) -> ipaddress.IPv4Interface | None:
         try:
             address, mask = (fcntl.ioctl(line, code, request)[20:24] for code in (_SIOCGIFADDR, _SIOCGIFNETMASK))
         except OSError:
-            return None  # the card has no IPv4 address
+            return None  # The network card has no IPv4 address.
     return ipaddress.IPv4Interface(f"{socket.inet_ntoa(address)}/{socket.inet_ntoa(mask)}")

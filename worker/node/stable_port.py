@@ -24,7 +24,7 @@ class KeptPort:
         """The stored port; None until the file has been read."""
 
     def read(self) -> int:
-        """Return the port of the earlier agent; 0 if no port is stored or the file cannot be read."""
+        """Return the port of the node's previous agent process; 0 if the file does not exist or cannot be read."""
         if self._known is None:
             self._known = self._read()
         return self._known

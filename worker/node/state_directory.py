@@ -125,7 +125,7 @@ def remove(path: Path) -> None:
         path.unlink()
         return
     os.chmod(path, 0o700)
-    for parent, folders, _ in os.walk(path):  # os.walk descends into a folder after this loop has changed its mode
+    for parent, folders, _ in os.walk(path):  # os.walk enters a folder after the loop below has changed its mode.
         for folder in folders:
             if not (inner := Path(parent, folder)).is_symlink():
                 os.chmod(inner, 0o700)

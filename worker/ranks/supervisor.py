@@ -820,7 +820,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim had ended", len(orphans))
-        self.changed.notify()  # wake tasks that wait for exits of ranks
+        self.changed.notify()  # Wake the tasks that wait for the end of a rank.
 
     async def _write_owed(self) -> None:
         while True:

@@ -103,8 +103,8 @@ class Nixl:
         """
         settings = {
             "UCX_TLS": transports,
-            "UCX_DEBUG_SIGNO": "0",  # Otherwise SIGHUP stops the process in a debugger loop.
-            "UCX_HANDLE_ERRORS": "none",  # The agent has its own handler of fatal signals (faulthandler).
+            "UCX_DEBUG_SIGNO": "0",  # By default, UCX stops the process for a debugger at SIGHUP.
+            "UCX_HANDLE_ERRORS": "none",  # UCX must not replace the agent's handler of fatal signals.
             "NIXL_LOG_LEVEL": "WARN",
             **({} if net_devices is None else {"UCX_NET_DEVICES": net_devices}),
         }
@@ -124,7 +124,7 @@ class Nixl:
                 base = ctypes.addressof(ctypes.c_char.from_buffer(pool))
                 agent.registerMem(bindings.nixlRegDList(bindings.DRAM_SEG, [(base, pool_bytes, 0, "")]), [backend])
                 description = bytes(agent.getLocalMD())
-            except Exception as error:  # The bindings raise unrelated types, also from their plugins.
+            except Exception as error:  # NIXL's Python bindings raise errors without a common base class.
                 raise NixlUnavailable(f"NIXL cannot be opened: {error!r}") from error
         if len(description) > MAX_DESCRIPTION_BYTES:
             raise NixlUnavailable(

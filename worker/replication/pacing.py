@@ -254,7 +254,7 @@ class SpanPacer:
 class NodePacer:
     """The pacer that all senders of a node use. The generation's `Member` object owns it.
 
-    The object passes each call to its present pacer. It begins with an `Unpaced` pacer. `Traffic` replaces it by a
+    The object passes each call to another pacer, `current`: first an `Unpaced` pacer. `Traffic` replaces it by a
     `SpanPacer` after the job's idle spans have been measured.
 
     Args:
@@ -347,15 +347,15 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes that the present pacer admits at a time (see `Pacer`)."""
+        """Bytes per chunk that the pacer in use (`current`) prescribes (see `Pacer.chunk_bytes`)."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the present pacer lets the sender send the chunk (see `Pacer`)."""
+        """Wait until the pacer in use (`current`) lets the sender send the chunk (see `Pacer.admit`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve a chunk's sending time if the wait is short (see `Pacer.book`). The present pacer decides."""
+        """Reserve a chunk's sending time with the pacer in use (`current`), if the wait is short (see `Pacer.book`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:

@@ -106,8 +106,8 @@ class ReplicaReceiver:
             slot_count: maximum number of slots per shard on this node.
             take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
             shares: the shares of this node, which accept contributions of other ranks; None without parity.
-            load_earlier: loads the shard of an earlier rank that another node requests and that no slot contains. None
-                unless the number of ranks has changed.
+            load_earlier: loads the shard of a rank of the launch that saved the base. Called when another node requests
+                the shard and no slot of this node contains it. None unless the number of ranks has changed.
         """
         self._load_earlier = load_earlier
         self.preparing_seconds = PREPARING_SECONDS

@@ -153,7 +153,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # If this node never had a connection to a node above it, its time without a connection starts now.
+        # If this node never had a connection to an ancestor in the tree of agents, the time without one starts now.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:

@@ -114,7 +114,7 @@ class Streams:
         for forced, asked in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
             try:
                 line.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
-            except PermissionError:  # only root may exceed net.core.wmem_max and rmem_max
+            except PermissionError:  # Only root may exceed the kernel's limits net.core.wmem_max and rmem_max.
                 line.setsockopt(socket.SOL_SOCKET, asked, BUFFER_BYTES)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PROGRESS_SECONDS))
         if self._receive_seconds is not None:
@@ -668,7 +668,7 @@ class IncomingShard:
         is_good = False
         try:
             is_good = is_whole and self._is_intact(index, data) and self._keep(index, data)
-        finally:  # Also after an error: `close` waits until no chunk is reserved.
+        finally:  # Release the chunk even after an error, because `close` waits for it.
             self._release(data)
             with self._lock:
                 self._claimed.discard(index)

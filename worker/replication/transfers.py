@@ -185,7 +185,7 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # Wait without end: the receiver's final answer cancels this task.
+        await asyncio.Event().wait()  # Never return: the receiver's final answer cancels this task.
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
@@ -393,7 +393,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # An interrupted transfer left other bytes in this chunk.
+                slot.arrived.pop(index, None)  # An interrupted transfer wrote other bytes to this chunk.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)

@@ -236,7 +236,7 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
         try:
             return (work(check),)
         except _Cancelled:
-            return None  # the waiting task was cancelled, so nothing uses the result
+            return None  # The task that waited was cancelled, so nothing uses the result.
 
     try:
         result = await in_thread(body)

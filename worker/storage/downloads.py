@@ -1,6 +1,6 @@
 """Downloads shards from the object store into slots.
 
-    objects ─▶ parts, read by several nodes ─▶ granted slot ─▶ sealed only if all chunks match the plan
+    S3 objects ─▶ parts, which several nodes may read ─▶ slot of this node, sealed if all chunks match the plan
 
 A part is a few consecutive chunks of a shard, which one node reads with one request per object.
 
@@ -309,9 +309,9 @@ class _Filling:
         self._parts = parts
         self._slot = slot
         self._ready: int | None = None
-        """Bytes of data that the reader's first request has returned; None before the first `fill`."""
+        """Payload bytes that S3's first response contained; None before the first `fill`."""
         self._ready_end = 0
-        """Position in the payload at which these bytes end."""
+        """End of the bytes of S3's first response, as a position in the payload."""
 
     def fill(
         self,
@@ -352,12 +352,12 @@ class _Filling:
                 if share is not None:
                     share.end()
         except _Cancelled:
-            return  # the download was cancelled, so its slot is not used
+            return  # The download was cancelled, so nothing uses its slot.
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check that S3 has the shard's shared objects, and read the bytes that the first response already contains.
+        """Check that S3 has the objects that several shards share, and start to read the shard's own object.
 
-        Return the number of these bytes.
+        Copy the payload bytes that S3's first response already contains into the slot, and return their number.
         """
         for place, size in self._parts.shared.items():
             check()

@@ -106,7 +106,7 @@ class NodeLoad:
         self.content = content
         self.parts = parts
         self.awaited = {place: load for place, load in readers.items() if load is not None}
-        """Loads that read the shared objects that this load does not read from S3, by object."""
+        """The earlier loads of this node that read shared objects of this shard from S3, by object."""
         self.objects = {
             place: ObjectParts(place, parts.data_begins[place], parts.spans_of(place), slot.file)
             for place, load in readers.items()
@@ -135,7 +135,7 @@ class NodeLoad:
         The slot is not pinned, so its content may change during the copy. The other node verifies the bytes.
 
         Args:
-            place: an object in `objects`.
+            place: the S3 object that contains the part; a key of `objects`.
             number: number of the part, from 1.
             target: uint8 memory of exactly the part.
 

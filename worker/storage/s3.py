@@ -6,11 +6,11 @@ checksums, because callers verify the data with their own digests.
 
 Large objects use several connections, because one connection transfers at most 85 to 95 MB/s:
 
-    put_stream   pieces ─▶ `everstep.bulk`
-    open         reads the first range_bytes; the answer contains the object's length
-    read_into    small targets from one stream; large ones in ranges of range_bytes, up to CONNECTIONS at once,
-                 all with the ETag of the opened object
-    read_range   one request; the caller verifies the bytes
+    put_stream   divides the bytes into parts, and sends several parts at once (`everstep.bulk`)
+    open         requests the first range_bytes of an object; the answer also contains the object's length
+    read_into    reads few bytes from one response, and many bytes as ranges of range_bytes: up to CONNECTIONS ranges
+                 at once, all with the ETag of the opened object
+    read_range   sends one request for consecutive bytes, which the caller verifies
 
 Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
 threads have ended. `worker.storage.aws` decides the endpoint.

@@ -287,7 +287,7 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Train, and write the measured values of each block."""
+    """Train under each compared system in turn, and write the measurements of each block of steps to a file."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     kinds: dict[str, Callable[[], Ddp]] = {"ddp": Ddp, "zero3": Zero3}

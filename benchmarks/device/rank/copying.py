@@ -116,7 +116,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # a warm-up: the first capture after registration does not count
+        _capture(hardware, copier, slot, Captures())  # Warm up: do not count the first capture after registration.
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":
@@ -128,7 +128,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         fresh = Slot(folder / "slot-1", state)
         result["cold_registration"] = _register(copier, fresh, registration)
         result["fresh"] = _kind(hardware, copier, fresh, 1)
-    except RuntimeError as error:  # keep the earlier measurements after an error of torch or the driver
+    except RuntimeError as error:  # After an error of torch or the driver, keep the measurements so far.
         result["failure"] = str(error)
     finally:
         copier.close()

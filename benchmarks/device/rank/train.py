@@ -164,7 +164,7 @@ class Holder:
         self._thread.start()
 
     def want(self, step: int) -> None:
-        """Request a copy of this step, which the copying thread makes after the step's commit."""
+        """Request a copy of the slot with this step. The copying thread makes it after the step's commit."""
         with self._changed:
             self._wanted.append(step)
             self._changed.notify()
@@ -235,7 +235,7 @@ class Trainer:
         self._watch.wait(self._last, SETTLE_SECONDS)
 
     def block(self, kind: str) -> list[float]:
-        """Run a block of steps; return the seconds of each step, timed by events on the training stream."""
+        """Run `block_steps` steps, and return the seconds of each, timed by events on the training stream."""
         self.settle()
         timeline, is_kept = self._hardware.timeline(), kind == "A"
         with contextlib.nullcontext() if is_kept else self._session.phase("eval", limit_seconds=NO_BOUNDARY_SECONDS):

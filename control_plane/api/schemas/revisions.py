@@ -20,7 +20,7 @@ from control_plane.api.schemas.jobs import ProtectionConfig, RetryStrategy
 
 
 class StoppingConditionUpdate(Request):
-    """Limits of a job's duration and cost to change. The value 0 removes a limit."""
+    """New limits of a job's duration and cost. The value 0 removes a limit."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)

@@ -61,7 +61,7 @@ def leave(view: JobView) -> Decision | None:
     if record.incident is None or record.incident.state is not IncidentState.REPLACING:
         view, closed = with_incident(view, found, reached)
     incident = view.record.incident
-    assert incident is not None  # `with_incident` has opened an incident in the record
+    assert incident is not None  # `with_incident` has added an open incident to the job's record.
     is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
     is_return = all(move.is_returned for move in leaving)
     aim = f"return {names}" if is_return else f"move the ranks of {names} to other nodes"

@@ -67,7 +67,7 @@ def wait_for_nodes(view: JobView) -> Decision:
 
 
 def _with_vacancy(view: JobView) -> JobView:
-    """Record since when the job waits for nodes. A person's pause ends this wait."""
+    """Record the time since which the job waits for nodes, or None if a person has requested a pause."""
     since = view.record.vacant_since
     is_paused = view.record.pause_requested_at is not None
     return with_record(view, vacant_since=None if is_paused else view.now if since is None else since)
@@ -81,7 +81,7 @@ def _may_start_smaller(view: JobView) -> bool:
 
 
 def _gang_words(view: JobView, missing: int) -> str:
-    """Return the reason text of an admitted job that lacks nodes."""
+    """Return the reason text of a job that has left the queue, but still lacks nodes."""
     return "; ".join(words for words in (waiting_words(view, missing), elastic.start_words(view.spec)) if words)
 
 

@@ -66,7 +66,7 @@ class Buffers:
 
     @property
     def places(self) -> Sequence[Place]:
-        """Name, owner and key of every buffer that this object has found so far."""
+        """Name, owning module and key in the module of every buffer that the registered models have had so far."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:

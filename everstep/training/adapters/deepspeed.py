@@ -190,8 +190,8 @@ class DeepSpeedAdapter:
             ):  # A scalar, such as the count of steps, is one value for all parameters of the master weight.
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
-                # The state has another number of elements than the master weight, so the parameters' places in it are
-                # unknown.
+                # The state has another number of elements than the master weight, so the adapter cannot know which
+                # elements of the state belong to which parameter.
                 parts = []
             found[state.name] = tuple(parts)
         return {**found, **self._buffers.transient_parts()}
@@ -257,9 +257,9 @@ class DeepSpeedAdapter:
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # No shard that is mapped so far holds optimizer state for this partition, for example because it is
-            # padding. Add a scalar of any parameter to the tensors to load: a shard that is mapped later may then show
-            # that the earlier optimizer had state.
+            # The earlier shards that are mapped so far contain no optimizer state for this rank's partition. One cause
+            # is a partition that consists only of padding. Also request a scalar of any parameter: if a shard that is
+            # mapped later contains the scalar, the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

@@ -180,7 +180,7 @@ def close_inherited(keep: Iterable[int]) -> None:
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # The listing above used this descriptor and has already closed it.
+            except OSError:  # `os.listdir` opened this descriptor, and has already closed it.
                 continue
 
 

@@ -494,7 +494,7 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # The template process is about to exit; `_reap` handles this.
+            self._hang_up(template)  # The template closed the connection, because it ends. `_reap` records its end.
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
