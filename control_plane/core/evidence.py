@@ -178,7 +178,7 @@ def judge(
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     # The wall clock may jump, so the silence is never longer than the age of the last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
-    words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
+    words = f"the agent of {node.node_id} was silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
     silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)
     if is_blind:
@@ -186,7 +186,7 @@ def judge(
             silent, evidence=f"{words}, and so is most of the fleet, so this silence is no evidence of a lost node"
         )
     if out_of_view and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=Standing.GONE, evidence=f"{words} and other nodes cannot reach it")
+        return replace(silent, standing=Standing.GONE, evidence=f"{words} and other nodes could not reach it")
     if node.complaint and lasted > timeouts.lease_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words} and {node.complaint}")
     if lasted > timeouts.exclude_seconds:

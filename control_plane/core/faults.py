@@ -277,7 +277,7 @@ def of_coordinator(
     ):
         return ()
     words = (
-        f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step "
+        f"the coordinator {plan.coordinator} was silent for {now - silence.since:.1f} s and no step "
         "was committed meanwhile"
     )
     line = Implication(
@@ -333,7 +333,7 @@ def of_silence(
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
-            evidence=f"the agent of {member.node_id} has been silent for {nodes[member.node_id].silent_seconds:.1f} s "
+            evidence=f"the agent of {member.node_id} was silent for {nodes[member.node_id].silent_seconds:.1f} s "
             "during the launch",
             at=now - nodes[member.node_id].silent_seconds,
             seen_on=(member.node_id,),

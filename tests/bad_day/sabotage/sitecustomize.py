@@ -39,7 +39,7 @@ def without_evidence() -> None:
         return evidence.Verdict(
             node_id=node.node_id,
             standing=evidence.Standing.GONE,
-            evidence=f"the agent of {node.node_id} has been silent",
+            evidence=f"the agent of {node.node_id} was silent",
         )
 
     evidence.judge = hasty

@@ -74,7 +74,7 @@ Domains = tuple[int, int]
 """The number of failure domains, and the seed from which each instance's domain is derived."""
 NO_DOMAINS: Domains = (0, 0)
 """AWS reports no failure domains."""
-SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) has been silent for ([0-9.]+) s")
+SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) was silent for ([0-9.]+) s")
 ROUNDED_SECONDS = 0.06
 """Tolerance in seconds for a silence that is stated in a message. Messages round it to a tenth of a second."""
 

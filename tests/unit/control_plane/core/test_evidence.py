@@ -91,7 +91,7 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     verdict = evidence.judge(
         quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
     )
-    assert (verdict.standing, verdict.evidence) == (Standing.UNCLEAR, "the agent of i-1 has been silent for 3.2 s")
+    assert (verdict.standing, verdict.evidence) == (Standing.UNCLEAR, "the agent of i-1 was silent for 3.2 s")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
     if expected is Standing.GONE:
         assert (
             verdict.evidence
-            == "the agent of i-1 has been silent for 4.0 s and EC2 reports its system status check as impaired"
+            == "the agent of i-1 was silent for 4.0 s and EC2 reports its system status check as impaired"
         )
 
 
