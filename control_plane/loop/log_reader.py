@@ -471,16 +471,12 @@ class LogReader:
                 continue
             ranks = ", ".join(str(rank) for rank in facts.ranks.get(node, ()))
             who = f"rank {ranks}" if "," not in ranks else f"ranks {ranks}"
-            why = (
-                f"has not shipped the rest of what {who} printed"
-                if node in self._alive
-                else f"was lost with what {who} printed last"
-            )
+            why = "has not uploaded it yet" if node in self._alive else "ended before the upload"
             last_at_ms = None if last is None else last.last_at_ms
             since = "from the beginning" if last_at_ms is None else f"after {_clock(last_at_ms)}"
             text = (
-                f"Node {node} {why}, {since}; while the object store can be reached that is at most "
-                f"{FLUSH_SECONDS:g} s of it."
+                f"Output of {who} {since} is missing, because {node} {why}. "
+                f"Nodes upload their output every {FLUSH_SECONDS:g} s."
             )
             at_ms = max(last_at_ms or 0, 0) or over_ms
             gaps.append(LogEvent(at_ms=at_ms, generation=facts.number, node_id=node, rank=None, kind="gap", text=text))

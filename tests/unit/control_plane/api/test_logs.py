@@ -168,12 +168,12 @@ def test_where_a_node_died_is_an_event_of_its_own_in_its_place(service, job, cli
     found = everything(client)
     assert found[:3] == ["a", "c", "b"]
     assert found[4:] == ["next"]
-    assert found[3].startswith("Node i-1 was lost with what rank 1 printed last, after 12:00:01.000")
+    assert found[3].startswith("Output of rank 1 after 12:00:01.000 is missing, because i-1 ended before the upload. ")
     page = read(client)
     (gap,) = [event for event in page["Events"] if event["Stream"] == "gap"]
     assert gap["NodeId"] == "i-1"
     assert "Rank" not in gap
-    assert everything(client, Rank=1)[1].startswith("Node i-1")
+    assert everything(client, Rank=1)[1].startswith("Output of rank 1 ")
     assert not any(text.startswith("Node") for text in everything(client, Rank=0))
     assert everything(client, Limit=1) == found
 
@@ -185,7 +185,7 @@ def test_a_node_that_lives_and_ships_nothing_is_not_waited_for_without_end(servi
     assert everything(client) == ["a"]
     service.clock.advance(log_reader.PATIENCE.total_seconds())
     found = everything(client)
-    assert found[1].startswith("Node i-1 has not shipped the rest of what rank 1 printed, from the beginning")
+    assert found[1].startswith("Output of rank 1 from the beginning is missing, because i-1 has not uploaded it yet. ")
     assert found[2] == "next"
 
 
