@@ -619,11 +619,13 @@ class Incident(TypedDict):
     Outcome: NotRequired[Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]]
     """How the incident ended. Only in DescribeIncident."""
     Verdict: NotRequired[str]
-    """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     Why: NotRequired[str]
-    """The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
+    """The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
     Done: NotRequired[list[str]]
-    """What Everstep has done, oldest first, as sentences in the past tense. While the job waits for instances, the last sentence says when Everstep next requests them. Only in DescribeIncident."""
+    """What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident."""
+    ContinuingCost: NotRequired[str]
+    """What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident."""
     Wait: NotRequired[IncidentWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]
@@ -834,7 +836,7 @@ class Node(TypedDict):
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
     """Reason why the node is held. A held node waits for ReleaseNode. The hold of an unreachable node also ends once the node's agent reports again and no job uses the node."""
     HoldAdvice: NotRequired[HoldAdvice]
-    """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""
+    """The advice for a held node. Absent if the node is not held."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]

@@ -116,6 +116,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         restored_at=_unix(record.restored_at),
         closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
+        is_acknowledged=record.acknowledged_at is not None,
         wait=capacity.wait_of(job.reason, now.timestamp()) if record.closed_at is None else None,
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,

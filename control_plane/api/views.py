@@ -660,6 +660,7 @@ def incident(
             "why": incident_answers.why(detail.account),
             "done": list(incident_answers.done(detail.account)),
             "wait": _wait(detail.account),
+            "continuing_cost": incident_accounts.continuing_cost(detail.account) or None,
             "actions": [
                 incidents_schemas.IncidentAction(
                     urgency=each.urgency,
@@ -907,8 +908,6 @@ def _hold_advice(record: NodeRecord, price_usd_per_hour: float | None) -> nodes_
     if record.hold is None or record.state != NodeState.HELD:
         return None
     found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
-    if found is None:
-        return None
     return nodes_schemas.HoldAdvice(
         decision=found.decision,
         description=found.words,

@@ -23,6 +23,8 @@ from control_plane.core.observed.fleets import GroupObserved, Vacancies
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
+LONG_WAIT_SECONDS = 300.0
+"""If the next retry is at least this far away, a person decides whether the job waits for it."""
 _DAY_SECONDS = 86_400
 _WAIT = re.compile(
     r"waits for (?P<count>\d+) nodes?: (?P<message>.*); Everstep (?:resumes it and )?retries at "
@@ -42,6 +44,8 @@ class CapacityWait:
     """AWS's message about the newest failed launch."""
     next_attempt_at: float
     """Unix seconds. A time in the past means that the attempt is due."""
+    is_long: bool = False
+    """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
 
 
 def retry_at(group: GroupObserved) -> float | None:
@@ -113,7 +117,8 @@ def wait_of(reason: str, now: float) -> CapacityWait | None:
         return None
     of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"])
     day = round((now - of_day) / _DAY_SECONDS)
-    return CapacityWait(int(found["count"]), found["message"], float(day * _DAY_SECONDS + of_day))
+    at = float(day * _DAY_SECONDS + of_day)
+    return CapacityWait(int(found["count"]), found["message"], at, is_long=at - now >= LONG_WAIT_SECONDS)
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

@@ -3,7 +3,7 @@
 A fleet holds a node if it neither uses nor terminates the node, usually until a person decides. The API shows the
 advice with the node and in the actions of an incident, so that all pages and commands agree.
 
-Invariant: pure. Everstep itself releases a node that was held as unreachable, so there is no advice for such a node.
+Invariant: pure. Everstep itself releases a node that was held as unreachable when the node answers again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from control_plane.core.remedies import hardware_fault
 class HoldDecision(StrEnum):
     """The recommended decision about a held node.
 
-    - TERMINATE: the hardware of the node is faulty.
+    - TERMINATE: the hardware of the node is faulty, or the node does not answer.
     - RELEASE: a person asked for the hold, and nothing speaks against the node.
     - INSPECT: the stored facts do not decide. A person inspects the node, and then terminates or releases it.
     """
@@ -41,8 +41,8 @@ class HoldAdvice:
     """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
 
 
-def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | None = None) -> HoldAdvice | None:
-    """Return the advice for a held node, or None if Everstep releases the node by itself.
+def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | None = None) -> HoldAdvice:
+    """Return the advice for a held node.
 
     Args:
         node_id: EC2 instance id, which the sentence and the commands contain.
@@ -58,7 +58,11 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     fault = hardware_fault(reason)
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
-        return None
+        words = (
+            f"Terminate node {node_id}, which Everstep keeps out of use: it does not answer. "
+            f"If it answers before you terminate it, Everstep uses it again.{cost}"
+        )
+        return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:
         words = (
             f"Terminate node {node_id}, which Everstep keeps out of use: it reported {fault}, a hardware fault. "

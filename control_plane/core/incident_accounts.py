@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from control_plane.core.capacity import CapacityWait
 from control_plane.core.held_nodes import advice, hourly
-from control_plane.core.incidents import ABSENCE, absent_seconds, phase_moments
+from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.remedies import hardware_fault
@@ -177,6 +177,8 @@ class Account:
     restored_at: float | None = None
     closed_at: float | None = None
     cost_usd: float | None = None
+    is_acknowledged: bool = False
+    """Whether a person has acknowledged the incident."""
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
     instance_type: str = ""
@@ -234,13 +236,8 @@ class Account:
 
 
 def verdict(account: Account, now: float) -> str:
-    """Return what failed, how it ended, and what it cost: one short sentence for each.
-
-    Further sentences say how long no control plane was running, and which nodes Everstep keeps out of use until they
-    answer.
-    """
-    sentences = (_failure(account), _absence(account), _ending(account, now), _loss(account), _silent_nodes(account))
-    return " ".join(each for each in sentences if each)
+    """Return what failed, and the state of the job now: two short sentences."""
+    return f"{_failure(account)} {_ending(account, now)}"
 
 
 class Urgency(StrEnum):
@@ -273,7 +270,7 @@ class Action:
 
 def actions(account: Account) -> tuple[Action, ...]:
     """Return what a person can do about an incident now, the most urgent first."""
-    of_nodes = (action for node in account.held for action in _of_a_node(node, account.price_usd_per_hour))
+    of_nodes = (action for node in account.held for action in _of_a_node(node))
     every = (*_of_the_job(account), *of_nodes, *_of_the_control_plane(account))
     return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
 
@@ -283,14 +280,14 @@ def duty(account: Account) -> str:
     first = next(iter(actions(account)), None)
     if first is None:
         return "Nothing to do."
-    if first.urgency is Urgency.OPTIONAL:
-        until = (
-            "Nobody must act"
-            if account.wait is None
-            else f"Nothing to do until {moment_words(account.wait.next_attempt_at)}"
-        )
-        return f"{until}. Optional: {first.words[0].lower()}{first.words[1:]}"
-    return f"{'Act now' if first.urgency is Urgency.NOW else 'Not urgent'}: {first.words[0].lower()}{first.words[1:]}"
+    step = f"{first.words[0].lower()}{first.words[1:]}"
+    if account.wait is not None and first.command.startswith("everstep jobs"):
+        attempt = moment_words(account.wait.next_attempt_at)
+        if account.wait.is_long:
+            return f"Decide: wait until {attempt}, or {step}"
+        return f"Nothing to do: the next attempt is at {attempt}."
+    lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: "Nobody must act. Optional"}
+    return f"{lead[first.urgency]}: {step}"
 
 
 def _of_the_job(account: Account) -> tuple[Action, ...]:
@@ -303,8 +300,9 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
         return tuple(_of_a_wait(account))
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
+        wrong = "the cause" if account.script_error is None else "the script or its data"
         words = (
-            "Read the last lines of the failed rank and correct the cause. "
+            f"Read the last lines of the failed rank and correct {wrong}. "
             f"Then submit the job under another name; it can start from {start}."
         )
         rank = "" if account.failed_rank is None else f" --rank {account.failed_rank}"
@@ -318,111 +316,109 @@ def _of_a_wait(account: Account) -> Iterable[Action]:
     """Yield what a person can do instead of waiting for instances: pause, fewer nodes, or another fleet."""
     if account.wait is None:
         return
+    urgency = Urgency.LATER if account.wait.is_long else Urgency.OPTIONAL
     name, left = account.job_name, account.node_count - account.wait.missing_count
     if 0 < left < account.least_node_count:
         words = f"Continue on fewer nodes: let the job run on {left} of its {account.node_count} nodes."
-        yield Action(Urgency.OPTIONAL, words, f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}")
+        yield Action(urgency, words, f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}")
     words = "Pause the job, so that other jobs can use its remaining nodes. It continues when you resume it."
-    yield Action(Urgency.OPTIONAL, words, f"everstep jobs pause {name}")
+    yield Action(urgency, words, f"everstep jobs pause {name}")
     if account.kept_step is not None:
         words = (
             f"Use another fleet: stop the job and submit it there, from the checkpoint of step {account.kept_step:,}."
         )
-        yield Action(Urgency.OPTIONAL, words, "everstep fleets list")
+        yield Action(urgency, words, "everstep fleets list")
 
 
-def _of_a_node(node: HeldNode, price_usd_per_hour: float | None) -> Iterable[Action]:
-    found = advice(node.node_id, node.hold, node.reason, price_usd_per_hour)
-    if found is not None:
-        yield Action(Urgency.LATER, found.words, found.command, found.further_commands, node.node_id)
+def _of_a_node(node: HeldNode) -> Iterable[Action]:
+    found = advice(node.node_id, node.hold, node.reason)
+    yield Action(Urgency.LATER, found.words, found.command, found.further_commands, node.node_id)
 
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
-    if _absence(account):
-        words = "Find out why no control plane was running: read its log on its machine, and check the service."
-        yield Action(Urgency.OPTIONAL, words, "everstep doctor")
+    if absent_seconds(account.evidence) is not None:
+        words = (
+            "Check the control plane: read its service's log on its machine to find out why it was away. "
+            "The command checks that it is healthy now."
+        )
+        yield Action(Urgency.OPTIONAL if account.is_acknowledged else Urgency.LATER, words, "everstep doctor")
 
 
 def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
     if (error := account.script_error) is not None:
-        on = f" on {listed(where)}" if where else ""
-        return f"The training script failed{on}: {error.rstrip('.')}."
+        return f"The training script failed{_of_rank(account)}: {error.rstrip('.')}."
     fault = next((found for each in account.evidence if (found := hardware_fault(each))), None)
+    words = occurrence(account.cause, where)
     if account.cause is Cause.NODE_FAULT and fault is not None and where:
-        return f"{listed(where)} reported {fault}."
-    return f"{occurrence(account.cause, where)}."
-
-
-def _absence(account: Account) -> str:
-    """Return how long no control plane was running after the failure, and its effect, or an empty text.
-
-    Ranks train without a control plane. After a failure they stand still, because nothing recovers the job.
-    """
+        words = f"{listed(where)} reported {fault}"
     absent = absent_seconds(account.evidence)
-    if absent is None:
-        return ""
-    return f"{capital(ABSENCE)} for {duration(absent)} after the failure, so training stood still for that time."
+    away = "" if absent is None else f" while the control plane was away for {duration(absent)}"
+    return f"{words}{away}."
 
 
-def _silent_nodes(account: Account) -> str:
-    silent = [node.node_id for node in account.held if node.hold is Hold.UNREACHABLE]
-    if not silent:
-        return ""
-    stay, answer = ("stays", "it answers") if len(silent) == 1 else ("stay", "they answer")
-    price = account.price_usd_per_hour
-    cost = "" if price is None else f" and {'costs' if len(silent) == 1 else 'cost'} {hourly(price * len(silent))}"
-    return f"{listed(silent)} {stay} out of use until {answer}{cost}."
+def _of_rank(account: Account) -> str:
+    return "" if account.failed_rank is None else f" on rank {account.failed_rank}"
 
 
 def _ending(account: Account, now: float) -> str:
-    took = duration(account.interruption_seconds(now))
     match account.outcome:
         case Outcome.OPEN if account.taken_over_by:
             return f"Nobody recovers the job, because {account.taken_over_by} controls it."
         case Outcome.OPEN:
-            return f"Everstep is recovering the job{_waiting(account)}."
+            return f"{_waiting(account)}."
+        case Outcome.RECOVERED if absent_seconds(account.evidence) is not None:
+            return f"It is back, and Everstep recovered the job{_loss(account)}."
         case Outcome.RECOVERED:
             fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
-            return f"Everstep recovered the job in {took}{fewer}."
+            took = duration(account.interruption_seconds(now))
+            return f"Everstep recovered the job in {took}{fewer}{_loss(account)}."
         case Outcome.JOB_PAUSED:
-            return f"The job was paused after {took}."
+            return "The job was paused."
         case Outcome.JOB_COMPLETED:
-            return f"The job completed after {took}."
+            return "The job completed."
         case Outcome.JOB_FAILED:
-            return f"The job failed after {took}."
+            return f"The job failed{_loss(account)}."
         case Outcome.JOB_STOPPED:
-            return f"The job was stopped after {took}."
+            return f"The job was stopped{_loss(account)}."
 
 
 def _waiting(account: Account) -> str:
-    """Return what the recovery from an open incident waits for.
-
-    While launches fail, the text quotes the first sentence of AWS's message and says when the next attempt is.
-    """
+    """Return that Everstep recovers the job, or what the recovery waits for."""
     if account.wait is not None:
-        quote = account.wait.message.partition(". ")[0].rstrip(".")
-        attempt = moment_words(account.wait.next_attempt_at)
-        return f"; it waits for {missing(account)}. AWS reports: “{quote}”. The next attempt is at {attempt}"
+        return f"The job waits for {missing(account)}"
     wait, _, _ = account.job_reason.partition(": ")
-    return f"; it {wait}" if wait.startswith("waits ") else ""
+    return f"The job {wait}" if wait.startswith("waits ") else "Everstep is recovering the job"
 
 
 def _loss(account: Account) -> str:
-    lost = account.lost_steps
-    if lost is None:
+    """Return the number of steps that no copy contains as the end of a sentence, or an empty text if unknown."""
+    if account.lost_steps is None:
         return ""
-    if account.has_ended_the_job:
-        if not lost:
-            return "No step was lost."
-        words = f"{capital(_counted(lost))} {'is' if lost == 1 else 'are'} lost"
-        kept = "S3 has no checkpoint" if account.kept_step is None else f"step {account.kept_step:,} is in S3"
-        later = "steps" if account.kept_step is None else "later steps"
-        return f"{words}: {kept}, and the {later} were only in the nodes' memory, which an ended job releases."
-    if not lost:
-        return "No step was lost."
-    verb = "recomputes" if account.outcome is Outcome.OPEN else "recomputed"
-    return f"No step was lost; training {verb} {_counted(lost)}."
+    if not account.has_ended_the_job or account.lost_steps == 0:
+        return "; no step was lost"
+    return f"; {_counted(account.lost_steps)} {'is' if account.lost_steps == 1 else 'are'} lost"
+
+
+def continuing_cost(account: Account) -> str:
+    """Return what the incident costs from now on, as one sentence, or an empty text if it costs nothing more."""
+    if account.outcome is Outcome.JOB_FAILED:
+        return "The job's nodes returned to the fleet, which pays for them until it shrinks."
+    price = account.price_usd_per_hour
+    if price is None:
+        return ""
+    if account.wait is not None:
+        idle = max(0, account.node_count - account.wait.missing_count)
+        if idle == 0:
+            return ""
+        nodes = "1 idle node" if idle == 1 else f"{idle} idle nodes"
+        return f"Waiting costs {hourly(price * idle)} for {nodes}."
+    if not account.held:
+        return ""
+    costs = "costs" if len(account.held) == 1 else "cost"
+    return (
+        f"{listed([node.node_id for node in account.held])} {costs} {hourly(price * len(account.held))} while unused."
+    )
 
 
 def _counted(steps: int) -> str:

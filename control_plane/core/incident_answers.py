@@ -20,7 +20,6 @@ from control_plane.core.incident_accounts import (
     duration,
     listed,
     missing,
-    moment_words,
 )
 from control_plane.core.incidents import ABSENCE, absent_seconds
 from control_plane.core.observed.nodes import Cause
@@ -43,15 +42,18 @@ _OUT_OF_MEMORY: Final = re.compile(r" ran out of (?:GPU )?memory: ")
 _TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
 _GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
 _REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times (?P<where>[^,:]+)(?P<trials>[^:]*)")
-_NO_PROGRESS: Final = re.compile(
-    r"(?P<count>\d+) failures occurred since \S+ UTC without a step beyond (?P<step>\d+)"
-    r"(?:, the last (?P<alike>\d+) are identical)?"
-)
+_NO_PROGRESS: Final = re.compile(r"(?P<count>\d+) failures occurred since \S+ UTC without a step beyond (?P<step>\d+)")
 _TRIAL: Final = re.compile(
     r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
     r"script is at fault"
 )
 """Forms in which `core.breakers` and `core.job.ruling` describe repeated failures and trials."""
+_TRIALS: Final[Mapping[str, str]] = {
+    "also without ": "on other nodes",
+    "also from an older state ": "from an older step",
+}
+"""Where the script failed again, by the kind of trial in a match of `_REPEATED`."""
+_PROBABLE: Final = "The cause is probably in the script or its data"
 _ENDINGS: Final[Mapping[str, str]] = {
     "Client.UserInitiatedShutdown": "a user or a program terminated {node} through the EC2 API",
     "Client.InstanceInitiatedShutdown": "the operating system of {node} shut the instance down",
@@ -64,7 +66,7 @@ _ENDINGS: Final[Mapping[str, str]] = {
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident as one sentence, and what made the interruption longer.
+    """Return the cause of an incident in one or two sentences, and what made the interruption longer.
 
     The sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
@@ -73,22 +75,18 @@ def why(account: Account) -> str:
     if absent is not None:
         words += f"; no control plane was running for {duration(absent)} to recover the job"
     if account.wait is not None:
-        words += f"; training waits for {missing(account)}, because AWS launches none"
+        words += "; AWS launches no replacement"
     return f"{capital(words).rstrip('.')}."
 
 
 def done(account: Account) -> tuple[str, ...]:
-    """Return what Everstep has done about an incident, oldest first, in the past tense.
-
-    The last sentence about an open incident says what Everstep waits for.
-    """
+    """Return what Everstep has done about an incident, oldest first, in the past tense."""
     return (*_changes(account), *_end(account))
 
 
 def _of_ranks(account: Account) -> str:
-    rank = "" if account.failed_rank is None else f" on rank {account.failed_rank}"
-    if (error := account.script_error) is not None:
-        return f"the training script raised {error.rstrip('.')}{rank}{_repeats(account)}"
+    if account.script_error is not None:
+        return _of_the_script(account.script_error, account)
     known = [each for each in account.evidence if _OUT_OF_MEMORY.search(each)]
     if known:
         return known[0]
@@ -104,14 +102,18 @@ def _end_words(found: re.Match[str]) -> str:
     return f"{found['rank']} on {found['node']} ended with exit code {number}"
 
 
-def _repeats(account: Account) -> str:
-    """Return how often the failure occurred, as the end of a sentence, or an empty text."""
+def _of_the_script(error: str, account: Account) -> str:
+    """Return the exception, how often it occurred, and what the repetitions show about its origin."""
+    what = error.rstrip(".") + ("" if account.failed_rank is None else f" on rank {account.failed_rank}")
     reason = account.job_reason.partition("\n")[0]
     if (found := _REPEATED.match(reason)) is not None:
-        return f", {found['count']} times {found['where'].strip()}{found['trials']}"
-    if (found := _NO_PROGRESS.match(reason)) is not None and found["alike"] is not None:
-        return f", in each of the last {found['alike']} launches, after step {int(found['step']):,}"
-    return ""
+        tried = " and ".join(words for mark, words in _TRIALS.items() if mark in found["trials"])
+        cause = f"The cause is in the script or its data, because it also failed {tried}" if tried else _PROBABLE
+        return f"the script failed {found['count']} times {found['where'].strip()}: {what}. {cause}"
+    if (found := _NO_PROGRESS.match(reason)) is not None:
+        step = f"{int(found['step']):,}"
+        return f"the script failed {found['count']} times without a step beyond {step}: {what}. {_PROBABLE}"
+    return f"the training script raised {what}"
 
 
 def _of_hardware(account: Account) -> str:
@@ -179,25 +181,22 @@ def _changes(account: Account) -> Iterator[str]:
     if lost and new:
         yield f"Everstep moved the ranks of {lost} to {new}."
     elif new:
-        yield f"Everstep tried other nodes, to find out whether a node or the script was at fault: {new}."
+        yield f"Everstep launched the job on {new} instead of one of its nodes, and the script failed again."
     elif lost and account.restored_at is not None:
         yield f"Everstep continued on {account.node_count_after} nodes without {lost}."
-    elif not lost and (launches := (account.generation_after or 0) - account.generation_before) > 0:
-        times = "" if launches == 1 else f" {launches} times"
-        yield f"Everstep restarted all ranks on the same nodes{times}."
+    elif not lost and (account.generation_after or 0) > account.generation_before:
+        yield "Everstep restarted all ranks on the same nodes."
     if trial is not None and trial["step"] is not None:
         skipped = f"{int(trial['step']):,}"
         yield f"Everstep skipped step {skipped} once, to find out whether the state or the script was at fault."
 
 
 def _end(account: Account) -> Iterator[str]:
-    """Yield how the recovery ended, or what it waits for."""
+    """Yield how the recovery ended."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
-        yield f"Everstep requests {missing(account)} again at {moment_words(account.wait.next_attempt_at)}."
+        yield f"Everstep requested {missing(account)} from AWS, which launched none."
     if account.outcome is Outcome.JOB_FAILED:
-        reason = account.job_reason.partition("\n")[0]
-        counts = _REPEATED.match(reason) or _NO_PROGRESS.match(reason)
-        yield f"Everstep gave the job up{'' if counts is None else f', because {counts[0]}'}."
+        yield "Everstep gave the job up."
     elif account.from_step is not None and account.restored_at is not None:
         source = SOURCES.get(account.restore_source or "")
         at = f"step {account.from_step:,}{f', from {source}' if source else ''}"
@@ -212,4 +211,4 @@ def _newer(account: Account) -> str:
     trial = _TRIAL.match(account.decision)
     if trial is not None and trial["step"] is not None:
         return ""
-    return f", because not every rank could restore step {reached:,}"
+    return f", because no complete copy of step {reached:,} existed"

@@ -59,12 +59,12 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(card.locator("[data-figure=unsaved-steps]")).to_have_text(f"{lost:,}")
         expect(desk.locator("dl.facts [data-figure=unsaved-steps]")).to_have_text(f"{lost:,}")
         expect(verdict(desk)).to_contain_text(f"{lost} steps after the checkpoint of step {kept:,} are lost")
-        expect(card).to_contain_text("It does not start again by itself.")
+        expect(card).to_contain_text("No: the job failed and does not start again by itself.")
         expect(verdict(desk)).to_contain_text("Act now: ")
         expect(verdict(desk)).to_contain_text(sentence(job["FailureReason"]))
         # The cause names the script's exception, which is the last line of the reason.
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1].removeprefix("[rank0]: "))
-        expect(act.get_by_role("link", name=f"Submit again from step {kept:,}")).to_be_visible()
+        expect(act.get_by_role("link", name=f"Edit and submit again from step {kept:,}")).to_be_visible()
     else:
         if "LostSteps" in incident:
             expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
@@ -74,8 +74,10 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         unfinished = (
             "No." if wait is None else f"No: the job waits for {wait['MissingNodeCount']} {wait['InstanceType']}"
         )
-        expect(card).to_contain_text(unfinished if is_open else "Yes: training has passed the step before the failure.")
-        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |You need not act"))
+        expect(card).to_contain_text(
+            unfinished if is_open else "Yes: training continues beyond the step of the failure."
+        )
+        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |You need not act|Decide: "))
         expect(verdict(desk)).not_to_contain_text("Act now")
     # The page of the job advises the same as the page of the incident.
     for action in described["Actions"]:
@@ -94,7 +96,8 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         need = waits_for.removeprefix("waits for ").partition(" ")[0]
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need} ")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
-        expect(verdict(desk)).to_contain_text(f"You need not act: Everstep tries again at {again[:5]} UTC")
+        advice = "Decide: wait until" if _is_long(described) else "You need not act: Everstep tries again at"
+        expect(verdict(desk)).to_contain_text(f"{advice} {again[:5]} UTC")
         for shown in (f"AWS reports: “{said}", "next attempt in ", f"({again})"):
             expect(act).to_contain_text(shown)
     # Check the size last, because the cards grow until all their content is loaded.
@@ -119,12 +122,12 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         urgency
     ]
     if "Wait" in incident:
-        lead = "Nothing to do until the next attempt at "
-        expect(verdict).to_have_attribute("data-tone", "warn")
+        is_long = _is_long(incident)
+        lead = "Decide: wait until " if is_long else "Nothing to do: next attempt "
+        expect(verdict).to_have_attribute("data-tone", "warn" if is_long else "busy")
         quote = incident["Wait"]["Message"].partition(". ")[0].rstrip(".")
-        for part in (verdict, desk.locator("dl.answers")):
-            expect(part).to_contain_text(f"AWS reports: “{quote}”")
-            expect(part).to_contain_text("ext attempt")
+        expect(desk.locator("dl.answers")).to_contain_text(f"AWS reports: “{quote}”")
+        expect(desk.locator("dl.answers")).to_contain_text("Next attempt at ")
     expect(verdict.locator("strong")).to_contain_text(lead)
     card = desk.locator("section.card", has=desk.get_by_role("heading", name="What happened"))
     _expect_answers(card, incident)
@@ -140,6 +143,11 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         box = part.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
+
+
+def _is_long(incident: dict[str, Any]) -> bool:
+    """Return whether the API leaves the wait of an incident to a person."""
+    return any(each["Urgency"] == "Later" and "InstanceId" not in each for each in incident["Actions"])
 
 
 def _expect_answers(card: Locator, described: dict[str, Any]) -> None:

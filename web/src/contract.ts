@@ -971,12 +971,14 @@ export interface Incident {
   Owner?: string
   /** How the incident ended. Only in DescribeIncident. */
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
-  /** What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident. */
+  /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
-  /** The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
+  /** The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
   Why?: string
-  /** What Everstep has done, oldest first, as sentences in the past tense. While the job waits for instances, the last sentence says when Everstep next requests them. Only in DescribeIncident. */
+  /** What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident. */
   Done?: string[]
+  /** What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident. */
+  ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: IncidentWait
   /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
@@ -1360,7 +1362,7 @@ export interface Node {
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
   /** Reason why the node is held. A held node waits for ReleaseNode. The hold of an unreachable node also ends once the node's agent reports again and no job uses the node. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
-  /** The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself. */
+  /** The advice for a held node. Absent if the node is not held. */
   HoldAdvice?: HoldAdvice
   /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'

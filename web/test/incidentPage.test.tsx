@@ -78,7 +78,8 @@ test('an urgent action leads the verdict and shows its command', () => {
     Outcome: 'JobFailed',
     Actions: [action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })],
   })
-  screen.getByText('The job failed. It does not start again by itself.')
+  screen.getByText('No: the job failed and does not start again by itself.')
+  screen.getByText('without training until the job failed')
   expect(screen.getByRole('status').textContent).toMatch(/^Act now\. /)
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Read the last lines.')
@@ -97,34 +98,50 @@ const at = new Date(Wait.NextAttemptTime * 1000).toISOString()
 
 test('a shortage leads with the next attempt and the choices, in amber, and quotes AWS', () => {
   const choices = ['Continue on fewer nodes: let it.', 'Pause the job, so that others run.']
-  page({ ...waiting, Actions: choices.map((Description) => action({ Description, Command: Description })) })
+  const Actions = choices.map((Description) => action({ Urgency: 'Later', Description, Command: Description }))
+  page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toMatch(new RegExp(
-    `^Nothing to do until the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min\\). ` +
-    'If you cannot wait, choose: continue on fewer nodes, pause the job. i-a was terminated\\.$',
+    `^Decide: wait until ${at.slice(11, 16)} UTC \\(in 1[12] min\\), or continue on fewer nodes. i-a was terminated\\.$`,
   ))
+  screen.getByText('for idle nodes so far')
+  screen.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
   screen.getByText('Waiting for AWS')
   screen.getByText('No: the job waits for 1 p5.48xlarge in us-east-2a.')
-  const quote = /^AWS reports: “We do not have sufficient p5.48xlarge capacity \(a\)”\. Next attempt in 1[12] min \(/
+  const quote = new RegExp(
+    '^AWS reports: “We do not have sufficient p5.48xlarge capacity \\(a\\)”\\. ' +
+    `Next attempt at ${at.slice(11, 19)} UTC\\. If it fails, Everstep tries again at most 15 min later\\.$`,
+  )
   screen.getByText((_, element) => element?.tagName === 'DD' && quote.test(element.textContent!.split('us-east-2a. ')[1] ?? ''))
-  card('What to do').getByText(/^Everstep requests 1 p5\.48xlarge in us-east-2a again in 1[12] min \(.*If you cannot wait/)
+  card('What to do').getByText('Wait, or pick one of these steps:')
+  expect(card('What to do').queryByText('Not urgent')).toBeNull()
+})
+
+test('a short wait demands nothing, although it has choices', () => {
+  const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
+  page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions })
+  const head = screen.getByRole('status')
+  expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\. i-a was terminated\.$/)
+  expect(head.getAttribute('data-tone')).toBe('busy')
+  card('What to do').getByText(/^Nothing: the job waits for the next attempt\./)
+  expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
-  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do until the next attempt at \S+ UTC \(now\)\. i-a/)
+  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do: next attempt now\. i-a/)
   card('What to do').getByText(/^Nothing\./)
 })
 
 test('the button Acknowledge is explained beside it', () => {
   page()
   const card = screen.getByRole('button', { name: 'Acknowledge' }).closest('section')!
-  const note = 'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner.'
+  const note = 'Shows everybody that a person has seen this incident. It changes nothing else.'
   within(card).getByText(note)
   cleanup()
   page({ ClosedAt: undefined, Outcome: 'Open' })
-  screen.getByText(note.replace(/\.$/, ', and the incident stays open.'))
+  screen.getByText(note)
 })
 
 test.each([
@@ -139,6 +156,13 @@ test.each([
   const phases = card('Time without training')
   phases.getByText(name)
   expect(phases.getByRole('img').getAttribute('aria-label')!.toLowerCase()).toContain(name.toLowerCase())
+})
+
+test('an absence of the control plane is part of the title, and has its own color', () => {
+  page({ ControlPlaneAbsentSeconds: 45, ReplaceSeconds: 7 })
+  screen.getByRole('heading', { level: 1, name: 'The ranks hung while the control plane was away' })
+  const keys = [...document.querySelectorAll<HTMLElement>('.legend .key')].map((key) => key.style.background)
+  expect(keys.slice(0, 2)).toEqual(['var(--b-unaccounted)', 'var(--b-replace)'])
 })
 
 test('an open incident shows its phase, and an optional action demands nothing', () => {
@@ -163,7 +187,7 @@ test('a held node is decided about on the page', async () => {
       }),
     ],
   })
-  expect(screen.getByRole('status').textContent).toMatch(/^Not urgent: decide about node i-a, which is out of use\. /)
+  expect(screen.getByRole('status').textContent).toMatch(/^Not urgent: inspect node i-a\. /)
   for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
     card('What to do').getByText(`everstep nodes ${command}`)
   }
@@ -186,7 +210,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
   const { client } = page({ Outcome: 'JobFailed', Actions: [urgent] }, { job })
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
-  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10: same source and hyperparameters' })
+  const link = await card('What to do').findByRole('link', { name: 'Edit and submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
 })

@@ -109,10 +109,11 @@ describe('whether an incident is over', () => {
     expect(overWords(open, NOW)).toEqual({ tone: 'busy', title: 'No.', text })
   })
   test.each([
-    ['Recovered', 'good', /training has passed the step before the failure/],
-    ['JobFailed', 'bad', /^The job failed\. It does not start again by itself\.$/],
+    ['Recovered', 'good', /^Yes: training continues beyond the step of the failure\.$/],
+    ['JobFailed', 'bad', /^No: the job failed and does not start again by itself\.$/],
     ['JobPaused', 'idle', /the job was paused/],
-    [undefined, 'good', /training has passed/],
+    ['JobStopped', 'idle', /^Yes: the job was stopped\./],
+    [undefined, 'good', /^Yes: /],
   ] as const)('a closed one with the outcome %s', (Outcome, tone, title) => {
     const over = overWords(incident({ Outcome }), NOW)
     expect(over).toEqual({ tone, title: expect.stringMatching(title), text: 'This was 50 s ago.' })

@@ -55,7 +55,9 @@ describe('the card about what to do', () => {
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
       expect.stringMatching(/^Read the last lines .*everstep jobs logs gpt --rank 0 --tail 50/),
     ])
-    expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#failed')
+    const links = act.getAllByRole('link').map((link) => [link.textContent, link.getAttribute('href')])
+    expect(links).toContainEqual(['Edit and submit again from the beginning…', '/submit?from=run'])
+    expect(links.map(([, href]) => href)).toContain('/runbook.html#failed')
   })
   test('of a recovery names the cause in the runbook', () => {
     const act = drawCard({ job: { ...job, SecondaryStatus: 'Restarting' }, incidents: [incident] })

@@ -9,6 +9,7 @@ import type { HeldNode } from '../src/model/facts'
 import { phaseLengths } from '../src/model/figures'
 import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 import { OBSERVED } from '../src/model/standing'
+import { DUTY } from '../src/words/duty'
 
 const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
@@ -137,7 +138,7 @@ describe('the verdict in one line', () => {
     ['queued', { job: job({ SecondaryStatus: 'Pending', Reason: 'place 2 of 2 in the queue' }) }, 'idle', 'Queued. | Place 2 of 2 in the queue. Nothing to do.'],
     ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, 'good', 'Completed after 1,204 steps. | The checkpoint of step 1,200 is in S3. Nothing to do.'],
     ['taken over', { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) }, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Automation is off: a failure waits for ada.'],
-    ['a held node', { heldNodes: [HELD] }, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Not urgent: decide about node i-a, which is out of use.'],
+    ['a held node', { heldNodes: [HELD] }, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Not urgent: inspect node i-a.'],
     ['an old answer', { staleSeconds: 40 }, 'warn', 'The control plane has not answered for 40 s. | Last known: Training at step 1,204. Act now: check the control plane.'],
   ]
   test.each(cases)('%s', (_, changes, tone, text) => {
@@ -234,13 +235,11 @@ describe('what to do', () => {
     const { act } = all({ heldNodes: [HELD, { NodeId: 'i-b' }] })
     expect(act).toMatchObject({
       urgency: 'Later', title: 'Not urgent', tone: 'warn', section: 'held-node',
-      brief: 'Not urgent: decide about node i-a, which is out of use.',
+      brief: 'Not urgent: inspect node i-a.',
       steps: [{ urgency: 'Later', text: 'Inspect node i-a.', nodeId: 'i-a', commands: ['look', 'terminate', 'release'] }],
     })
     expect(act.text).toBe('Everstep recovers the job by itself after a failure.')
     expect(all({ heldNodes: [HELD, { ...HELD, NodeId: 'i-b' }] }).act.brief).toMatch(/decide about 2 nodes/)
-    const silent = all({ heldNodes: [{ NodeId: 'i-b', Hold: 'unreachable' }] }).act
-    expect(silent).toMatchObject({ urgency: 'None', text: expect.stringMatching(/Everstep uses i-b again when it answers\.$/) })
     const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: [HELD] }).act
     expect(failed).toMatchObject({ urgency: 'Now', section: 'failed' })
     expect(failed.steps.at(-1)).toMatchObject({ nodeId: 'i-a' })
@@ -249,7 +248,7 @@ describe('what to do', () => {
     const actions = [{ Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] }] as const
     const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
     expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
-    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Submit again from step 1,200: same source and hyperparameters' })
+    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Edit and submit again from step 1,200…', note: DUTY.resubmitNote })
     expect(rest).toEqual([])
   })
   test('a recovery without a control plane leaves an optional step, which the verdict names', () => {

@@ -128,17 +128,18 @@ class Incident(Shape):
     outcome: Outcome | None = None
     """How the incident ended. Only in DescribeIncident."""
     verdict: str | None = None
-    """What failed, how it ended, and what it cost, in a few sentences. Only in DescribeIncident."""
+    """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
-    """The cause in one sentence, which begins with "Cause unknown" if no stored fact explains the failure.
+    """The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure.
 
     Only in DescribeIncident.
     """
     done: list[str] | None = None
-    """What Everstep has done, oldest first, as sentences in the past tense.
+    """What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident."""
+    continuing_cost: str | None = None
+    """What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid.
 
-    While the job waits for instances, the last sentence says when Everstep next requests them. Only in
-    DescribeIncident.
+    Only in DescribeIncident.
     """
     wait: IncidentWait | None = None
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""

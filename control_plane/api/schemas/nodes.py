@@ -102,7 +102,7 @@ class Node(Shape):
     and no job uses the node.
     """
     hold_advice: HoldAdvice | None
-    """The advice for a held node. Absent if the node is not held, or if Everstep releases it by itself."""
+    """The advice for a held node. Absent if the node is not held."""
     request: NodeRequest | None
     """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None

@@ -4,9 +4,9 @@ import { ACT, STATE } from '../words/job'
 import { logsCommand } from '../words/commands'
 import { DUTIES, DUTY } from '../words/duty'
 import { capacityWords, type CapacityWait } from './capacity'
-import { dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency } from './duty'
+import { briefOf, dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency } from './duty'
 import { STALE_SECONDS } from './figures'
-import { ago, duration, minute, sentence } from './format'
+import { ago, duration, minute, sentence, soon } from './format'
 import type { Facts, JobState, PhaseNow, Statement } from './facts'
 import { isOver, hasReleasedNodes, unrecoveredReason, type Tone } from './standing'
 
@@ -126,7 +126,7 @@ function ofStalePage({ staleSeconds = 0, refusal }: Facts): Rule | undefined {
   })
 }
 
-function ofEndedJob({ job, actions }: Facts, { checkpointStep }: Derived): Rule | undefined {
+function ofEndedJob({ job, actions, protection }: Facts, { checkpointStep }: Derived): Rule | undefined {
   if (!isOver(job)) return undefined
   if (job.TrainingJobStatus === 'Completed') return none(ACT.ended.completed)
   if (job.TrainingJobStatus === 'Stopped') return none(ACT.ended.stopped, 'idle')
@@ -135,7 +135,7 @@ function ofEndedJob({ job, actions }: Facts, { checkpointStep }: Derived): Rule 
   const own = [step('Now', words.read, logsCommand(job.TrainingJobName))]
   return must({
     section: 'failed', tone: 'bad', brief: words.brief, text: words.text,
-    steps: withResubmission(named.length ? named : own, job, checkpointStep),
+    steps: withResubmission(named.length ? named : own, protection === undefined ? {} : job, checkpointStep),
   })
 }
 
@@ -168,15 +168,17 @@ function ofPersonsJob(job: Facts['job']): Rule | undefined {
 }
 
 /** AWS launches no instance. A person can wait, or free a node of another job. */
-function ofShortage({ job, fleet, pausable, actions }: Facts, wait: CapacityWait): Rule {
+function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: CapacityWait): Rule {
   const words = ACT.shortage
   const name = job.FleetName ?? fleet?.FleetName ?? ''
   const command = fleet?.SparePolicy === undefined
     ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
     : `everstep fleets describe ${name}`
   const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
-  return none(capacityWords(wait, fleet), 'busy', {
-    brief: words.brief(`${minute(wait.retryAt)} UTC`),
+  const choice = stepsOf(actions).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
+  const at = minute(wait.retryAt)
+  return none(capacityWords(wait, fleet), choice ? 'warn' : 'busy', {
+    brief: choice ? DUTY.decideWait(at, soon(wait.retryAt, now), briefOf(choice)) : words.brief(`${at} UTC`),
     // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',
@@ -245,23 +247,21 @@ function weakWords(word: string): string {
   return word === 'Degraded' ? ACT.weak.degraded : ACT.weak.oneCopy
 }
 
-/** Add what the API names as optional for the latest incident. */
+/** Add what the API names for the latest incident beside urgent steps and held nodes, which have their own rules. */
 function withOptionalSteps(rule: Rule, { actions }: Facts): Rule {
-  const optional = stepsOf(actions).filter((each) => each.urgency === 'Optional')
+  const optional = stepsOf(actions).filter((each) => each.urgency !== 'Now' && each.nodeId === undefined)
   return optional.length ? { ...rule, steps: [...(rule.steps ?? []), ...optional] } : rule
 }
 
 /** Add the nodes that the job's incidents lost, and that only a person can release or terminate. */
 function withHeldNodes(rule: Rule, { heldNodes = [] }: Pick<Facts, 'heldNodes'>): Rule {
-  const silent = heldNodes.filter((node) => node.Hold === 'unreachable').map((node) => node.NodeId)
-  const text = silent.length ? `${rule.text} ${ACT.silent(silent.join(', '))}` : rule.text
   const held = nodeSteps(heldNodes)
-  if (!held.length) return { ...rule, text }
+  if (!held.length) return rule
   const before = rule.steps ?? []
   const steps = [...before, ...held]
-  if (urgencyOf(before) === 'Now') return { ...rule, text, steps }
+  if (urgencyOf(before) === 'Now') return { ...rule, steps }
   const brief = [rule.brief, dutySentence(held)].filter(Boolean).join(' ')
-  return { ...rule, text, steps, brief, section: 'held-node' }
+  return { ...rule, steps, brief, section: 'held-node' }
 }
 
 /** Return the nodes that the incidents lost. */

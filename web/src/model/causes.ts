@@ -1,6 +1,7 @@
 /** Words for the cause, the phase and the source of an incident. Pure. */
 import { causeTitles, restoreSources, type Incident } from '../contract'
 import { HAPPENINGS, PHASES } from '../words/causes'
+import { INCIDENT } from '../words/incident'
 import { words } from './format'
 
 const TITLES: Readonly<Record<string, string>> = causeTitles
@@ -9,6 +10,10 @@ const PHASE_WORDS: Readonly<Record<string, string>> = PHASES
 
 /** Return what happened as a title. A cause that a newer server adds keeps its own name. */
 export const causeTitle = (cause: string): string => TITLES[cause] ?? words(cause)
+
+/** Return the title of an incident. It names an absence of the control plane. */
+export const incidentTitle = ({ Cause, ControlPlaneAbsentSeconds: absent }: Incident): string =>
+  absent === undefined ? causeTitle(Cause) : INCIDENT.away(causeTitle(Cause))
 
 /** Return what happened as a clause. */
 export function causeWords(cause: string): string {
@@ -19,6 +24,10 @@ export function causeWords(cause: string): string {
 /** Return what happened in a phase of an incident, for example "restarting ranks" if the nodes stayed the same. */
 export const phaseWords = (phase: string, incident: Incident): string =>
   happeningIn(phase, incident)?.words ?? PHASE_WORDS[phase] ?? words(phase)
+
+/** Return the CSS color of a phase. It depends on what happened, so that each color has one meaning. */
+export const phaseColor = (phase: string, incident: Incident): string =>
+  `var(--b-${happeningIn(phase, incident)?.color ?? phase})`
 
 /** Return the word inside a bar of a timeline. */
 export const phaseWord = (phase: string, incident: Incident): string => happeningIn(phase, incident)?.short ?? phase

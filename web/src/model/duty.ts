@@ -16,7 +16,7 @@ export interface Step {
   /** The held node that the step is about. */
   nodeId?: string
   /** A page on which the person does it. */
-  link?: { to: string; label: string }
+  link?: { to: string; label: string; note?: string }
 }
 
 const ORDER: readonly Urgency[] = ['Now', 'Later', 'Optional', 'None']
@@ -37,8 +37,9 @@ export function dutySentence(steps: readonly Step[]): string {
   const urgency = urgencyOf(steps)
   if (urgency === 'Optional' && steps.length === 1) return DUTY.optional(uncapitalized(steps[0]!.text))
   const nodes = steps.filter((step) => step.urgency === 'Later' && step.nodeId !== undefined)
-  if (urgency !== 'Later' || !nodes.length) return DUTIES[urgency].lead
-  return nodes.length === 1 ? DUTY.node(nodes[0]!.nodeId!) : DUTY.nodes(plural(nodes.length, 'node'))
+  const later = steps.filter((step) => step.urgency === 'Later')
+  if (urgency === 'Later' && later.length === 1) return DUTY.later(briefOf(later[0]!))
+  return urgency === 'Later' && nodes.length ? DUTY.nodes(plural(nodes.length, 'node')) : DUTIES[urgency].lead
 }
 
 const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + text.slice(1)
@@ -61,11 +62,12 @@ export const nodeSteps = (nodes: readonly Pick<Node, 'NodeId' | 'HoldAdvice'>[])
 
 type Ended = Partial<Pick<TrainingJob, 'RunId' | 'TrainingJobStatus'>>
 
-/** Return the steps of a failed job with a link that submits it again from its newest checkpoint. */
+/** Return the steps of a failed job with a link to the form that submits it again, from its newest checkpoint. */
 export function withResubmission(steps: readonly Step[], job: Ended, checkpointStep: number | undefined): Step[] {
-  if (!isOver(job) || job.RunId === undefined || checkpointStep === undefined) return [...steps]
-  const to = `/submit?from=${encodeURIComponent(job.RunId)}&checkpoint=${checkpointStep}`
-  const link = { to, label: DUTY.resubmit(count(checkpointStep)) }
+  if (!isOver(job) || job.RunId === undefined) return [...steps]
+  const checkpoint = checkpointStep === undefined ? '' : `&checkpoint=${checkpointStep}`
+  const label = DUTY.resubmit(checkpointStep === undefined ? undefined : count(checkpointStep))
+  const link = { to: `/submit?from=${encodeURIComponent(job.RunId)}${checkpoint}`, label, note: DUTY.resubmitNote }
   return steps.map((step) => (step.urgency === 'Now' ? { ...step, link } : step))
 }
 
@@ -78,9 +80,12 @@ export function incidentLine(
   steps: readonly Step[], title: string, now: number,
 ): { tone: Tone; lead: string; text: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
-  if (Wait !== undefined && !isPressing(urgencyOf(steps))) {
-    const lead = DUTY.wait(minute(Wait.NextAttemptTime), attemptWords(Wait, now), steps.map(briefOf))
-    return { tone: 'warn', lead, text: Verdict ?? `${title}.` }
+  if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
+    const text = Verdict ?? `${title}.`
+    const when = attemptWords(Wait, now)
+    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(when), text }
+    const lead = DUTY.decideWait(minute(Wait.NextAttemptTime), when, briefOf(urgentFirst(steps)[0]!))
+    return { tone: 'warn', lead, text }
   }
   const isCalm = tone === 'good' || tone === 'idle'
   return {

@@ -22,10 +22,10 @@ export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone 
 export const attemptWords = ({ NextAttemptTime: at }: Wait, now: number): string =>
   at <= now + 1 ? INCIDENT.wait.due : soon(at, now)
 
-/** Return AWS's own words, shortened to the first sentence, and when the next attempt is. `now`: Unix seconds. */
-function waitWords(wait: Wait, now: number): string {
+/** Return AWS's own words, shortened to the first sentence, and when the next attempts are. */
+function waitWords(wait: Wait): string {
   const quote = wait.Message.split('. ')[0]!.replace(/\.$/, '')
-  return INCIDENT.wait.text(quote, attemptWords(wait, now), clock(wait.NextAttemptTime))
+  return `${INCIDENT.wait.text(quote, clock(wait.NextAttemptTime))} ${INCIDENT.wait.later}`
 }
 
 /** For this long after its end, an incident is as important as an open one. */
@@ -42,7 +42,7 @@ export function overWords(incident: Incident, now: number): Statement {
   const { tone } = OUTCOMES[outcome]
   const { ClosedAt } = incident
   if (incident.Wait !== undefined) {
-    return { tone: 'warn', title: words.waits(missingWords(incident.Wait)), text: waitWords(incident.Wait, now) }
+    return { tone: 'busy', title: words.waits(missingWords(incident.Wait)), text: waitWords(incident.Wait) }
   }
   if (ClosedAt === undefined) {
     const seconds = phaseLengths(incident, now).at(-1)?.seconds ?? 0

@@ -33,7 +33,7 @@ export function actionsOf(node: Pick<Node, 'NodeStatus' | 'Hold' | 'Request'>): 
     case 'spare':
       return [HOLD, REPLACE, REBOOT]
     case 'held':
-      return node.Hold === 'unreachable' ? [REPLACE] : [RELEASE, END]
+      return node.Hold === 'unreachable' ? [REPLACE, END] : [RELEASE, END]
     default:
       return []
   }

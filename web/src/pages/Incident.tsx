@@ -11,16 +11,16 @@ import {
 } from '../api/queries'
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
-import { causeTitle, phaseWords, sourceWords } from '../model/causes'
+import { incidentTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { incidentLine, isPressing, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
 import {
   hook, incidentFigures, jobFigures, phaseHook, shown, similarFigures, type IncidentFigures,
 } from '../model/figures'
 import { capitalized, clock, count, duration, utc } from '../model/format'
-import { attemptWords, missingWords, outcomeOf } from '../model/incident'
+import { outcomeOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
-import { isOver } from '../model/verdict'
+import { isOver, type Tone } from '../model/verdict'
 import { Ago, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
@@ -63,7 +63,8 @@ function Described({ incident }: { incident: Incident }) {
   const figures = incidentFigures(incident, now, job, { protection })
   const shared: Shared = { incident, figures, fleet: job?.FleetName }
   const { checkpointStep } = jobFigures(job ?? {}, { protection })
-  const steps = withResubmission(stepsOf(incident.Actions), job ?? {}, checkpointStep)
+  // Before the answer about checkpoints, the page does not know from which step the job can start.
+  const steps = withResubmission(stepsOf(incident.Actions), protection === undefined ? {} : job!, checkpointStep)
   return (
     <div className="stack">
       <Head {...shared} steps={steps} address={address} />
@@ -102,7 +103,8 @@ function Described({ incident }: { incident: Incident }) {
 function Head({ incident, figures, steps, address }: Shared & { steps: readonly Step[]; address: string }) {
   const now = useNow()
   const isWaiting = incident.Wait !== undefined
-  const outcome = isWaiting ? { word: INCIDENT.waiting, tone: 'warn' as const } : OUTCOMES[outcomeOf(incident)]
+  const waitTone: Tone = isPressing(urgencyOf(steps)) ? 'warn' : 'busy'
+  const outcome = isWaiting ? { word: INCIDENT.waiting, tone: waitTone } : OUTCOMES[outcomeOf(incident)]
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
     download(document.FileName, [document.Content], 'text/markdown')
@@ -115,7 +117,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           <JobLink name={incident.TrainingJobName} address={address} />
         </>
       }
-      title={causeTitle(incident.Cause)}
+      title={incidentTitle(incident)}
       status={
         <>
           <Status tone={outcome.tone} word={outcome.word} />
@@ -140,7 +142,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           </Button>
         </>
       }
-      verdict={incidentLine(incident, steps, causeTitle(incident.Cause), now)}
+      verdict={incidentLine(incident, steps, incidentTitle(incident), now)}
     />
   )
 }
@@ -161,22 +163,20 @@ function Acknowledgement({ incident }: { incident: Incident }) {
       <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
         {INCIDENT.acknowledge}
       </ActionButton>
-      <p className="dim">{INCIDENT.acknowledgeNote(incident.ClosedAt === undefined)}</p>
+      <p className="dim">{INCIDENT.acknowledgeNote}</p>
     </div>
   )
 }
 
 function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly Step[]; fleet?: string }) {
-  const now = useNow()
-  const { Wait: wait } = incident
+  const isChoice = incident.Wait !== undefined && steps.every((step) => step.nodeId === undefined)
+  const isDecision = isPressing(urgencyOf(steps))
   return (
-    <div className={isPressing(urgencyOf(steps)) ? 'pressing' : undefined}>
+    <div className={isDecision ? 'pressing' : undefined}>
       <Card title={DUTY.title} label={DUTY.title}>
-        {wait && steps.length > 0 && (
-          <p>{INCIDENT.wait.choose(missingWords(wait), attemptWords(wait, now), clock(wait.NextAttemptTime))}</p>
-        )}
+        {isChoice && steps.length > 0 && <p>{isDecision ? INCIDENT.wait.choose : INCIDENT.wait.instead}</p>}
         {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
-        <Steps steps={steps} fleet={fleet} />
+        <Steps steps={steps} fleet={fleet} isChoice={isChoice} />
       </Card>
     </div>
   )
@@ -189,7 +189,7 @@ function Phases({ incident, figures }: Shared) {
       <ul className="legend">
         {figures.phases.map(({ phase, seconds, isOpen }) => (
           <li key={phase} {...phaseHook(incident, phase, seconds)}>
-            <span className="key" style={{ background: `var(--b-${phase})` }} />
+            <span className="key" style={{ background: phaseColor(phase, incident) }} />
             <span>
               {capitalized(phaseWords(phase, incident))} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
             </span>

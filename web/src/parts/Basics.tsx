@@ -30,8 +30,9 @@ export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
 
 /** A sentence whose instance ids are not broken at their hyphen. */
 export function Unbroken({ text }: { text: string }) {
-  const pieces = text.split(/(\bi-[0-9a-f]{8,17}\b)/)
-  return pieces.map((piece, index) => (index % 2 ? <span key={index} className="id">{piece}</span> : piece))
+  const pieces = text.split(/(\bi-[0-9a-f]{8,17}\b|\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]\b)/)
+  const kind = (piece: string) => (piece.startsWith('i-') ? 'id' : 'nowrap')
+  return pieces.map((piece, index) => (index % 2 ? <span key={index} className={kind(piece)}>{piece}</span> : piece))
 }
 
 /** A state: icon, word and colour, never colour alone. */

@@ -3,7 +3,7 @@ import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
 import { sentence, utc } from '../model/format'
 import { overWords } from '../model/incident'
-import { causeTitle } from '../model/causes'
+import { incidentTitle } from '../model/causes'
 import { Ago, NodeLink, ToneIcon, Unbroken, useNow } from './Basics'
 import { INCIDENT } from '../words/incident'
 
@@ -19,14 +19,16 @@ interface Props {
 export function Happened({ incident, figures, fleet, jobReason }: Props) {
   const words = INCIDENT.happened
   const evidence = incident.Evidence ?? []
+  const failed = incident.FaultedInstanceIds ?? []
   const now = useNow()
   const over = overWords(incident, now)
   return (
     <dl className="answers">
       <dt>{words.what}</dt>
       <dd>
-        <strong>{causeTitle(incident.Cause)}</strong>{' '}
-        <NodeList ids={incident.FaultedInstanceIds ?? []} fleet={fleet} />
+        <strong>{incidentTitle(incident)}</strong>{' '}
+        {/* A script that fails on node after node is not a failure of these nodes. */}
+        <NodeList ids={figures.unsavedSteps !== undefined && failed.length > 1 ? [] : failed} fleet={fleet} />
         <div className="dim">
           {utc(incident.FailedAt)}, <Ago at={incident.FailedAt} />
         </div>
@@ -40,7 +42,10 @@ export function Happened({ incident, figures, fleet, jobReason }: Props) {
         {jobReason && incident.Wait === undefined && <Sentences texts={[words.now(jobReason)]} />}
       </dd>
       <dt>{words.lost}</dt>
-      <dd><Losses figures={figures} /></dd>
+      <dd>
+        <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
+        {incident.ContinuingCost && <Sentences texts={[incident.ContinuingCost]} />}
+      </dd>
       <dt>{words.why}</dt>
       <dd>
         <Account texts={incident.Why === undefined ? undefined : [incident.Why]} />
@@ -59,7 +64,7 @@ export function Happened({ incident, figures, fleet, jobReason }: Props) {
   )
 }
 
-function Losses({ figures }: { figures: IncidentFigures }) {
+function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: boolean }) {
   const words = INCIDENT.happened
   const { unsavedSteps: unsaved, recomputedSteps: recomputed } = figures
   return (
@@ -72,8 +77,10 @@ function Losses({ figures }: { figures: IncidentFigures }) {
             <Loss figures={figures} field="recomputedSteps" words={words.recomputed(recomputed)} />
           )
         )}
-        <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen)} />
-        {figures.costUsd !== undefined && <Loss figures={figures} field="costUsd" words={words.costs} />}
+        <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen, hasFailed)} />
+        {figures.costUsd !== undefined && (
+          <Loss figures={figures} field="costUsd" words={words.costs(figures.isOpen)} />
+        )}
       </ul>
       {unsaved === undefined && recomputed === undefined && <p className="dim">{words.unknown}</p>}
     </>

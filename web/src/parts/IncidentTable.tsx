@@ -4,7 +4,7 @@ import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
-import { causeTitle, phaseWords, sourceWords } from '../model/causes'
+import { causeTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { Ago, JobLink, Status, useNow } from './Basics'
 
 interface Listed {
@@ -79,7 +79,7 @@ export function PhaseLengths({ incident }: { incident: Incident }) {
     <ul className="phases" aria-label="Phases">
       {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
         <li key={phase} {...phaseHook(incident, phase, seconds)}>
-          <span className="key" style={{ background: `var(--b-${phase})` }} />{' '}
+          <span className="key" style={{ background: phaseColor(phase, incident) }} />{' '}
           {phaseWords(phase, incident)} {duration(seconds)}
           {isOpen && ' so far'}
         </li>
@@ -102,7 +102,7 @@ export function PhaseBar({ incident, height = 14, width = 140 }: Bar) {
   const lengths = phaseLengths(incident, now)
   const label = lengths.map(({ phase, seconds }) => `${phaseWords(phase, incident)} ${duration(seconds)}`).join(', ')
   const style = (phase: string, seconds: number) => ({
-    flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: `var(--b-${phase})`,
+    flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: phaseColor(phase, incident),
   })
   return (
     <div className="bar" style={{ height, width, borderRadius: 3 }} role="img" aria-label={label} title={label}>

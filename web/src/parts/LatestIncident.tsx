@@ -35,7 +35,7 @@ export function LatestIncident({ incident, figures, job }: Props) {
       ) : (
         mayRun && (
           <ActionButton
-            title={INCIDENT.acknowledgeNote(incident.ClosedAt === undefined)}
+            title={INCIDENT.acknowledgeNote}
             action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
           >
             {JOB.acknowledge}

@@ -219,7 +219,7 @@ export function Shell() {
 function OpenIncidents() {
   const open = useQuery(openIncidentsQuery).data?.length ?? 0
   return open ? (
-    <span className="count tone-warn" title={SHELL.openIncidentsNote}>
+    <span className="count tone-idle" title={SHELL.openIncidentsNote}>
       {SHELL.openIncidents(open)}
     </span>
   ) : null

@@ -19,15 +19,17 @@ interface Props {
   fleet?: string
   /** The urgency that the title of the card names. Other steps and optional ones show theirs. */
   urgency?: Step['urgency'] | 'None'
+  /** Whether the person picks one of the steps. They show no urgency. */
+  isChoice?: boolean
 }
 
-export function Steps({ steps, fleet, urgency }: Props) {
+export function Steps({ steps, fleet, urgency, isChoice = false }: Props) {
   if (!steps.length) return null
   return (
     <ul className="plain actions">
       {urgentFirst(steps).map((step) => (
         <li key={step.text}>
-          {(step.urgency !== urgency || urgency === 'Optional') && (
+          {!isChoice && (step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
           <p>
@@ -44,6 +46,7 @@ export function Steps({ steps, fleet, urgency }: Props) {
             )}
             {step.nodeId !== undefined && fleet !== undefined && <NodeButton id={step.nodeId} fleet={fleet} />}
           </div>
+          {step.link?.note && <p className="dim">{step.link.note}</p>}
         </li>
       ))}
     </ul>

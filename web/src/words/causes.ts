@@ -6,9 +6,9 @@ export const PHASES = {
   rework: 'recomputing steps',
 } as const
 
-/** What happened in a phase whose usual name would be wrong. `short`: inside a bar of a timeline. */
+/** What happened in a phase whose usual name would be wrong. `short`: inside a bar. `color`: of the bar. */
 export const HAPPENINGS = {
-  absent: { words: 'control plane was away', short: 'away' },
-  restart: { words: 'restarting ranks', short: 'restart' },
-  shrink: { words: 'waiting for nodes', short: 'wait' },
+  absent: { words: 'control plane was away', short: 'away', color: 'unaccounted' },
+  restart: { words: 'restarting ranks', short: 'restart', color: 'start' },
+  shrink: { words: 'waiting for nodes', short: 'wait', color: 'queue' },
 } as const

@@ -18,15 +18,15 @@ export const DUTY = {
   title: 'What to do',
   none: 'Nothing. No node and no job waits for you.',
   now: (what: string) => `Act now: ${what}.`,
-  node: (id: string) => `Not urgent: decide about node ${id}, which is out of use.`,
+  later: (step: string) => `Not urgent: ${step}.`,
   nodes: (nodes: string) => `Not urgent: decide about ${nodes} that are out of use.`,
   optional: (step: string) => `You need not act. Optional: ${step}`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
-  resubmit: (step: string) => `Submit again from step ${step}: same source and hyperparameters`,
-  wait: (time: string, when: string, choices: readonly string[]) =>
-    `Nothing to do until the next attempt at ${time} UTC (${when})` +
-    `${choices.length ? `. If you cannot wait, choose: ${choices.join(', ')}` : ''}.`,
+  resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
+  resubmitNote: 'Opens the form with the values of this job. Submit only after you have corrected the cause.',
+  wait: (when: string) => `Nothing to do: next attempt ${when}.`,
+  decideWait: (time: string, when: string, choice: string) => `Decide: wait until ${time} UTC (${when}), or ${choice}.`,
   outage: {
     lead: 'The control plane does not answer.',
     text:

@@ -22,18 +22,17 @@ const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = 
 export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
-  acknowledgeNote: (isOpen: boolean) =>
-    'Shows everybody that a person has seen this incident. It changes neither the recovery nor the owner' +
-    `${isOpen ? ', and the incident stays open' : ''}.`,
+  acknowledgeNote: 'Shows everybody that a person has seen this incident. It changes nothing else.',
+  away: (title: string) => `${title} while the control plane was away`,
   waiting: 'Waiting for AWS',
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
     due: 'now',
-    text: (quote: string, when: string, time: string) =>
-      `AWS reports: “${quote}”. Next attempt ${when} (${time} UTC).`,
-    choose: (missing: string, when: string, time: string) =>
-      `Everstep requests ${missing} again ${when} (${time} UTC). If you cannot wait, choose one of these steps:`,
+    text: (quote: string, time: string) => `AWS reports: “${quote}”. Next attempt at ${time} UTC.`,
+    later: 'If it fails, Everstep tries again at most 15 min later.',
+    choose: 'Wait, or pick one of these steps:',
+    instead: 'Nothing: the job waits for the next attempt. If you do not want to wait, pick one of these steps:',
   },
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',
@@ -51,19 +50,20 @@ export const INCIDENT = {
       steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
     unsaved: (steps: number) =>
       `${steps === 1 ? 'step' : 'steps'} lost: no checkpoint has ${steps === 1 ? 'it' : 'them'}`,
-    interrupted: (isOpen: boolean) => (isOpen ? 'without training so far' : 'without training'),
-    costs: 'for idle nodes',
+    interrupted: (isOpen: boolean, hasFailed: boolean) =>
+      isOpen ? 'without training so far' : hasFailed ? 'without training until the job failed' : 'without training',
+    costs: (isOpen: boolean) => (isOpen ? 'for idle nodes so far' : 'for idle nodes'),
     unknown: 'The number of lost steps is not known yet.',
   },
   /** Whether the incident is over, by its outcome. */
   over: {
     Open: 'No.',
     waits: (missing: string) => `No: the job waits for ${missing}.`,
-    Recovered: 'Yes: training has passed the step before the failure.',
+    Recovered: 'Yes: training continues beyond the step of the failure.',
     JobPaused: 'Yes: the job was paused.',
     JobCompleted: 'Yes: the job completed.',
-    JobFailed: 'The job failed. It does not start again by itself.',
-    JobStopped: 'The job was stopped. It does not start again by itself.',
+    JobFailed: 'No: the job failed and does not start again by itself.',
+    JobStopped: 'Yes: the job was stopped. It does not start again by itself.',
     phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
     since: (ago: string) => `This was ${ago}.`,
   },

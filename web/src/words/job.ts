@@ -155,7 +155,6 @@ export const ACT = {
     unconfirmed: 'Some nodes are silent or report a fault. Everstep replaces them if this lasts.',
     oneCopy: 'The job keeps one copy of each shard, so a lost node costs steps.',
   },
-  silent: (nodes: string) => `Everstep uses ${nodes} again when it answers.`,
   starting: 'The job starts by itself.',
   firstStep: 'The first step of a launch takes longer than later steps.',
   beforeCommit: 'A failure now returns to the step from which this launch began.',

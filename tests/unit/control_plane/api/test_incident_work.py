@@ -176,9 +176,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     job.write(jobs.change, ended_at=START + timedelta(seconds=5), max_boundary=30)
     described = client.describe_incident(IncidentId="inc-1")
     assert described["Outcome"] == "JobFailed"
-    assert (
-        "26 steps are lost: step 4 is in S3, and the later steps were only in the nodes' memory" in described["Verdict"]
-    )
+    assert described["Verdict"].endswith("The job failed; 26 steps are lost.")
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
         ("Now", "everstep jobs logs gpt --tail 50"),
         ("Later", "everstep nodes describe i-1"),
@@ -199,10 +197,10 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "Message": "no capacity",
         "NextAttemptTime": next_at,
     }
-    assert described["Why"].startswith(
-        "X; no control plane was running for 9.0 s to recover the job; training waits for"
+    assert described["Why"] == (
+        "X; no control plane was running for 9.0 s to recover the job; AWS launches no replacement."
     )
-    assert described["Done"][-1].endswith(f"again at {next_at:%H:%M:%S} UTC.")
+    assert described["Done"][-1].endswith("from AWS, which launched none.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
     assert not {"Why", "Done", "Wait"} & listed.keys()

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.capacity import LONGEST_RETRY_SECONDS, CapacityWait, retry_at, wait_of, waiting_words
+from control_plane.core.capacity import (
+    LONG_WAIT_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    CapacityWait,
+    retry_at,
+    wait_of,
+    waiting_words,
+)
 from control_plane.core.observed.fleets import GroupObserved
 
 MESSAGE = "We do not have sufficient capacity: try later. Launching EC2 instance failed"
@@ -44,8 +51,9 @@ def test_the_wait_has_the_attempt_that_the_control_plane_plans(
     assert planned is not None
     assert planned - (since + length) <= LONGEST_RETRY_SECONDS
     nodes = "node" if count == 1 else "nodes"
-    found = wait_of(f"waits for {count} {nodes}: {waiting_words(seen)}", since + length + passed)
-    assert found == CapacityWait(count, MESSAGE, planned)
+    now = since + length + passed
+    found = wait_of(f"waits for {count} {nodes}: {waiting_words(seen)}", now)
+    assert found == CapacityWait(count, MESSAGE, planned, is_long=planned - now >= LONG_WAIT_SECONDS)
 
 
 def test_a_suspension_by_aws_has_a_next_attempt_and_one_by_a_user_has_none() -> None:

@@ -14,6 +14,7 @@ from control_plane.core.incident_accounts import (
     Outcome,
     Urgency,
     actions,
+    continuing_cost,
     duration,
     duty,
     occurrence,
@@ -72,23 +73,18 @@ def test_the_course_of_the_job_determines_how_an_incident_ended(
     assert outcome_of(closed_at, job) is outcome
 
 
-def test_a_verdict_says_what_failed_how_it_ended_and_what_it_cost() -> None:
-    assert verdict(RECOVERED, 500.0) == (
-        "i-1 was terminated. Everstep recovered the job in 12 s. No step was lost; training recomputed 2 steps."
-    )
+def test_a_verdict_says_what_failed_and_how_it_ended() -> None:
+    assert verdict(RECOVERED, 500.0) == "i-1 was terminated. Everstep recovered the job in 12 s; no step was lost."
     assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep is recovering the job."
     waiting = replace(OPEN, job_reason="waits for 1 node: AWS has none; Everstep retries at 05:34:53 UTC")
-    assert verdict(waiting, 500.0) == "i-1 was terminated. Everstep is recovering the job; it waits for 1 node."
-    assert verdict(replace(RECOVERED, repeated_steps=0), 500.0).endswith("No step was lost.")
-    assert verdict(FAILED, 500.0) == (
-        "A training process failed on i-1. The job failed after 12 s. 28 steps are lost: step 5 is in S3, and the later "
-        "steps were only in the nodes' memory, which an ended job releases."
-    )
+    assert verdict(waiting, 500.0) == "i-1 was terminated. The job waits for 1 node."
+    assert verdict(replace(RECOVERED, repeated_steps=None), 500.0).endswith("the job in 12 s.")
+    assert verdict(FAILED, 500.0) == "A training process failed on i-1. The job failed; 28 steps are lost."
     shrunk = verdict(replace(RECOVERED, cause=Cause.SHRUNK), 500.0)
-    assert shrunk.startswith("Lost nodes were not replaced. Everstep recovered the job in 12 s, on fewer nodes.")
-    none_left = "33 steps are lost: S3 has no checkpoint, and the steps were only in the nodes' memory"
-    assert none_left in verdict(replace(FAILED, kept_step=None), 500.0)
-    assert verdict(replace(FAILED, kept_step=Step(33)), 500.0).endswith("No step was lost.")
+    assert shrunk.startswith("Lost nodes were not replaced. Everstep recovered the job in 12 s, on fewer nodes;")
+    assert verdict(replace(FAILED, kept_step=None), 500.0).endswith("33 steps are lost.")
+    assert verdict(replace(FAILED, kept_step=Step(32)), 500.0).endswith("1 step is lost.")
+    assert verdict(replace(FAILED, kept_step=Step(33)), 500.0).endswith("The job failed; no step was lost.")
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -104,7 +100,8 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
     absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
-    assert duty(absent).startswith("Nobody must act. Optional: find out why no control plane was running")
+    assert duty(absent).startswith("Not urgent: check the control plane: ")
+    assert duty(replace(absent, is_acknowledged=True)).startswith("Nobody must act. Optional: check the control plane")
     assert duty(FAILED) == (
         "Act now: read the last lines of the failed rank and correct the cause. Then submit the job under another "
         "name; it can start from the checkpoint of step 5."
@@ -119,7 +116,7 @@ def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
     assert actions(OPEN) == ()
 
 
-def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
+def test_a_held_node_waits_for_a_person() -> None:
     held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="GPU 3: Xid 79"),))
     assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
         (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate")
@@ -128,14 +125,26 @@ def test_a_held_node_waits_for_a_person_unless_it_is_only_unreachable() -> None:
     (inspect,) = actions(replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="rank 0"),)))
     assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
     silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
-    assert actions(silent) == ()
-    assert verdict(silent, 500.0).endswith(" i-1 stays out of use until it answers.")
-    priced = replace(silent, price_usd_per_hour=55.04)
-    assert verdict(priced, 500.0).endswith(" i-1 stays out of use until it answers and costs $55.04 per hour.")
-    two = replace(priced, held=(*silent.held, replace(silent.held[0], node_id="i-2")))
-    assert verdict(two, 500.0).endswith(" i-1 and i-2 stay out of use until they answer and cost $110.08 per hour.")
+    assert [(each.urgency, each.command) for each in actions(silent)] == [
+        (Urgency.LATER, "everstep nodes release i-1 --terminate")
+    ]
     (kept,) = actions(replace(held, price_usd_per_hour=55.04))
-    assert kept.words.endswith("The fleet keeps it until you decide. It costs $55.04 per hour until then.")
+    assert "$" not in kept.words  # The page shows all costs in one place, from `continuing_cost`.
+
+
+def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
+    silent = HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason="")
+    one = replace(RECOVERED, held=(silent,), price_usd_per_hour=55.04)
+    assert continuing_cost(one) == "i-1 costs $55.04 per hour while unused."
+    two = replace(one, held=(silent, replace(silent, node_id="i-2")))
+    assert continuing_cost(two) == "i-1 and i-2 cost $110.08 per hour while unused."
+    assert continuing_cost(replace(one, price_usd_per_hour=None)) == ""
+    assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04)) == ""
+    waiting = replace(WAITING, price_usd_per_hour=55.04)
+    assert continuing_cost(waiting) == "Waiting costs $110.08 per hour for 2 idle nodes."
+    assert continuing_cost(replace(waiting, node_count=2)) == "Waiting costs $55.04 per hour for 1 idle node."
+    assert continuing_cost(replace(waiting, node_count=1)) == ""
+    assert continuing_cost(FAILED) == "The job's nodes returned to the fleet, which pays for them until it shrinks."
 
 
 SHORT = CapacityWait(1, "We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed", 1200.0)
@@ -150,14 +159,17 @@ WAITING = replace(
 )
 
 
-def test_a_shortage_says_what_is_missing_aws_own_words_and_when_the_next_attempt_is() -> None:
-    assert verdict(WAITING, 500.0) == (
-        "i-1 was terminated. Everstep is recovering the job; it waits for 1 p5.48xlarge in us-east-2a. AWS reports: “We "
-        "do not have sufficient p5.48xlarge capacity (a)”. The next attempt is at 00:20:00 UTC."
-    )
+def test_a_shortage_says_what_is_missing_and_when_the_next_attempt_is() -> None:
+    assert verdict(WAITING, 500.0) == "i-1 was terminated. The job waits for 1 p5.48xlarge in us-east-2a."
     unknown = replace(WAITING, wait=replace(SHORT, missing_count=2), instance_type="", availability_zone="")
-    assert "it waits for 2 nodes. AWS" in verdict(unknown, 500.0)
-    assert duty(WAITING).startswith("Nothing to do until 00:20:00 UTC. Optional: continue on fewer nodes")
+    assert verdict(unknown, 500.0).endswith("The job waits for 2 nodes.")
+    assert duty(WAITING) == "Nothing to do: the next attempt is at 00:20:00 UTC."
+
+
+def test_a_long_wait_is_a_decision_of_a_person() -> None:
+    long = replace(WAITING, wait=replace(SHORT, is_long=True))
+    assert {each.urgency for each in actions(long)} == {Urgency.LATER}
+    assert duty(long).startswith("Decide: wait until 00:20:00 UTC, or continue on fewer nodes")
 
 
 @pytest.mark.parametrize(
@@ -188,14 +200,16 @@ def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
     assert actions(FAILED)[0].command == "everstep jobs logs gpt --tail 50"
 
 
-def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_optional_steps() -> None:
+def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
     absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
-    assert verdict(absent, 500.0).startswith(
-        "i-1 was terminated. No control plane was running for 1 min 28 s after the failure, so training stood still for "
-        "that time. Everstep recovered the job"
+    assert verdict(absent, 500.0) == (
+        "i-1 was terminated while the control plane was away for 1 min 28 s. It is back, and Everstep recovered the job; "
+        "no step was lost."
     )
     (step,) = actions(absent)
-    assert (step.urgency, "why no control plane was running" in step.words) == (Urgency.OPTIONAL, True)
+    assert (step.urgency, "why it was away" in step.words) == (Urgency.LATER, True)
+    (step,) = actions(replace(absent, is_acknowledged=True))
+    assert step.urgency is Urgency.OPTIONAL
 
 
 @pytest.mark.parametrize(
@@ -213,7 +227,7 @@ def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
     reason: str, cause: Cause, outcome: Outcome, is_named: bool
 ) -> None:
     said = verdict(replace(FAILED, job_reason=reason, cause=cause, outcome=outcome), 500.0)
-    assert said.startswith("The training script failed on i-1: KeyError: 'labels'. ") is is_named
+    assert said.startswith("The training script failed: KeyError: 'labels'. ") is is_named
     assert "KeyError" in said or not is_named
 
 

@@ -28,7 +28,7 @@ def test_a_document_has_its_sections_in_order() -> None:
         == """\
 # Post-mortem: job gpt, 1970-01-01 00:01 UTC
 
-**i-1 was terminated. Everstep recovered the job in 12 s. No step was lost; training recomputed 2 steps.** Nothing to do.
+**i-1 was terminated. Everstep recovered the job in 12 s; no step was lost.** Nothing to do.
 
 - Incident: inc-1
 - Cause: instance\\_terminated
