@@ -99,7 +99,8 @@ test('the bar of a recovery has the words of what happened', () => {
   const restarted = incident({ InstanceIds: [], ReplacementInstanceIds: [], ReplaceSeconds: 5 })
   const lane = timeline({}, [restarted], [], NOW, 9).lanes.find((each) => each.id === 'recovery')!
   const span = lane.spans.find((each) => each.kind === 'replace')!
-  expect(span).toMatchObject({ word: 'restart', label: 'restarting ranks, incident inc-1' })
+  expect(span).toMatchObject({ word: 'restarting', label: 'restarting ranks, incident inc-1' })
+  for (const each of lane.spans) expect(each.label).toContain(each.word)
 })
 
 describe('whether an incident is over', () => {

@@ -29,8 +29,9 @@ export const phaseWords = (phase: string, incident: Incident): string =>
 export const phaseColor = (phase: string, incident: Incident): string =>
   `var(--b-${happeningIn(phase, incident)?.color ?? phase})`
 
-/** Return the word inside a bar of a timeline. */
-export const phaseWord = (phase: string, incident: Incident): string => happeningIn(phase, incident)?.short ?? phase
+/** Return the word inside a bar of a timeline. `phaseWords`, the name of the bar, contains it. */
+export const phaseWord = (phase: string, incident: Incident): string =>
+  happeningIn(phase, incident)?.short ?? phaseWords(phase, incident).split(' ')[0]!
 
 function happeningIn(phase: string, incident: Incident): (typeof HAPPENINGS)[keyof typeof HAPPENINGS] | undefined {
   if (phase === 'detect') {

@@ -9,6 +9,6 @@ export const PHASES = {
 /** What happened in a phase whose usual name would be wrong. `short`: inside a bar. `color`: of the bar. */
 export const HAPPENINGS = {
   absent: { words: 'control plane was away', short: 'away', color: 'unaccounted' },
-  restart: { words: 'restarting ranks', short: 'restart', color: 'start' },
-  shrink: { words: 'waiting for nodes', short: 'wait', color: 'queue' },
+  restart: { words: 'restarting ranks', short: 'restarting', color: 'start' },
+  shrink: { words: 'waiting for nodes', short: 'waiting', color: 'queue' },
 } as const
