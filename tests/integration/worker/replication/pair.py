@@ -135,6 +135,7 @@ class Pair:
             slot_count=2,
             take_lines=lambda peer, message: self.take_lines(peer, message),
         )
+        self.receiver.preparing_seconds = 60.0  # no progress message comes between the messages that a test expects
         self.listener = PeerListener(HOLDER, listener_limits, identity=self.identities[HOLDER])
         self.pacer = NodePacer()
         self.changes = 0
