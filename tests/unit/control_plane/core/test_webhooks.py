@@ -6,7 +6,7 @@ import base64
 import ipaddress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.core.webhooks import WebhookRefused, allowed, check_addresses, key_of, signed_headers, target_of
@@ -115,7 +115,12 @@ def test_public_addresses_and_allowed_networks_are_reached() -> None:
         check_addresses("h", [], ONLY)
 
 
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=4))
+@example([ipaddress.ip_address("64:ff9b::1.0.0.0")])
+@example([ipaddress.ip_address("64:ff9b::10.0.0.1")])
 def test_a_checked_address_is_never_private_loopback_or_link_local(found: list[ipaddress.IPv4Address]) -> None:
     try:
         chosen = ipaddress.ip_address(check_addresses("h", [str(address) for address in found], NOWHERE))
@@ -124,5 +129,7 @@ def test_a_checked_address_is_never_private_loopback_or_link_local(found: list[i
     assert chosen == found[0]
     for address in found:
         each = getattr(address, "ipv4_mapped", None) or address
+        if address in NAT64:  # a gateway translates it into the IPv4 address in its last four bytes
+            each = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         kinds = (each.is_private, each.is_loopback, each.is_link_local, each.is_multicast, each.is_reserved)
         assert kinds == (False,) * 5
