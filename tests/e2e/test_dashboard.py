@@ -115,8 +115,8 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     (incident,) = job.incidents()
     story = page.get_by_role("region", name="Latest incident")
     expect(story).to_contain_text(drill["NodeId"])
-    expect(story).to_contain_text(re.compile("Yes: (training has passed|the job completed)"))
-    expect(page.get_by_role("link", name=re.compile("^replace, incident"))).to_have_count(1)
+    expect(story).to_contain_text(re.compile("Yes: (training continues|the job completed)"))
+    expect(page.get_by_role("link", name=re.compile("^replacing nodes, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
     # the script finishes its last step before it ends
