@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
+    os.umask(0o022)  # tests judge the modes of new files
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
@@ -113,6 +115,33 @@ def postgresql() -> Iterator[PostgreSql]:
     """Start one PostgreSQL server for all tests of this process."""
     with contextlib.closing(PostgreSql()) as server:
         yield server
+
+
+def current_umask() -> int:
+    """Return this process's umask without setting it: other threads may create files meanwhile."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_umask() -> Iterator[None]:
+    """Fail a test that leaves another umask in this process. Later tests would create closed files and folders.
+
+    A test that runs the `main` of a program on purpose uses the fixture `restored_umask`.
+    """
+    before = current_umask()
+    yield
+    after = current_umask()
+    os.umask(before)
+    assert after == before, f"the test changed the umask from {before:03o} to {after:03o}"
+
+
+@pytest.fixture
+def restored_umask() -> Iterator[None]:
+    """Restore the process's umask, which the programs' `main` functions set."""
+    before = current_umask()
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import subprocess
@@ -58,6 +59,8 @@ def _open(folders: Iterable[Path]) -> None:
             _mount("--bind", str(folder), held)
             _mount("-t", "tmpfs", "-o", "mode=755", "opened", str(closed))
             folder.mkdir(parents=True)
+            for above in itertools.takewhile(closed.__ne__, folder.parents):
+                above.chmod(0o755)
             _mount("--move", held, str(folder))
             os.rmdir(held)
 

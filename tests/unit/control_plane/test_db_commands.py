@@ -20,6 +20,8 @@ from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.core.test_database_restore import FOLDER, RUN, manifest
 from tests.unit.control_plane.db.conftest import NOW, new_job
 
+pytestmark = pytest.mark.usefixtures("restored_umask")
+
 STRANGER = RestoredRun(
     run_id=RUN, checkpoint_uri="s3://b/k/", generations=frozenset(), complete=frozenset(), deleted=frozenset()
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,15 +28,6 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture
-def umask() -> Iterator[None]:
-    """Restore the process's umask, which the server's `main` sets."""
-    before = os.umask(0o022)
-    os.umask(before)
-    yield
-    os.umask(before)
 
 
 def signed(store: S3ObjectStore) -> SignedUpload:
@@ -88,7 +77,7 @@ def test_the_search_has_a_shortest_pause_and_ends_when_it_succeeds() -> None:
     assert searched_at == [0.0, SEARCH_SECONDS, 2 * SEARCH_SECONDS]
 
 
-@pytest.mark.usefixtures("umask")
+@pytest.mark.usefixtures("restored_umask")
 def test_the_server_does_not_end_for_lack_of_credentials(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The start continues up to the next check, the schema of a database that does not exist."""
     arguments = ["--mode", "aws", "--region", "eu-west-1", "--bucket", "b", "--state-dir", str(tmp_path / "state")]
