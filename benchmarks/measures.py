@@ -85,7 +85,7 @@ class Floor:
 
     @property
     def stood_still(self) -> bool:
-        """True if the operation's time changed by at most `FLOOR_TOLERANCE_RATIO` during the measurement."""
+        """True if the medians of `before` and `after` differ by at most `FLOOR_TOLERANCE_RATIO`."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 

@@ -97,7 +97,7 @@ class Gate:
         oldest.transport.abort()
 
     def leave(self, connection: GuardedHttp) -> None:
-        """Stop counting a connection, because it ended or has sent a valid token. Idempotent."""
+        """Stop counting a connection as one without a valid token: it ended, or has sent a valid token. Idempotent."""
         self._strangers.pop(connection, None)
 
 

@@ -221,9 +221,9 @@ class PartSink(Protocol):
 
 
 class Helpers(Protocol):
-    """Other processes that send some parts of an upload in place of the caller.
+    """Processes on other nodes that send some parts of a multipart upload in place of the uploading process.
 
-    The thread that calls `put_parts` calls every method except `sent`.
+    The thread that calls `put_parts` (the caller) calls every method except `sent`.
     """
 
     def claim(self, number: int) -> bool:

@@ -238,7 +238,7 @@ class Talk:
         return self._process.pid
 
     def say(self, words: object) -> None:
-        """Send one command to the process."""
+        """Write one command as a line of JSON to the started program's stdin."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
         self._process.stdin.flush()

@@ -45,7 +45,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Run the requested parts. Take the results of the other parts from an earlier run with the same conditions.
+    """Run the requested parts of the benchmark (such as `gpt`).
+
+    The results of the other parts come from an earlier run on the same device with the same sizes.
 
     Raises:
         BenchmarkFailed: there is no device, or a part did not run on it.

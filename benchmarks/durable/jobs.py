@@ -147,9 +147,10 @@ def load_table(loads: Sequence[Load]) -> str:
 
 
 def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the report's rows about the strategies: with Everstep, the useful time and the lost steps.
+    """Return the report's rows that compare the checkpoint strategies.
 
-    The last row contains the lost steps of the job without checkpoints."""
+    They contain the useful time and the lost steps with Everstep, and the lost steps of the job without checkpoints.
+    """
     if not jobs:
         return []
     by_name = {job.strategy: job for job in jobs}

@@ -176,13 +176,13 @@ def _divided(run: Run) -> list[Row]:
 
 
 def _uploads_by(run: Run) -> dict[int, list[float]]:
-    """Return the seconds of the shared uploads, by number of writers."""
+    """Return the durations in seconds of uploads of one shard by several nodes, by number of these nodes (writers)."""
     found = {count: [each.seconds for each in run.shared if each.writers == count] for count in WRITERS}
     return {count: times for count, times in found.items() if times}
 
 
 def _loads_by(run: Run) -> dict[int, list[float]]:
-    """Return the seconds of the shared loads, by number of readers."""
+    """Return the durations in seconds of loads of one shard by several nodes, by number of these nodes (readers)."""
     found = {count: [each.seconds for each in run.restores if each.readers == count] for count in READERS}
     return {count: times for count, times in found.items() if times}
 

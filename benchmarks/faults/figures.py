@@ -184,10 +184,10 @@ def judge(low: float, high: float, before: float, after: float) -> tuple[Verdict
     """Return the verdict on the speed of training, and the reason for it.
 
     Args:
-        low: lower bound of the ratio of median steps, during ÷ before.
+        low: lower bound of the median step time during the fault ÷ the median step time before the fault.
         high: upper bound of that ratio.
-        before: median step before the fault in seconds.
-        after: median step after healing in seconds.
+        before: median step time before the fault in seconds.
+        after: median step time in seconds after the benchmark has ended the fault.
     """
     moved = moved_ratio(before, after)
     if moved > FLOOR_TOLERANCE_RATIO:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Launch all systems in turn on one cluster."""
+    """Measure training under transformers with Everstep and with the compared systems, in turn on one local cluster."""
     rounds, steps, settle_steps = (
         (QUICK_ROUNDS, QUICK_STEPS, QUICK_SETTLE_STEPS) if begun.is_quick else (ROUNDS, STEPS, SETTLE_STEPS)
     )

@@ -30,7 +30,10 @@ class Run(BenchmarkRun):
 
 
 def judged(run: Run, figure: Figure) -> Row:
-    """Return the verdict on one case of a run. On a busy machine, the verdict is inconclusive."""
+    """Return the verdict on one case (the settings of one measurement).
+
+    If the machine was busy, the verdict is inconclusive.
+    """
     return without_verdicts([judge(figure)])[0] if run.is_busy else judge(figure)
 
 

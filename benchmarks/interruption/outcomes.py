@@ -21,7 +21,7 @@ class Fault(StrEnum):
 
 
 class Job(StrEnum):
-    """Kind of a training job that the benchmark interrupts, by its way to distribute the model."""
+    """The library with which the interrupted training job distributes its model over the ranks."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"

@@ -48,7 +48,7 @@ ROOM_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """The measurements of one group of nodes with the same protection."""
+    """The measurements of one simulated group of nodes, with parity or with copies (`has_parity`)."""
 
     has_parity: bool
     state_bytes: int

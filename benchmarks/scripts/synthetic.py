@@ -143,8 +143,8 @@ session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-# For each of `computes`, which stand for the model's forward and backward pass: one entry per step. An entry has the
-# number of snapshots so far, and the seconds for which the session blocked the script in this step.
+# Measurements by kind of computation (`computes`), which replaces forward and backward pass. Each step has one entry:
+# the number of snapshots so far, and the seconds for which the session blocked the script in this step.
 held: dict[str, list[tuple[int, float]]] = {}
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)

@@ -110,7 +110,7 @@ def policy_words(
     """Return a clause for users that lists when a job makes a checkpoint.
 
     `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. `strategy` is the
-    job's strategy. `contradictions` explains the other arguments.
+    job's strategy. The function `contradictions` documents the other arguments.
     """
     if strategy is Strategy.NONE:
         return "never, because the strategy is None"

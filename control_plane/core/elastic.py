@@ -100,7 +100,7 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
 
 
 def is_settled(record: JobRecord) -> bool:
-    """Return whether a job trains and an agreed stop would lose almost no work.
+    """Return whether a job trains, and would lose almost no work if all its ranks stopped at the same step now.
 
     The job has no open incident, its newest generation has committed a new step, and no person manages the job.
     """

@@ -487,7 +487,7 @@ def failure_of_loads(
 
 
 def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
-    """Return the fault after which another generation would fail too, if an agent reports such a fault."""
+    """Return a permanent fault that an agent reports, or None. A new generation would fail with the same fault."""
     found = [
         (node, fault)
         for node, report in sorted(reports.items())

@@ -192,7 +192,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
 
 
 class _Table:
-    """The fleet's rows in the node table, while one call of `decide` changes them."""
+    """The database rows of the fleet's nodes, which one call of `decide` changes in memory."""
 
     def __init__(self, now: float, spec: FleetSpec, observed: FleetObserved) -> None:
         self.now = now

@@ -153,7 +153,10 @@ def _unknown(account: Account) -> str:
 
 
 def _facts(account: Account) -> tuple[str, ...]:
-    """Return the evidence without the absence of the control plane, which `why` adds in its own words."""
+    """Return the evidence of an incident, except sentences that the control plane was not running.
+
+    `why` describes such an absence in its own words.
+    """
     return tuple(each for each in account.evidence if not each.startswith(ABSENCE))
 
 

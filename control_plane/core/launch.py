@@ -160,13 +160,13 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
 def make_plan(
     spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy
 ) -> tuple[GenerationPlan, recovery.Restore]:
-    """Return the plan of the issued generation, and the restore that it uses.
+    """Return the plan of the generation that the control plane launches now, and the restore that it uses.
 
     Args:
         spec: specification of the job at its newest revision.
         seen: what the job loop has observed for this decision.
         record: the job's record, including nodes that the present decision excludes.
-        roll: the result of `call_roll`, in which every GROUP_RANK has a member that has promised.
+        roll: the result of `call_roll`: for every GROUP_RANK, a node that has promised to join the generation.
         policy: the settings with the timeouts, which the plan contains for the agents.
 
     Returns:

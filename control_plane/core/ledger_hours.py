@@ -63,7 +63,7 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
 
 
 def full_hours(before: Ledger, after: Ledger) -> tuple[Ledger, ...]:
-    """Return the counters of a ledger at each full hour between two of its updates, the time of the later one included.
+    """Return the time counters of a ledger at each full hour after the update `before`, up to the update `after`.
 
     The job loop and the fleet loop call this function after each update of a ledger, and store the result. Most results
     are empty, because no full hour lies between the updates.

@@ -28,7 +28,7 @@ LEAVING = frozenset({JobState.PAUSING, JobState.STOPPING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A running job that must return some of its nodes at an agreed stop."""
+    """The reduction of a running job: all its ranks stop at the same step, and it continues with fewer nodes."""
 
     keep_count: int
     """Number of nodes with which the job continues."""

@@ -197,7 +197,10 @@ class Report:
 
 @dataclass(slots=True)
 class _Groups:
-    """The sums per time bucket, project, fleet, job and cause, while `report` adds them up."""
+    """The sums of times, costs and incidents per time bucket, project, fleet, job and cause.
+
+    `report` creates the object and adds each job and each fleet to the sums.
+    """
 
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))

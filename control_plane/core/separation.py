@@ -176,7 +176,10 @@ class _Search:
                 yield {other: turned[:copies], ring: guests + turned[copies:]}
 
     def exchanges(self, one: int, other: int) -> Iterator[Option]:
-        """Yield the two groups as they are after each possible exchange of two members of different domains."""
+        """Yield every exchange of one node of group `one` with one node of group `other` in another failure domain.
+
+        Each result contains both groups after the exchange, by their indices `one` and `other`.
+        """
         for i, mine in enumerate(self.groups[one]):
             for j, theirs in enumerate(self.groups[other]):
                 if self.domains[mine] != self.domains[theirs]:
@@ -204,7 +207,10 @@ class _Search:
         return True
 
     def apply(self, option: Option) -> None:
-        """Replace the current groups by the groups of an option (a possible exchange of nodes)."""
+        """Carry out an option (a possible exchange of nodes between groups of nodes that hold each other's shards).
+
+        The option maps the index of each changed group to its new members.
+        """
         for index, group in option.items():
             self.groups[index] = group
             self.touched.add(index)

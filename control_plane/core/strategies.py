@@ -142,7 +142,7 @@ def contradictions(strategy: Strategy, schedule: Schedule, settings: Settings) -
 
     Args:
         strategy: the strategy that the job was created with; it never changes.
-        schedule: the schedule with the strategy's defaults filled in (`completed`).
+        schedule: the job's checkpoint schedule, with the strategy's defaults filled in (`completed`).
         settings: the job's other settings, as requested.
 
     Yields:

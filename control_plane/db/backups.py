@@ -248,7 +248,7 @@ def _raise_numbers(session: Session, first: ids.Generation) -> None:
 
 
 def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
-    """Add the generations and checkpoints that the backup lacks.
+    """Add to the restored database the generations and checkpoints that S3 has and the backup lacks.
 
     Also mark checkpoints as deleted if S3 no longer has their manifest.
     """

@@ -48,8 +48,8 @@ def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> Non
 
     Args:
         session: from `Database.write`.
-        lease: lease of the fleet whose counters the pass updated.
-        hours: result of `core.ledger_hours.full_hours` for this pass.
+        lease: lease of the fleet whose counters the fleet loop has just updated.
+        hours: result of `core.ledger_hours.full_hours` for this update of the counters.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.

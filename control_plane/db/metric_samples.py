@@ -51,7 +51,8 @@ class _Chunk:
     def last_step(self) -> int:
         """Last step of the last point.
 
-        The first column of the encoding contains this step, or the second column if each point covers several steps.
+        `packed` stores the points column by column. Points of one step and without nodes have one column of steps. All
+        other points have two: the first steps, then the last steps.
         """
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])

@@ -347,7 +347,7 @@ def ask(session: Session, node_id: str, request: str, words: str) -> bool:
 
 
 def call_off(session: Session, node_id: str) -> bool:
-    """Withdraw a user's request for a node. Return False if the node has no request."""
+    """Withdraw a user's request to drain, replace, reboot or hold a node. Return False if there is no request."""
     query = update(Node).where(Node.id == node_id, Node.request != "")
     return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 

@@ -51,7 +51,7 @@ LET_GO = b""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Limits of retention: days for which rows of each kind are kept, plans kept per job, and rows deleted per pass."""
+    """Limits of retention: days for which each kind of rows is kept, plans kept per job, and rows per transaction."""
 
     intents: int = 7
     events: int = 90

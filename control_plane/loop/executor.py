@@ -147,7 +147,7 @@ class Executor:
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
         """Start to write a manifest to S3 and its checkpoint to the database, unless this work is already in progress.
 
-        The work runs in the background, so that S3 does not delay the job's passes.
+        The work runs in the background, so that the job loop does not wait for S3.
         """
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self._begin_work(key, lambda: self._put(lease, key, action))
@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # The key changes 3 times per hook timeout, so AWS gets 3 heartbeats, of which one may be lost.
+                # A key stands for one call. It changes 3 times per hook timeout, so one of 3 heartbeats may be lost.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -309,7 +309,7 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass decides this action again, but the stored intent prevents a second call.
+                    # The fleet loop decides this action repeatedly. The stored intent prevents a second call to AWS.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)

@@ -116,7 +116,10 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease that permits this server to write the export's state. Renew the lease first if it is due."""
+        """Return the lease that permits this server to store the position of this event export.
+
+        If a renewal of the lease is due, the method renews it first.
+        """
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -208,9 +211,9 @@ class _Taken:
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the first events of a page, and stop before the second event of the same job.
+    """Return the events that the next call to the receiver sends: the first events of `page`, at most one per job.
 
-    A call that sends at most one event per job cannot change the order of a job's events.
+    If the receiver rejects some events of a call, each job's events still arrive in order.
     """
     taken, jobs = _Taken(), set[tuple[str, str]]()
     for event in page:

@@ -232,7 +232,7 @@ class LogReader:
     def tail(self, wanted: LogFilter) -> Cursor:
         """Return the cursor at the current end of the log, or of the generation that `wanted` selects.
 
-        The reader then also returns no message about lines that are missing before this cursor.
+        A read that begins at this cursor returns only later lines, and no message about lines missing before it.
         """
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)

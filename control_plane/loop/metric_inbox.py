@@ -29,7 +29,7 @@ class MetricInbox:
         self.filled = asyncio.Event()
 
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
-        """Add the batch that a node's agent (`agent_id`) has sent.
+        """Add the batch of metric values that a node's agent (`agent_id`) has sent.
 
         If an agent sends a batch again, the new copy replaces the earlier copy, so that the batch is stored once.
         """

@@ -54,9 +54,9 @@ class SharedRows:
         self._reads: dict[FleetName, asyncio.Task[Surroundings]] = {}
 
     async def get(self, name: FleetName) -> Surroundings:
-        """Return a fleet's rows. Concurrent callers share one read.
+        """Return the cached database rows about a fleet, or read them. Concurrent callers share one read.
 
-        If this read fails, all of these calls raise its error, and the next call reads again.
+        If this read fails, all callers that wait for it get its error, and the next call of `get` reads again.
         """
         read = self._reads.get(name)
         if read is None or (read.done() and (read.cancelled() or read.exception() is not None)):

@@ -285,7 +285,7 @@ def _recipe(pieces: Sequence[_Piece]) -> bytes:
 
 
 def _spans(spans: Sequence[tuple[int, int]], source: _Source) -> list[_Piece]:
-    """Return the ranges of the payload that one object fills, in the order of the object's data."""
+    """Return the ranges of a shard's payload whose bytes one S3 object contains, in the order of the object's data."""
     found: list[_Piece] = []
     place = 0
     for begin, end in spans:

@@ -356,7 +356,7 @@ class Attachment:
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
         if self._is_over:
-            raise StopIteration  # On StopIteration, Lightning leaves the loop and skips its epoch-end hooks.
+            raise StopIteration  # Training is over: Lightning then leaves the loop without calling epoch-end hooks.
         assert self._batches is not None
         self._batches.end_epoch()
 

@@ -107,7 +107,7 @@ def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank
 
 
 def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
-    """Encode the index of a share's payload, which names the shards in the share."""
+    """Encode the index of a parity share: the list of the shards whose XOR the share contains."""
     return msgspec.msgpack.encode(sorted(contributions, key=lambda each: each.rank))
 
 

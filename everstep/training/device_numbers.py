@@ -162,7 +162,8 @@ class DeviceNumbers:
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
         if places is None or places.count < len(tensors):
-            # Allocate more memory for new values. Values whose copies still run keep their places in the old memory.
+            # Allocate new memory, because the script logs more values than before. Values that are still being copied
+            # keep their places in the old memory.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(self._place_count, len(tensors)))

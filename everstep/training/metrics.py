@@ -58,13 +58,13 @@ def numbers(
 
 
 def check_values(values: Mapping[str, float | torch.Tensor]) -> None:
-    """Reject the values that `numbers` rejects, without waiting for a device.
+    """Check the names and types of values that a script logs, without waiting for a GPU to compute them.
 
     Args:
         values: values that a script logs, by name.
 
     Raises:
-        SessionMisuse: see `numbers`.
+        SessionMisuse: `numbers` would reject a name or a value.
     """
     numbers(values, is_later=lambda tensor: not tensor.is_cpu)
 

@@ -81,7 +81,10 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The step, the slot and the sizes of a snapshot. The slot contains it once all copies of tensors have ended."""
+    """The step, the slot and the sizes of a snapshot whose index is already in the slot.
+
+    The slot contains the whole snapshot once all copies of tensors into the slot have ended.
+    """
 
     step: int
     slot: int
@@ -509,7 +512,10 @@ class Snapshotter:
         *,
         is_audited: bool,
     ) -> None:
-        """Start the copies in the background, and make the guard wait for them before the next change of the state."""
+        """Start the copies of the tensors into the slot in the background.
+
+        Before the next change of the training state, the guard (`everstep.training.guard`) waits for these copies.
+        """
         assert self._tensors is not None
         sources = self._tensors.later
         is_large = self._tensors.later_bytes >= STREAMED_BYTES

@@ -149,7 +149,7 @@ class Account:
         return next((each["State"]["Name"] for each in _instances(answer)), "")
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Receive new events, and return all events that the queue has delivered."""
+        """Receive new EventBridge events from the run's SQS queue, and return all events received so far."""
         sqs = self.client("sqs")
         for message in sqs.receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10).get("Messages", ()):
             self.events.append({**json.loads(message["Body"]), "ReadAt": self.monotonic()})

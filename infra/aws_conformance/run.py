@@ -28,9 +28,9 @@ def ask(
     now: datetime,
     report: Callable[[str], None],
 ) -> Recorded:
-    """Ask the questions in an account, and return the answers.
+    """Run the experiments (questions) in an AWS account, and return the observed behaviour (answers).
 
-    The run removes its resources also if a question fails or the user interrupts it.
+    The function removes the resources that it created, even if a question fails or the user interrupts it.
 
     Args:
         account: the account, without resources of this run.
@@ -69,7 +69,7 @@ def ask(
 
 
 def merged(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Combine the fields of the answers to all questions about AWS.
+    """Combine the fields of all answers, each of which describes how AWS behaved in one experiment (question).
 
     If two answers contain a duration with the same name, the longer duration counts.
     """

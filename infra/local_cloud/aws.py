@@ -192,7 +192,7 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Make `run` return within the time of one pass. Idempotent.
+        """Make `run` return after its present iteration. Idempotent.
 
         A signal handler calls this method. The method therefore only sets a variable and takes no lock, because the
         interrupted code may hold the lock.

@@ -130,7 +130,7 @@ def _over_limits(operation: OperationModel, parameters: Mapping[str, Any]) -> It
 
 
 def _wrong_values(shape: Shape, value: Any, where: str) -> Iterator[Violation]:
-    """Yield a violation for each value outside its enumeration, at any depth."""
+    """Yield a violation for each text in a call's parameters that AWS's documented list of values lacks."""
     if shape.type_name == "structure" and isinstance(value, Mapping):
         for name, member in shape.members.items():
             if name in value:

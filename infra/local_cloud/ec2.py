@@ -198,8 +198,8 @@ class Ec2:
     def ended(self, instance: Instance) -> None:
         """Record the end of an instance. Idempotent.
 
-        moto calls this method when it terminates the instance. An ended instance occupies capacity for another
-        `slot_release_seconds`, so a launch in the same pass cannot use this capacity.
+        moto (the library that fakes AWS) calls this method when it terminates the instance. The ended instance still
+        occupies its instance type's capacity for `slot_release_seconds`. A new launch can use the capacity afterwards.
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
@@ -341,7 +341,7 @@ class Ec2:
     def advance(self) -> None:
         """Finish due boots and planned ends, send events of state changes, and remove instances that ended long ago.
 
-        The server calls this on every pass.
+        The local AWS calls this repeatedly from its main loop.
         """
         now = self._monotonic()
         memory = self._faults.conditions.remember_terminated_seconds
@@ -386,7 +386,7 @@ class Ec2:
     def free_count(self, instance_type: str, wanted: int) -> int:
         """Return how many of the `wanted` instances of a type can be launched with the free capacity.
 
-        An instance that has ended still counts for `slot_release_seconds`.
+        An ended instance still occupies capacity for `slot_release_seconds`.
         """
         limit = self._faults.conditions.capacity.get(instance_type)
         if limit is None:

@@ -101,7 +101,7 @@ class Gate:
         """Undocumented calls, one sentence each, oldest first, at most `MAX_WRONG_CALLS`."""
 
     def refusal(self, request: Request) -> Refusal | None:
-        """Return the error with which AWS answers a call, or None if the call may proceed."""
+        """Return the error with which the local AWS answers a call, or None if the call may proceed."""
         if not self._is_within_rate(request):
             return Refusal(*THROTTLED[request.service])
         wrong = violations(request.operation, request.parameters) if request.operation else []

@@ -53,7 +53,7 @@ def namespace_path(network: str, instance_id: str) -> Path:
 
 
 def obstacle() -> str | None:
-    """Return a sentence with the reason why this machine cannot run the network; None if it can."""
+    """Return why this machine cannot run the local cloud's network of namespaces and bridges; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc"):

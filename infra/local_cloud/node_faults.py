@@ -168,7 +168,7 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
             try:
                 os.posix_fallocate(descriptor, size, piece)
             except OSError:
-                break  # The tmpfs is full, as a call without `most_bytes` intends.
+                break  # The tmpfs is full. Without `most_bytes`, this is the purpose of the fault.
             size += piece
     finally:
         os.close(descriptor)

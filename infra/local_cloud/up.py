@@ -792,8 +792,8 @@ class LocalCluster:
     def _end_marked(self) -> None:
         """End all remaining processes that carry the cluster's marker in their environment, for example instances.
 
-        Instances have no record. An instance ends by itself when the local AWS ends or crashes. This method kills an
-        instance that has not ended after two seconds.
+        The cluster keeps no list of its instances' processes. An instance ends by itself when the local AWS ends or
+        crashes. This method kills an instance that has not ended after two seconds.
         """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)

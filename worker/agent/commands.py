@@ -64,7 +64,7 @@ class _OutputsStored:
 
 
 class Commands:
-    """Queues the commands of the control plane. Each command is executed by one part of the agent."""
+    """Queues the commands of the control plane, and passes each command to the part of the agent that executes it."""
 
     def __init__(
         self,
@@ -176,7 +176,8 @@ class Commands:
                 await asyncio.to_thread(self._identity.accept, command)
                 return
             case KeepSources(sources=sources):
-                if self._lifecycle.promise.value is None:  # While the node has a job, it fetches no source archives.
+                # Only a spare fetches archives before a job is assigned. A node with a job ignores this message.
+                if self._lifecycle.promise.value is None:
                     await self._sources.want(sources)
             case _:
                 log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)

@@ -168,7 +168,7 @@ class Lifecycle:
                 await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self.member)
 
-    # The methods below promise a generation.
+    # The methods below store the node's promise to join a generation, after which it ignores older generations.
 
     def must_promise(self, command: Prepare) -> bool:
         """Return whether the node must promise the generation that a Prepare command names.

@@ -113,7 +113,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        # A transfer that began before the first capture belongs to a snapshot that this object does not measure.
+        # Before this object's first capture, transfers belong to an earlier snapshot, which it does not measure.
         if not has_begun:
             return (
                 loaded

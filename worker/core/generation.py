@@ -134,5 +134,8 @@ def is_current(member: Membership | None, run: RunId, generation: Generation) ->
 
 
 def may_load(member: Membership | None, run: RunId, generation: Generation) -> bool:
-    """Return whether a Load of a plan begins now: the node has promised the generation and has not begun its load."""
+    """Return whether a `Load` command starts to load shards now.
+
+    It does if the node has promised to join the command's generation, and has not begun to load for it.
+    """
     return is_current(member, run, generation) and member is not None and member.phase is MemberPhase.PROMISED

@@ -106,7 +106,10 @@ class DiskWait:
         return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether requests have waited so long at `now` that the agent reports the volume as silent."""
+        """Return whether the volume has finished no I/O request for `limit_seconds`, although requests wait.
+
+        The agent then reports to the control plane that the volume has stopped.
+        """
         return self.since is not None and now - self.since >= self.limit_seconds
 
 

@@ -86,9 +86,9 @@ class Shard:
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
-        """Return the shard at the start of a generation.
+        """Return the state of a shard at the start of a generation.
 
-        All planned holders are in view, and the base is sealed.
+        Commits wait for all other planned holders (`peers`). The owner's node has sealed the base, unless it is step 0.
         """
         sealed = frozenset({base} if base else ())
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
@@ -152,7 +152,10 @@ class Shard:
         return heard._settled()
 
     def capture(self, step: Step) -> Shard:
-        """Record that the rank is copying `step` into its slot, and that parts of the copy are finished."""
+        """Record that the rank is copying its state at `step` into a slot, and has finished the first parts.
+
+        Senders may now send these parts to the holders. A step that is not awaited changes nothing.
+        """
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
 

@@ -248,7 +248,7 @@ class LogShipper:
             log.info("log lines of ranks cannot be read for peers yet: %s", error)
 
     def _tail_of(self, journal: LogJournal) -> Tail:
-        """Return the newest lines that an earlier agent process of this node has read and not uploaded completely."""
+        """Return the newest log lines in files that an earlier agent process wrote and did not upload completely."""
         tail = Tail()
         for chunk in journal.unstored():
             head, lines, _ = decode_chunk(chunk.path.read_bytes())

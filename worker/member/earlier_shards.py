@@ -96,7 +96,10 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load the shard of an earlier launch's rank, unless it is already loaded. The caller holds its lock."""
+        """Load the shard of an earlier launch's rank, unless it is already loaded.
+
+        The caller holds the lock of this rank in `_fetching`.
+        """
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)

@@ -234,11 +234,11 @@ class HeldSnapshots:
         return SnapshotBytes(request_id=wanted.request_id, data=data)
 
     def release(self, hold_id: str, why: str = RELEASED) -> None:
-        """End the export `hold_id`, even if it is just beginning, and refuse its later requests.
+        """End the export `hold_id`: ranks may overwrite its slots again, and its later requests are refused.
 
         Args:
-            hold_id: id from `HoldSnapshot`; the hold may not have begun yet.
-            why: refusal that later requests for the hold receive; part of a message for users.
+            hold_id: id from `HoldSnapshot`. This node need not have received that message yet; it then refuses it.
+            why: reason with which this node refuses later requests of the export; part of a message for users.
         """
         self._ends.setdefault(hold_id, why)
         while len(self._ends) > KEPT_ENDS:

@@ -179,7 +179,7 @@ class RankLines:
         return self.background.is_idle
 
     async def idle(self) -> None:
-        """Wait until the work that messages and announcements have started so far has ended."""
+        """Wait until the background tasks have ended that messages of ranks and of the coordinator have started."""
         await self.background.idle()
 
     async def close(self) -> None:

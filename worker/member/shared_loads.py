@@ -176,9 +176,9 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """Stop all threads that can write a helper node's bytes into the slot.
+        """Stop the help of one node: stop all threads that can write this node's bytes into the slot.
 
-        Then mark the helper's unfinished parts as missing, so that the owner reads them.
+        Then mark the parts that it has not delivered as missing, so that the owner of the shard reads them.
         """
         incoming.shut()
         await streams.close()

@@ -61,10 +61,10 @@ class _Named:
 
 
 class HelpedUpload(PartSharing):
-    """One upload of a shard, of which other nodes with a replica send parts. Implements `ShareOf` and `Share`.
+    """One upload of a shard to S3, in which nodes with a replica of the shard send some of the parts.
 
     `CheckpointUploads` creates one object per upload. Before this node's S3 client completes or aborts the upload, it
-    calls `end`. The other nodes then send no more parts.
+    calls `end`. The other nodes then send no more parts. The class implements the protocols `ShareOf` and `Share`.
     """
 
     def __init__(
@@ -239,7 +239,10 @@ class UploadHelper:
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop helping with uploads of an older step, if the announcement marks the final step for upload."""
+        """Stop helping with uploads of older steps, once the coordinator marks the final step for upload.
+
+        `announcement` is the newest message of the coordinator.
+        """
         for task, step in self._serving.items():
             if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
                 task.cancel()

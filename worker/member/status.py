@@ -83,7 +83,7 @@ class MemberStatus:
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:
-        """Reset the phase clocks when the ranks start, so that they do not measure the time before the start."""
+        """Begin to measure how long each rank stays in a phase or at a step. Called when the ranks start."""
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:

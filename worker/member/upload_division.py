@@ -182,7 +182,7 @@ class UploadDivision:
         """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3."""
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
-        if gathering is None:  # The step is older than the `KEPT_STEPS` newest steps.
+        if gathering is None:  # The lists of this step were deleted, because it is older than the `KEPT_STEPS` newest.
             return None
         await gathering.settled.wait()
         return gathering.divisions.get(rank) if gathering.hashes.get(rank) == hash(items) else None

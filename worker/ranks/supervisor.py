@@ -337,7 +337,7 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """True if new ranks need not wait for preloaded modules: a fork is possible, or no modules are preloaded."""
+        """True if new ranks can start immediately: the modules to preload are imported, or none are configured."""
         return self.preload in (Preload.READY, Preload.NONE)
 
     # The methods below start ranks.
@@ -585,7 +585,10 @@ class Supervisor:
             raise ShimUnavailable("no shim runs on this node") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the shim. If no shim answers, kill the ranks of the last shim and start a new shim."""
+        """Connect to the shim (the parent process of all ranks), which may have survived an earlier agent process.
+
+        If no shim answers, kill the ranks of the last shim and start a new shim.
+        """
         reader = await self._dial()
         if reader is None:
             await self._bury()
@@ -794,7 +797,8 @@ class Supervisor:
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # The dead shim had reported this end to the agent, but not to the disk.
+                # The dead shim had reported the end of this rank to the agent, but had not written it to disk.
+                self._disk.write_end(known)
                 continue
             await _kill(record)
             if record.cgroup:

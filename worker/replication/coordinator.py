@@ -106,7 +106,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """Whether the coordinator proposes no further step, and the state of the stop on which all ranks agree."""
+        """Whether the coordinator proposes no further step, and the state of a stop of all ranks at the same step."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:
@@ -166,7 +166,8 @@ class RoundServer:
     def halt(self) -> None:
         """Record that the control plane has ordered the agents to kill the ranks.
 
-        If a user requested the stop, this call also starts the upload of the committed step.
+        After a requested stop, the coordinator then proposes no further step, and the upload of the committed step
+        starts. Without a requested stop, nothing changes.
         """
         self._apply(self.core.halt())
 

@@ -159,7 +159,10 @@ class Nixl:
             return [self._free.pop() for _ in range(BLOCKS_PER_LINE)]
 
     def release(self, blocks: list[int]) -> None:
-        """Return the blocks of a stream. The list is empty afterwards, so that further calls change nothing."""
+        """Give a stream's blocks of registered memory back for use by other streams.
+
+        The list is empty afterwards, so that further calls change nothing.
+        """
         with self._lock:
             self._free += blocks
             blocks.clear()

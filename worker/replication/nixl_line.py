@@ -94,7 +94,10 @@ class NixlSocket(socket.socket):
         """Bytes of this frame that the caller has not received yet."""
 
     def setsockopt(self, level: int, option: int, value: Any, *rest: Any) -> None:
-        """Set an option. A limit of the rate makes later bytes travel over TCP, where the kernel enforces it."""
+        """Set a socket option.
+
+        If it limits the rate, later bytes travel over TCP, where the kernel enforces the limit.
+        """
         super().setsockopt(level, option, value, *rest)
         if (level, option) == (socket.SOL_SOCKET, _SO_MAX_PACING_RATE):
             self.is_limited = set(value) != {0xFF}

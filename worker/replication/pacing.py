@@ -192,7 +192,7 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Begin an iteration: the sending times of chunks now count from this boundary.
+        """Record that a training step ended: times at which chunks may be sent now count from this boundary.
 
         Args:
             at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node
@@ -315,7 +315,7 @@ class NodePacer:
             self.current = pacer
 
     def unpace(self) -> None:
-        """Send every chunk immediately, so that the link's rate can be measured again.
+        """Stop pacing: senders send every chunk immediately, so that the link's rate can be measured again.
 
         Paced transfers yield no measurements of the link.
         """

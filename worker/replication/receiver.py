@@ -150,7 +150,8 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
-        except Exception as error:  # End the session, whose transfer would wait for a chunk of this stream.
+        except Exception as error:
+            # End the session too. Its transfer would otherwise wait forever for chunks that this stream has lost.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:
@@ -309,8 +310,8 @@ class ReplicaReceiver:
                     slot_count=self._slot_count,
                 )
         except NoRoom as error:
-            # Answer although the slots do not exist. When the owner sends its first shard, this node refuses the shard
-            # and reports the same reason.
+            # Send the normal answer to the owner, although the slots do not exist. When the owner sends its first
+            # shard, this node refuses the shard and reports the same reason.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 

@@ -774,10 +774,11 @@ class IncomingParts(IncomingShard):
     """
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
-        """Create the object for one incoming transfer of chunks that are combined.
+        """Create the object for one incoming transfer.
 
         Args:
-            keep: combines a verified chunk, and returns whether it was combined. Called by threads, once per chunk.
+            keep: combines a verified chunk with the other bytes, and returns whether it did. Called by threads, once
+                per chunk.
             transfer: number of the transfer in `BeginShard`.
             payload_bytes: size of the payload.
         """

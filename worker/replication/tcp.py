@@ -330,7 +330,8 @@ class TcpSession:
         except BlockingIOError:
             return
         except OSError as error:
-            # Under TLS 1.3, the listener refuses a certificate only after the dialler's handshake.
+            # Under TLS 1.3, the dialler's handshake succeeds before the listener refuses the dialler's certificate. The
+            # refusal therefore arrives here, as an error of the first read.
             is_refused = isinstance(error, ssl.SSLError) and self._ahead is None
             arrival.set_exception(
                 refused(self.peer, error) if is_refused else PeerLost(f"the connection to {self.peer} is lost: {error}")
@@ -486,7 +487,10 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
 
 
 def _offered_path(credentials: Credentials, opened: Open, peer: NodeId) -> NixlPath | None:
-    """Reserve what a stream needs for NIXL. Return None if this connection or this node does not use NIXL."""
+    """Reserve blocks of registered memory for a stream (a connection for chunks) that may use NIXL.
+
+    Return None if the connection is no stream, or if this node does not use NIXL or has no free blocks.
+    """
     if credentials.nixl is None or opened.kind != "stream":
         return None
     blocks = credentials.nixl.reserve(peer)

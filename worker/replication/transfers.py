@@ -510,7 +510,10 @@ async def _copy_unchanged(
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy without holding the interpreter lock. A slice assignment would hold the lock."""
+    """Copy a chunk's bytes from `source` to `target` while other Python threads run.
+
+    A slice assignment would hold the interpreter lock during the copy.
+    """
     size = source.nbytes
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)

@@ -64,7 +64,7 @@ class ChunkDigests:
         self.changed.notify()
 
     def complete(self) -> None:
-        """Record that the writer has finished the whole payload, so that it can be sealed."""
+        """Record that the rank or the receiver has written the whole payload, so that the slot can be sealed."""
         self.is_complete = True
         self.changed.notify()
 

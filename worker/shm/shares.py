@@ -294,7 +294,7 @@ class Shares:
 
         The task belongs to no session, because the loss of a connection must not cancel it.
         """
-        if accumulation.is_over:  # The slot was granted for another content before this task started.
+        if accumulation.is_over:  # Before this task started, the node began to use the slot for another content.
             return
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
         size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})

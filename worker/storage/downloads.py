@@ -63,7 +63,10 @@ class LoadShare(Protocol):
         ...
 
     def ended(self, number: int) -> None:
-        """Record that the caller has read a part, or that the read has failed. Called in the part's thread."""
+        """Record that the caller has read a part of the shard's S3 object, or that this read has failed.
+
+        Called in the thread that read the part.
+        """
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
         """Wait for the helper nodes, and return a part that none has delivered, so that the caller must read it.
@@ -295,7 +298,10 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
 
 
 class _Filling:
-    """Reads and verifies the parts of a shard in threads, together with the helping nodes. All methods block."""
+    """Reads parts of a shard's S3 object into a slot and verifies them, in several threads. All methods block.
+
+    Other nodes may read some of the parts in place of this node.
+    """
 
     def __init__(
         self,

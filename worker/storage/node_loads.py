@@ -148,7 +148,10 @@ class NodeLoad:
         await in_thread(lambda _: parts.copy(number, target))
 
     async def arrived(self, place: ObjectReference, number: int) -> None:
-        """Wait until this load's slot contains a part of a shared object, or until the load has ended."""
+        """Wait until this load's slot contains part `number` of an S3 object that several shards share.
+
+        The wait also ends when the load has ended.
+        """
         parts = self.objects[place]
         while not (self.ended.done() or number in parts.present):
             await parts.changed.wait(parts.changed.version)

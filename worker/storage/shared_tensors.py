@@ -206,7 +206,10 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Yield the positions of the tensors in each group of frozen tensors (which training does not change)."""
+        """Divide the frozen tensors (which training does not change) into groups; each group becomes one object in S3.
+
+        Yield, per group, the indices of its tensors in `entries`.
+        """
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):

@@ -180,7 +180,7 @@ class Nobody:
         return None
 
     def close(self) -> None:
-        """End the system's threads and processes."""
+        """End the threads and processes of the compared system that this object runs."""
 
 
 class Everstep(Nobody):

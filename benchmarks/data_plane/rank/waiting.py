@@ -1,6 +1,6 @@
 """Program of a rank that has built its model, calls `init`, and waits for its state before the state arrives.
 
-The harness starts it together with `node.py`. For each generation number on stdin, the program runs one session from
+The benchmark starts it together with `node.py`. For each generation number on stdin, the program runs one session from
 `init` to the session's end. The answer is one line of JSON on stdout.
 """
 

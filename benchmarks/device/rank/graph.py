@@ -60,7 +60,7 @@ class Model:
         self._optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights and the optimizer's state."""
+        """Return the network's weights and the optimizer's state as tensors, by name."""
         named = {name: parameter.detach() for name, parameter in self._net.named_parameters()}
         for name, parameter in self._net.named_parameters():
             named |= {f"{name}/{key}": value for key, value in self._optimizer.state[parameter].items()}

@@ -125,7 +125,10 @@ class Slot:
         return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
 
     def seal(self) -> None:
-        """Complete the header and index of a captured slot, as the session and the agent do together."""
+        """Write the index and the sealed header of a captured slot.
+
+        In a job, the session writes the index, and the agent writes the header.
+        """
         observed = self.state.observe()
         index_bytes = self.memory.write_values(self.plan, observed.values)
         environment = self.state.environment

@@ -34,7 +34,7 @@ class GetLogEventsResponse(Shape):
 
 
 class LogEvents(Shape):
-    """A batch of lines.
+    """A batch of a job's log lines.
 
     The service sends a batch without lines to show that the stream is alive.
     """

@@ -33,7 +33,7 @@ class HoldSnapshotRequest(Request):
 
 
 class HeldShard(Shape):
-    """The held shard of one rank, in the format of a checkpoint object in S3."""
+    """The shard of one rank that its node keeps for the export, described as a checkpoint object in S3."""
 
     rank: int
     origin_generation: int

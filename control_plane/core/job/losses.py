@@ -130,9 +130,9 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
 
 
 def with_departures(view: JobView) -> JobView:
-    """Record in `moves` which nodes a running job should give up at an agreed stop.
+    """Store in the job's record (`moves`) which nodes a running job should give up once all its ranks have stopped.
 
-    An assigned node that runs no rank of the job is released immediately if it is unusable.
+    An unusable node that is assigned to the job but runs none of its ranks is released immediately.
     """
     record = view.record
     found = moves.wanted(

@@ -112,7 +112,10 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
 
 
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
-    """Return the decision's record, with the time ledger (`core.accounting`) corrected for changed incidents."""
+    """Return the job's record that a decision stores, with its time ledger corrected for changed incidents.
+
+    The ledger (`core.accounting`) counts the job's time by what the job did, for example training or restoring.
+    """
     record, found = decision.record, before.incident
     after = {
         incident.id: incident

@@ -100,7 +100,7 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
 
 
 def _trains_again(view: JobView) -> bool:
-    """Return whether all ranks have restored the state and one has completed a step.
+    """Return whether all ranks have restored the state and at least one rank has finished a new step.
 
     A rank that has restored its state reports the restored step as its newest step.
     """

@@ -225,9 +225,9 @@ def grow(view: JobView) -> Decision | None:
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
-    """Store the request for the agreed stop after which the job grows.
+    """Store the request that all ranks stop at the same step, after which the job grows.
 
-    The next pass of the job loop sends this request to the coordinator.
+    The job loop sends this request to the coordinator the next time it processes the job.
     """
     names = ", ".join(growth.node_ids)
     words = f"agrees on a stop, to grow with {names}"

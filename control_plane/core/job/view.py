@@ -1,7 +1,9 @@
 """The input of one decision about a job (a pass of the job loop), with values derived from this input.
 
-Invariant: pure. The function of each job state receives a `JobView`, changes the view's `record` by `with_record`, and
-returns a decision (`core.job.outcome`).
+For each state of a job, one function decides. It receives a `JobView`, changes the view's `record` by `with_record`,
+and returns a decision (`core.job.outcome`).
+
+Invariant: all functions are pure.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class DeepSpeedAdapter:
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [(name, master, True, False) for name, master in self._masters]
-        # Copy a trainable parameter without a master weight at the boundary, because the script may change it at any
-        # time.
+        # The script may change a trainable parameter that has no master weight at any time. Such parameters are
+        # therefore copied at the boundary, not during the next step.
         weights += [
             (name, _partition(parameter), not parameter.requires_grad, not parameter.requires_grad)
             for name, parameter in self._others

@@ -136,8 +136,8 @@ class FSDPAdapter(PlainAdapter):
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        # Do not use from_local(). It would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's
-        # device.
+        # Create the DTensor directly. DTensor.from_local() would copy tensors that CPUOffloadPolicy keeps in host
+        # memory to the mesh's device.
         spec = parameter._spec.shallow_copy_with_tensor_meta(
             TensorMeta(parameter.shape, parameter.stride(), local.dtype)
         )

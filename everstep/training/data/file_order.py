@@ -130,7 +130,10 @@ class FileOrder:
         return length if lane < self.lanes else self.samples - self.lanes * length
 
     def block_range(self, lane: int, block: int) -> range:
-        """Return a block's positions within its lane (part of the epoch). Shuffling permutes the samples of a block."""
+        """Return the positions of a block's samples within its lane (part of the epoch).
+
+        A block consists of neighbouring samples that are shuffled together.
+        """
         return range(block * self.block, min((block + 1) * self.block, self.lane_length(lane)))
 
     def permutation(self, epoch: int, lane: int, block: int) -> list[int]:

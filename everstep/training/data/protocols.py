@@ -64,7 +64,10 @@ class Order(Protocol):
 
 
 class Resumable(Protocol):
-    """A source: it wraps a registered loader, yields its batches, and can return and restore its position."""
+    """A source: an object around a registered data loader, which yields the loader's batches.
+
+    A source can return and restore its position in the data.
+    """
 
     @property
     def generators(self) -> Sequence[rng.Generator]:

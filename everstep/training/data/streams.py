@@ -93,8 +93,8 @@ class DataStream:
         Before the first batch of an epoch, the call changes nothing.
 
         Raises:
-            CannotResume: the loader stores its own position and has further batches, so its state would still point at
-                them.
+            CannotResume: the loader stores its own position and has further batches. A restore would return these
+                batches, because the loader's state still points at them.
         """
         if self._iterator is None and self.consumed_count == 0:
             return

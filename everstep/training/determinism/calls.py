@@ -78,7 +78,10 @@ def _observed_seed(seed: Callable[..., None]) -> Callable[..., None]:
 
 
 def _note(label: str) -> None:
-    """Record a call if the script made it, directly or through the standard library."""
+    """Record a call of an observed function, with file and line of the script that made it.
+
+    The call may come from the script itself or through the standard library. All other calls are ignored.
+    """
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_passed(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith("<frozen importlib"):

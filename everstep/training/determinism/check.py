@@ -3,8 +3,8 @@
 A determinism check (`everstep.determinism`) runs the same steps three times. Each run is a pass.
 
 `init` creates one `DeterminismCheck` per process and attaches it to the session. The session then reports each batch,
-optimizer step, logged value and finished step to the check. The rank trains without its agent. Instead of the agent,
-the check stores a snapshot of the kept step, in the format of a slot. In passes 2 and 3, the session restores this
+optimizer step, logged value and finished step to the check. The rank trains without its agent. In pass 1, the check
+stores a snapshot of one step (the kept step), in the format of a slot. In passes 2 and 3, the session restores this
 snapshot as it would restore a snapshot from the agent.
 
 Invariant: the check ends with a report about three complete records, or with an error.

@@ -52,7 +52,10 @@ class TemplateReady(Message, frozen=True):
 
 
 class TemplateFailed(Message, frozen=True):
-    """Report that an import raised an exception. All ranks then start in new interpreters."""
+    """Message of the template process to the shim: the import of a module to preload raised an exception.
+
+    All ranks then start in new interpreters, instead of as forks of the template process.
+    """
 
     reason: str
 
