@@ -75,7 +75,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of the floor's two medians: of its timings before and after the timings of the measured system."""
+        """Mean of two medians of the operation's timings: before and after the timings of the measured system."""
         return (self.before.median + self.after.median) / 2
 
     @property

@@ -131,7 +131,7 @@ class Part:
     """
 
     def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Create a part without pieces.
+        """Create a part of an upload; the caller then appends its pieces.
 
         Args:
             is_cancelled: returns True when the part must no longer be read; then `read` raises `SendCancelled`.

@@ -63,7 +63,7 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The settings of one measurement: nodes, training job, network, and the schemes that take turns."""
+    """The settings of one measurement: nodes, training job, network, and the schemes (ways to send snapshots)."""
 
     name: str
     nodes: int = 4

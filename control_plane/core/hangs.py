@@ -139,7 +139,8 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
-    # The first step may compile the model, so its limit follows from the longest of start, first step and step.
+    # The first step may compile the model. Its limit therefore follows from the longest time without progress in any
+    # of three phases: start, first step and training.
     if phase == FIRST_STEP and longest is not None:
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))

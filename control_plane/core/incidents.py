@@ -134,9 +134,9 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
 
 
 def absent_seconds(evidence: Iterable[str]) -> float | None:
-    """Return for how many seconds after the failure no control plane was active, or None.
+    """Return for how many seconds after the failure no control plane was active, or None without such a time.
 
-    `with_absence` adds the sentence to the evidence from which this function reads the length.
+    The function reads the number from a sentence of the evidence, which `with_absence` has added.
     """
     found = next((match for each in evidence if (match := _ABSENT.match(each))), None)
     return None if found is None else float(found["seconds"])

@@ -390,6 +390,9 @@ def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False
 
 
 def farther(one: str | None, other: str | None) -> str | None:
-    """Return the farther of two kinds of sources, in the order of `FARTHEST`. None counts as the nearest kind."""
+    """Return the farther of two kinds of sources of a shard, for example "s3" of "peer" and "s3" (see `FARTHEST`).
+
+    None counts as the nearest kind.
+    """
     known = [kind for kind in (one, other) if kind is not None]
     return max(known, key=FARTHEST.index) if known else None

@@ -108,7 +108,7 @@ class _Search:
         return first if all(self.domains[node] == first for node in nodes) else None
 
     def changed(self, group: Group) -> int:
-        """Return how many of a group's shards have other holders than before the first exchange of nodes."""
+        """Return how many shards of the group's nodes now have other holders than in the original placement."""
         return sum(
             frozenset(holders_in(group, position, self.copies)) != self.original[node]
             for position, node in enumerate(group)
@@ -244,8 +244,8 @@ class _Search:
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
         """Exchange one node of each group in `exposed` for a node of another group that is outside `domain`.
 
-        All nodes of these groups are in the failure domain `domain`. The other group keeps at least one further node
-        outside `domain`.
+        The nodes of a group hold each other's shards. All nodes of the groups in `exposed` are in the failure domain
+        `domain`. The other group keeps at least one further node outside `domain`.
         """
         spare = {
             index: self.outside(index, domain) - 1

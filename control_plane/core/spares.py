@@ -78,8 +78,8 @@ def free_probability(count: int, under_way: float) -> float:
 def failures_per_node_second(history: FleetHistory) -> float:
     """Return the failure rate to plan for, as an upper confidence bound.
 
-    The bound uses the observations and the prior. From `ENOUGH_FAILURES` failures on, a higher bound on the
-    observations alone takes precedence.
+    The bound is computed from the fleet's history plus an assumed history (`PRIOR_FAILURES`, `PRIOR_NODE_SECONDS`).
+    After `ENOUGH_FAILURES` failures in the fleet, the bound of its own history replaces it if that bound is higher.
     """
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)

@@ -173,7 +173,7 @@ def get(session: Session, incident_id: str) -> IncidentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentTotals:
-    """Numbers, recovery time, losses and cost of the incidents of one job, one fleet or all jobs, added up."""
+    """Sums over the incidents of one job, one fleet or all jobs: number, recovery time, losses and cost."""
 
     count: int
     closed_count: int

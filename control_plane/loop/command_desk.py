@@ -35,7 +35,7 @@ ANSWER_SECONDS: Final = 5.0
 
 
 class CommandFailed(Exception):
-    """Base class of the errors for a command without an answer."""
+    """Base class of the errors that a caller receives if no agent answers the user's command."""
 
 
 class TooManyCommands(CommandFailed):

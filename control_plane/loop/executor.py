@@ -3,7 +3,7 @@
 Messages to agents are idempotent and follow from stored state, so the executor does not record these messages. Before a
 call that changes AWS or S3, the executor stores an *intent* (a row that describes the call) in the database, under the
 lease. Afterwards it stores the outcome of the call in this row. The executor does not repeat a call whose intent is
-done. While an administrator pauses automation, the executor begins no call that changes a group.
+done. While an administrator pauses automation, the executor begins no call that changes an Auto Scaling group.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """

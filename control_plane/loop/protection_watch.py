@@ -78,7 +78,7 @@ class ProtectionWatch:
             self._written_at[run] = now
 
     def forget(self, run: RunId) -> None:
-        """Drop the cached rows of an ended job."""
+        """Drop the cached rows about the shards of a job that has ended."""
         self._rows.pop(run, None)
         self._written_at.pop(run, None)
 

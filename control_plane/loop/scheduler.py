@@ -142,7 +142,7 @@ class Scheduler(Generic[K]):
             ended.set_result(None)
         if key in self._again:
             self._again.discard(key)
-            self.wake(key)  # Add the key at the end of the queue, so that it cannot keep other keys from running.
+            self.wake(key)  # Queue this job or fleet behind all others, so that it does not delay them.
         self._fill()
 
     def _failed(self, key: K) -> None:

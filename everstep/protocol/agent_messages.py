@@ -770,7 +770,7 @@ class Release(Message, frozen=True):
 class KeepEvidence(Message, frozen=True):
     """Command to upload the agent's and the shim's logs, so that a person can inspect a failed node.
 
-    The control plane repeats the command until the report contains the key.
+    The control plane repeats the command until the agent's report contains the key of `place` (`evidence_key`).
     """
 
     place: ObjectReference

@@ -292,7 +292,10 @@ class UploadPart(Message, frozen=True):
 
 
 class PartStored(Message, frozen=True):
-    """The holder's report that S3 has stored a part. The owner compares size, CRC and SHA-256 with its own bytes."""
+    """The holder's report that S3 has stored a part of the owner's multipart upload.
+
+    The owner compares size, CRC and SHA-256 with its own bytes.
+    """
 
     number: int
     etag: str

@@ -313,7 +313,7 @@ class _Run:
 
     @property
     def place(self) -> torch.Tensor:
-        """The bytes of this run of tensors in the slot, uint8[size], including the zeros between tensors."""
+        """The slot's bytes for these consecutive tensors, uint8[size], including the zeros between tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int, small_bytes: int) -> bool:

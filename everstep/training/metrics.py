@@ -202,7 +202,10 @@ class MetricRing:
             dropped_count = 0
 
     def close(self) -> None:
-        """Send waiting records of logged values, count those above the agent's limit as dropped, and end the thread."""
+        """Send the waiting records of logged values to the agent, and end the thread.
+
+        The agent accepts a limited number of records per second. Records above this limit count as dropped.
+        """
         self._closing.set()
         if self._thread.is_alive():  # Do not join a thread that is still starting, because it ends by itself.
             self._thread.join()

@@ -114,8 +114,9 @@ class _Record:
 
 
 class AutoScaling:
-    """The engine: it advances all groups of all accounts and regions, and implements operations of the Auto Scaling
-    API.
+    """The engine of the simulated Auto Scaling: implements operations of its API, and moves all groups on over time.
+
+    One engine serves all accounts and regions.
 
     Args:
         ec2: the engine for instances.

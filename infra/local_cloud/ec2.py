@@ -132,7 +132,9 @@ class Life:
 
 
 class Ec2:
-    """The engine: it advances all instances of all accounts and regions, and implements operations of the EC2 API.
+    """The engine of the simulated EC2: implements operations of its API, and moves all instances on over time.
+
+    One engine serves all accounts and regions.
 
     Args:
         faults: adjustable behaviour of AWS: capacity, boot delays, and how long an ended instance occupies capacity and

@@ -240,7 +240,8 @@ class Injector:
             if target not in ("", instance_id):
                 continue
             if network and fault == "partition" and link.cut_from != set():
-                # Read the counters before the repair, because `cut` without addresses removes them.
+                # Read the counters of dropped packets before the repair, because the repair (`cut` without addresses)
+                # removes them.
                 counters = network.counters(instance_id)
                 network.cut(instance_id, ())
                 said.append(

@@ -53,10 +53,10 @@ class Visibility:
         self._shown: dict[str, _Shown] = {}
 
     def note(self, instance: Instance) -> None:
-        """Record the present state of an instance. If the state is new, its delay begins. Idempotent.
+        """Record the present state of an instance, such as running. Idempotent.
 
-        The server calls this method before each Describe operation and on each pass. The delay of a state never ends
-        before the delay of an earlier state.
+        Describe operations return a new state only after a delay, which begins with this call. States appear in the
+        order of the changes. The server calls this method before each Describe operation and on each pass.
         """
         shown = self._shown.setdefault(instance.id, _Shown())
         state = (instance._state.name, instance._state.code)

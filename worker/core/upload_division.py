@@ -64,7 +64,7 @@ def divide(
     hold are divided into objects of about the same size, largest tensors first. No tensor is divided.
 
     Args:
-        offers: the items of each rank, in the order of the data in the rank's slot.
+        offers: the tensors (`Item`) that each rank holds, in the order of the data in the rank's slot.
         least_bytes: minimum mean size in bytes of the objects with equal tensors, by default `LEAST_BYTES`.
         max_writers: maximum number of ranks among which equal tensors are divided, by default `MAX_WRITERS`.
 

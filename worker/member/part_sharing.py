@@ -73,7 +73,7 @@ class PartSharing:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:
-        """Record that the owner (this node) has finished one of its own parts, or failed to transfer it."""
+        """Record that the owner (this node) has transferred a part of its shard itself, or failed to transfer it."""
         with self._changed:
             claimed_at = self._claimed_at.pop(number, None)
             if claimed_at is not None:

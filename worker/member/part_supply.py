@@ -74,14 +74,14 @@ class PartSupply:
         self._queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
 
     async def run(self, session: Session, streams: Streams) -> Message:
-        """Send each part that the other node requests, until it sends another message than a request.
+        """Send each part of a shard that the other node requests, until its first message that is no such request.
 
         Args:
             session: the session on which the other node requests parts.
             streams: streams of the session.
 
         Returns:
-            The other message. All chunks of the requested parts are sent then.
+            The message that is no request. All chunks of the requested parts are sent then.
 
         Raises:
             MalformedMessage: a request names no part, or names a part again, or there are too many requests.

@@ -19,7 +19,10 @@ from worker.shards.owned_shard import OwnedShard
 
 
 class MemberStatus:
-    """Reads the state of a generation from the parts of its `Member` object, and updates the ranks' phase clocks."""
+    """Reads the state of a generation from the parts of its `Member` object, for the reports to the control plane.
+
+    It also updates a clock per rank, which measures how long the rank has made no progress in its phase.
+    """
 
     def __init__(
         self,

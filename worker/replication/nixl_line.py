@@ -245,7 +245,10 @@ class NixlSocket(socket.socket):
         super().shutdown(how)
 
     def close(self) -> None:
-        """Close the connection, and return the blocks. No thread may use the socket."""
+        """Close the connection, and free its blocks of registered memory for other streams.
+
+        The caller must ensure that no thread uses the socket.
+        """
         self.path.release()
         super().close()
 

@@ -145,11 +145,11 @@ class Unpaced:
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0 seconds: a chunk never waits (see `Pacer`)."""
+        """Return 0 seconds, because this pacer lets the sender send every chunk at once (see `Pacer.book`)."""
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
-        """Return immediately, because a chunk never waits (see `Pacer`)."""
+        """Return immediately, because this pacer lets the sender send every chunk at once (see `Pacer.admit`)."""
 
 
 class SpanPacer:
@@ -347,7 +347,7 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk that the pacer in use (`current`) prescribes (see `Pacer.chunk_bytes`)."""
+        """Bytes per chunk, as set by the present rule for the times at which chunks are sent (`current`)."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:

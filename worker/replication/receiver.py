@@ -208,7 +208,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run `work` for a session whose streams may transfer chunks meanwhile.
+        """Run `work` for one owner's connection (session), whose streams may transfer chunks meanwhile.
 
         On return, all threads of the session have ended.
         """

@@ -292,7 +292,7 @@ class Shares:
     async def _seal(self, accumulation: Accumulation) -> None:
         """Seal the slot of a parity share that contains every contribution.
 
-        The task belongs to no session, because the loss of a connection must not cancel it.
+        This method runs as a separate task, so that the loss of a contributor's connection does not cancel it.
         """
         if accumulation.is_over:  # Before this task started, the node began to use the slot for another content.
             return

@@ -68,7 +68,10 @@ class ObjectReader(Protocol):
 
     @property
     def ready_bytes(self) -> int:
-        """Number of the next bytes that need no further request: the unread rest of the response to `open`."""
+        """Number of bytes that the next reads return without another request to the store.
+
+        These bytes are the unread rest of the response that the call of `open` received.
+        """
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         """Fill `target` with the next bytes of the object.

@@ -145,11 +145,11 @@ class Ear:
         return is_ours
 
     def message(self, rank: Rank, message: Message) -> None:
-        """Pass a rank's message to the agent's code for ranks (see `RankEvents.message`)."""
+        """Pass a rank's message to the object that serves the node's ranks (see `RankEvents.message`)."""
         self._lines.message(rank, message)
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """Report the end of a rank's connection to the agent's code for ranks (see `RankEvents.lost`)."""
+        """Notify the object that serves the node's ranks that a rank's connection has ended (`RankEvents.lost`)."""
         self._lines.lost(rank, line)
 
 

@@ -70,7 +70,7 @@ class State:
         return {"model": model, "optim": moments, "step": self.steps}
 
     def load(self, tree: dict[str, object]) -> None:
-        """Copy a state dict in the form of `tree` into the live tensors."""
+        """Copy a state dict with the structure that the method `tree` returns into the live tensors."""
         for live, saved in zip(leaves(self.tree()), leaves(tree), strict=True):
             live.copy_(saved)
 

@@ -126,7 +126,7 @@ class Partner:
             self._sent.popleft()[0].wait()
 
     def end(self) -> None:
-        """Announce the end of the training to rank 1, and wait until it has received all announcements."""
+        """Notify rank 1 that training has ended, and wait until rank 1 has received all announcements of steps."""
         self.tell(0)
         for work, _ in self._sent:
             work.wait()

@@ -724,9 +724,9 @@ def state_tensor(
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, followed by the local memory of each tensor if it is another object.
+    """Return the given tensors and, if they are sharded, also this rank's local part of each of them.
 
-    Without sharding, each tensor is its own local memory, so the function returns the given list. This saves a copy of
+    Without sharding, each tensor is its own local part, so the function returns the given list. This saves a copy of
     thousands of entries at every boundary.
     """
     return tensors if local is plain_local else [*tensors, *map(local, tensors)]

@@ -55,7 +55,9 @@ RUN = RunId("0" * 32)
 """Run id in the slot header of the check's snapshot, because a script that runs outside of Everstep has no run id."""
 _RECORDS = msgspec.json.Decoder(Record)
 if PASS_VARIABLE in os.environ:
-    calls.install()  # Observe calls from the import on, because the script may list files before it calls `init`.
+    # Record calls of the clock, of OS entropy and of directory listings from the import on, because the script may
+    # make such calls before it calls `init`.
+    calls.install()
 Arguments = tuple[Any, ...]
 ClosureCall = tuple[Arguments, dict[str, Any]]
 """The positional arguments of a call of `Optimizer.step`, beginning with the optimizer, and its named arguments."""

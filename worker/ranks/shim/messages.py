@@ -131,7 +131,7 @@ class RankStarted(Message, frozen=True):
 
 
 class RankRefused(Message, frozen=True):
-    """Answer of the shim to `StartRank`: it started no process for the rank."""
+    """Answer to `StartRank`: the shim (the process that starts the node's ranks) did not start this rank."""
 
     run: RunId
     generation: Generation
@@ -149,7 +149,10 @@ class RankExited(Message, frozen=True):
 
 
 class Ranks(Message, frozen=True):
-    """The shim's full state: the records of the node's ranks, and the state of the template process."""
+    """The full state of the shim, the process that starts the node's ranks.
+
+    It contains the records of the ranks, and the state of the template process from which the shim forks ranks.
+    """
 
     pid: int
     records: tuple[RankRecord, ...]
