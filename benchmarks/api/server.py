@@ -38,7 +38,7 @@ FLEET = "main"
 
 
 def main() -> None:
-    """Run the measured server and the server with the constant route, until stdin is closed."""
+    """Run the measured control-plane server and a bare server that returns a constant, until stdin is closed."""
     # Log no warnings, because the load generator ends each connection with an invalid message.
     logging.getLogger("control_plane").setLevel(logging.ERROR)
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

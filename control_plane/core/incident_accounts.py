@@ -392,7 +392,7 @@ def _waiting(account: Account) -> str:
 
 
 def _loss(account: Account) -> str:
-    """Return the number of steps that no copy contains as the end of a sentence, or an empty text if unknown."""
+    """Return the end of a sentence that states how many steps the job has lost, or an empty text if unknown."""
     if account.lost_steps is None:
         return ""
     if not account.has_ended_the_job or account.lost_steps == 0:

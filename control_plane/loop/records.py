@@ -51,19 +51,19 @@ _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
 def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
-    """Return those fields of a database row that the core's record type `kind` also has, with their values.
+    """Return those fields of a database row that the record type `kind` of `control_plane.core` also has.
 
-    Times become Unix seconds. The result omits the fields named in `others`.
+    The result maps field names to values, without the fields named in `others`. Times become Unix seconds.
     """
     values = {name: getattr(stored, name) for name in _shared(type(stored), kind) if name not in others}
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
-    """Return those fields of a core record that the database's row type `kind` also has, with their values.
+    """Return those fields of a record of `control_plane.core` that the database's row type `kind` also has.
 
-    Reverses `_as_core`. Fields whose names end with `at` or `until` become datetimes. The result omits the fields named
-    in `others`.
+    The result maps field names to values, without the fields named in `others`. Unix times (fields whose names end
+    with `at` or `until`) become datetimes. `_as_core` makes the opposite conversion.
     """
     values = {name: getattr(record, name) for name in _shared(type(record), kind) if name not in others}
     return {name: _moment(value) if _TIME.search(name) else value for name, value in values.items()}

@@ -44,11 +44,11 @@ def jobs_under_way(service: Any, name: str | None) -> list[Json]:
 
 
 def live(service: Any, name: str | None, console: Console) -> None:
-    """Show the board and keep it current until the user presses ^C."""
+    """Show the live display of jobs (the board) and keep it current until the user presses ^C."""
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # Ignore the failure, because `boards` polls again and shows a failure on the board.
+        # Ignore the failure, because `boards` polls again and shows a failure in the live display.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)

@@ -317,9 +317,9 @@ class _Run:
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
-        """Append `other` if it directly follows this range of the slot and both consist of small tensors.
+        """Append the tensors of `other` if its range directly follows in the slot and both ranges have small tensors.
 
-        Return whether `other` was appended.
+        Return whether the tensors were appended.
         """
         if not (
             other.begin == align(self.end)

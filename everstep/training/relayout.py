@@ -179,7 +179,8 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
     def is_compared(key: str) -> bool:
         if key.startswith("optimizer "):
-            # Skip the groups of an engine's optimizer. They contain master weights, so they differ between layouts.
+            # Skip the parameter groups of a DeepSpeed engine's optimizer. They contain master weights, so they differ
+            # between layouts.
             return not (has_engine and " group " in key)
         return key in ("format", "data") or key.startswith(("buffer ", "extra state "))
 

@@ -661,7 +661,8 @@ class Snapshotter:
         the file and sends a new `SlotsGranted`.
         """
         with self._mapping:
-            # Map again, because the agent may have replaced the files at the same paths.
+            # Map the slots again after a new `SlotsGranted`, because the agent may have replaced the files at the same
+            # paths.
             if granted is not self._granted:
                 before, self._memories = self._memories, {}
                 for memory in before.values():

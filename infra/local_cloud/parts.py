@@ -119,7 +119,10 @@ class Parts:
         return content
 
     def ready(self, name: str) -> dict[str, str] | None:
-        """Return the content of the file that a part writes once it accepts requests, or None before that."""
+        """Return the content of the file that a long-lived process (part) writes once it accepts requests.
+
+        None before the process has written it.
+        """
         try:
             content: dict[str, str] = json.loads(self.ready_file(name).read_text())
         except FileNotFoundError:

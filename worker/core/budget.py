@@ -129,10 +129,10 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations from the last proposed step to the next: the interval, plus an occasional rest.
+        """Iterations from the last proposed step to the next: the interval, plus an occasional delay (a rest).
 
-        A rest delays one proposal to obtain a quiet iteration (`REST_EVERY`). If a snapshot is still being sent
-        meanwhile, the next proposal is delayed again.
+        The coordinator delays one proposal after `REST_EVERY` iterations to measure an iteration without a snapshot.
+        If a snapshot is still being sent meanwhile, it delays the next proposal again.
         """
         return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 

@@ -41,7 +41,10 @@ NO_TERM = 0
 
 @dataclass(frozen=True, slots=True)
 class RoundTree:
-    """The position of every node in the tree of one generation, and the ranks of every node."""
+    """The position of every node in the tree of agents of one generation, and the ranks of every node.
+
+    Reports and announcements about commits travel along this tree.
+    """
 
     order: tuple[NodeId, ...]
     """All nodes of the generation by position in the tree; the coordinator is first."""

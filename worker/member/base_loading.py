@@ -262,8 +262,8 @@ class BaseLoading:
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # The plan may not name the holders as sources, but this node may have sent them the base before it lost its
-            # own copy.
+            # Also try holders that the plan does not name as sources: this node may have sent them the base before it
+            # lost its own copy.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.copy_nodes[1:]
             if peer not in asked

@@ -234,7 +234,7 @@ class Member:
             stalls=self.uploads.stalls,
         )
 
-    # The methods below open or adopt a generation on this node.
+    # The methods below prepare a generation on this node, or continue one that an earlier agent process has prepared.
 
     async def open(self, *, has_ranks: bool = False) -> Path:
         """Prepare slots, shared-memory pages and the source tree, so that the generation's ranks can start.

@@ -77,7 +77,7 @@ class PeerSessions:
         )
 
     async def stream(self, session: Session, number: int) -> socket.socket:
-        """Open a stream of a session. Consecutive numbers use different pairs of network cards (see `Dialler`)."""
+        """Open stream `number` of a session. Consecutive streams use different pairs of network cards (`Dialler`)."""
 
         async def over(card: NetworkCard, to: Address) -> TcpSession:
             address, port = to

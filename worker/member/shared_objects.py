@@ -84,7 +84,7 @@ class SharedReads:
         self._divide(readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
-        """Assign each absent part of the objects to its reader."""
+        """Assign each part that the slot does not contain yet to the node that reads this part from S3."""
         self._readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:
@@ -132,7 +132,7 @@ class SharedReads:
         await end(*self._tasks)
 
     async def _read_own(self) -> None:
-        """Read the absent parts whose reader is this node from S3 into the slot."""
+        """Read this node's parts that the slot does not contain yet from S3 into the slot."""
         own = self._absent(self._readers.here)
         loop = asyncio.get_running_loop()
 

@@ -196,7 +196,7 @@ class RoleCredentials:
 
 
 def token_of(plan: GenerationPlan, key: bytes) -> str:
-    """Return the token of a generation's ranks, derived from the generation's key."""
+    """Return the token with which a generation's ranks request role credentials, derived from the generation's key."""
     return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
 
 

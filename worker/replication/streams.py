@@ -345,7 +345,7 @@ class ChunkQueue:
             self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Queue the chunks that the receiver has requested, as ranges (first, count)."""
+        """Queue chunks that the receiver has requested, as ranges (index of the first chunk, number of chunks)."""
         with self._changed:
             for first, count in chunks:
                 self._left.extend(range(first, first + count))

@@ -123,7 +123,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The stripe of a rank on another node, and the rank of this node in this stripe, which holds the share."""
+    """The stripe of a rank that runs on another node, and the stripe's rank on this node, which holds the share."""
 
     stripe: Stripe
     holder: Rank

@@ -128,9 +128,9 @@ class SharedTensors:
             return self._offers[step]
 
     def forget(self, step: Step) -> None:
-        """Forget the list of tensors (offer) for the other ranks at `step`, after the last attempt to upload this step.
+        """Drop the cached offer of `step` (this rank's tensors that other ranks may also have).
 
-        The call does not wait for `look` of another step, so the event loop may call it.
+        Called after the last attempt to upload this step. The call never blocks, so the event loop may make it.
         """
         self._offers.pop(step, None)
 

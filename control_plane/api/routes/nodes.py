@@ -67,7 +67,7 @@ def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) ->
 def release_node(
     node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Return a held node, which Everstep keeps out of use, to service, or terminate its instance.
+    """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance.
 
     If the node is not held, cancel its pending request.
 

@@ -296,7 +296,7 @@ class NamedOptimizer:
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live state tensors, and the groups and other entries as a tree.
+        """Return the optimizer's live state tensors, and its parameter groups and other entries as a tree.
 
         If no tensor object has changed, the returned list is the same object as in the previous call.
         """

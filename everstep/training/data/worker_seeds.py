@@ -85,7 +85,7 @@ class WorkerDataset(Dataset[object]):
 
 
 def plain_index(item: object) -> object:
-    """Return the user's index or indices from an item that a sampler yields."""
+    """Return the index or indices of the user's sampler, without the seed that `SeededItem` adds to them."""
     return item.item if isinstance(item, SeededItem) else item
 
 

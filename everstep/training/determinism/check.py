@@ -118,7 +118,8 @@ class DeterminismCheck:
     def read(cls, environment: Environment) -> DeterminismCheck | None:
         """Return the check of this process, or None if the job is no determinism check.
 
-        In the process that the launcher started, the call does not return: it starts pass 1 by an exec.
+        A check runs the same steps three times, in three passes. In the process that the launcher started, the call
+        does not return, because it starts pass 1 by an exec.
 
         Args:
             environment: the rank's environment.

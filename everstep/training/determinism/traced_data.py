@@ -86,7 +86,8 @@ class TracedDataset(Dataset[object]):
 
     def _fetched_twice(self, fetch: Callable[[], Any]) -> tuple[Any, Any]:
         if self._generators is None:
-            # Search in the process that fetches, because a worker has its own copies of the generators.
+            # Find the dataset's random generators in the process that fetches the samples, because each DataLoader
+            # worker has its own copies of them.
             self._generators = rng.find_generators([self.inner, self._collate])
             if get_worker_info() is not None:
                 calls.drain()  # A forked worker inherits its parent's list of recorded calls.
