@@ -86,7 +86,10 @@ class Budgeted:
         return self._traffic.budget.interval
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
-        """Pass the duration of an iteration and its idle network spans to the budget."""
+        """Pass the duration of an iteration and its idle network spans to Everstep's traffic control.
+
+        The control sends chunks in these spans and limits the slowdown by snapshots (the budget).
+        """
         self._traffic.spans(
             self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)
         )

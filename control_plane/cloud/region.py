@@ -36,7 +36,7 @@ def find_region() -> str:
     session = botocore.session.Session()
     try:
         found = (
-            os.environ.get("AWS_REGION")  # botocore itself does not read this variable.
+            os.environ.get("AWS_REGION")  # botocore itself does not read AWS_REGION.
             or session.get_config_variable("region")
             or IMDSRegionProvider(session).provide()
         )

@@ -240,7 +240,10 @@ def grace_seconds(timeouts: Timeouts) -> float:
 
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return one line of text per timeout of the ladder, shortest timeout first, for the server's start-up output."""
+    """Return a line of text for each timeout that follows from `detection_seconds`, shortest timeout first.
+
+    The server prints these lines at its start.
+    """
     return tuple(
         f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
     )

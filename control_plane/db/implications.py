@@ -75,7 +75,7 @@ _OF_FLEET: Final = (
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
     """Return the fault history of each node of a fleet, oldest entry first.
 
-    Nodes without a history are missing.
+    The result omits nodes without a history.
     """
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
     for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}):

@@ -120,7 +120,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def shared(self) -> tuple[SharedObject, ...]:
-        """All S3 objects with tensors that several shards share: the frozen and the replicated objects."""
+        """All S3 objects with tensors of several shards: tensors that never change, or are equal on several ranks."""
         return (*self.frozen, *self.replicated)
 
 

@@ -174,7 +174,10 @@ class _Values:
 
 
 def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check those facts that must not change with the number of ranks: optimizers, groups, buffers, loaders."""
+    """Check the facts that must not change with the number of ranks.
+
+    These are facts about optimizers, their parameter groups, buffers and loaders.
+    """
     has_engine = any(value.startswith("deepspeed") for facts in (was, now) for value in facts.values())
 
     def is_compared(key: str) -> bool:

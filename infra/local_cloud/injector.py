@@ -2,7 +2,7 @@
 
 Invariant: a fault either takes effect, and the injector returns facts that prove the effect, or the injector refuses
 the fault and changes nothing. The injector records lasting faults until `clear` ends them. It runs in the process of
-the local AWS, whose server holds its lock meanwhile.
+the local AWS. While the injector runs, the local AWS holds the lock that protects its instances and groups.
 
 The module has more than 500 lines. It is not divided, because each fault is one short method, and all methods use the
 record of lasting faults.

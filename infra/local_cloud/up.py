@@ -431,7 +431,7 @@ class LocalCluster:
         """Return the running jobs as the control plane reports them.
 
         Returns:
-            The nodes and shards of each job, among which the role of a fault's target selects.
+            The nodes and shards of each job. A fault's target can name one of them by a role such as `job 0 node 2`.
 
         Raises:
             NotUp: the control plane does not answer.

@@ -108,10 +108,10 @@ class Member:
     """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
-        """Create the parts of the generation; `open` or `adopt` starts them.
+        """Create the objects that run the generation on this node; `open` or `adopt` starts them.
 
         Args:
-            node: the parts of this node that outlive the generation.
+            node: the objects of this node that outlive the generation.
             plan: plan of the generation; never changes.
             key: secret key of the generation.
             on_change: called after a change that the agent reports to the control plane immediately.

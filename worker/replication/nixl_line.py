@@ -166,7 +166,7 @@ class NixlSocket(socket.socket):
             try:
                 data = data[super().send(data) :]
             except BlockingIOError:
-                continue  # The kernel's buffer is full until the peer reads, or until the connection is cut.
+                continue  # Send again: the kernel's buffer stays full until the peer reads or the connection is cut.
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
         """Receive bytes, from the connection or from blocks of the peer.

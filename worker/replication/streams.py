@@ -309,8 +309,8 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time without data does not count, and neither does time in which the pacer delays all streams, because such time
-        does not show the rate of the link.
+        Time without data does not count. Time in which all streams wait for the pacer, which delays chunks until the
+        network is idle, does not count either. Neither time shows the rate of the link.
         """
         return self._spent()[0]
 
@@ -382,7 +382,7 @@ class ChunkQueue:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Count one stream as delayed by the pacer while the context is open: the stream may not send yet."""
+        """Count one stream as delayed while the context is open: it may not send its chunk yet (see `Pacer`)."""
         self._hold(1)
         try:
             yield

@@ -150,8 +150,8 @@ async def download_shard(
         content: origin generation and step of the slot's new content.
         keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        share: the nodes that read some of the parts; None without helpers. They read no part with bytes of an object
-            that another load of this node reads, or whose reads several nodes share.
+        share: helper nodes that read parts of the shard from S3; None without helpers. They read only parts whose bytes
+            neither another load of this node nor the nodes of `share_objects` read.
         loads: the other loads of this node, which share objects with this one; None without them.
         share_objects: the nodes that share the reads of shared objects; None if this node reads them alone.
 

@@ -69,7 +69,7 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision, with the stored record if only figures have changed that need not be written yet.
+    """Return the decision with the record to store: its own record, or the stored record if no write is due.
 
     If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. The function
     also removes a closed incident from the record.
