@@ -82,7 +82,7 @@ class Scheduler(Generic[K]):
             patience_seconds: longest wait for the end of the work, counted from the start of the last key's work.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]
-        while self._due:  # Work for other keys (jobs or fleets) still waits for its start: wait until running work ends.
+        while self._due:  # Work for some keys (jobs or fleets) has not started: wait until running work ends.
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
         if ends:
             await asyncio.wait(ends, timeout=patience_seconds)

@@ -186,8 +186,8 @@ async def release_snapshot(
     generation, _, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
     if job.generation == generation:
-        # A HoldSnapshot call sends agents one request per attempt, each with its own id. Release the ids of all attempts,
-        # so that a delayed request does not make an agent keep the snapshot again.
+        # A HoldSnapshot call sends agents one request per attempt, each with its own id. Release the ids of all
+        # attempts, so that a delayed request does not make an agent keep the snapshot again.
         for each in _attempts(nonce[:HOLD_BASE_DIGITS]):
             _release(services, job, nodes, each)
     return snapshots_schemas.ReleaseSnapshotResponse(snapshot_id=snapshot_id)
