@@ -94,21 +94,21 @@ def refused(message: str = NOT_OURS) -> InvalidRequest:
 
 
 def whole(part: Any) -> int:
-    """Return an element of a token as an integer of at least 0 that a database can store, or raise ValueError."""
+    """Return an element of a page token as an integer of at least 0 that fits a database column, or raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part
 
 
 def number(part: Any) -> float:
-    """Return an element of a token as a finite float, or raise ValueError."""
+    """Return an element of a page token as a finite float, or raise ValueError."""
     if type(part) not in (int, float) or not math.isfinite(found := float(whole(part) if type(part) is int else part)):
         raise ValueError(NOT_OURS)
     return found
 
 
 def text(part: Any) -> str:
-    """Return an element of a token as text that a database can store, or raise ValueError."""
+    """Return an element of a page token as text that a database can store, or raise ValueError."""
     if not isinstance(part, str) or text_complaint(part) is not None:
         raise ValueError(NOT_OURS)
     return part

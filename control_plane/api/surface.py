@@ -105,7 +105,8 @@ def make_surface(**options: Any) -> FastAPI:
         **options: further options of FastAPI, for example its lifespan.
 
     Returns:
-        The application. At startup, the caller must store the services in the application's state.
+        The application. At startup, the caller must store the services that routes use (such as the database) in the
+        application's state.
     """
     app = FastAPI(
         title="Everstep",

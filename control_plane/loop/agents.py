@@ -315,7 +315,7 @@ class AgentRegistry:
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Wait for the first change (a report or a call of `hint`) or for the timeout.
+        """Wait for the next change (an agent's report, or another change that `hint` announces) or for the timeout.
 
         Return immediately if a change has occurred since the caller's previous call, whose result is `seen`. Several
         loops may wait at the same time.

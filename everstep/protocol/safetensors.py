@@ -194,7 +194,7 @@ class Restore:
         return sum(end - begin for begin, end in self.spans)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of each range of the payload that must be zero."""
+        """Yield begin and end of each gap between tensors in the payload. The bytes of a gap must be zero."""
         end = 0
         for begin, next_end in (
             *sorted([*self.spans, *(span for each in self.shared for span in each.spans)]),

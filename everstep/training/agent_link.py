@@ -99,8 +99,8 @@ class AgentLink(Protocol):
     def word(self) -> AgentHalf | None:
         """The agent's half of the shared-memory page, as the rank last read it; None before the first read.
 
-        The value stays available while the agent is disconnected. The link ignores a half of another generation, and a
-        page that the script has overwritten.
+        The value stays available while the agent is disconnected. The link ignores an agent's half of another
+        generation, and a page that the script has overwritten.
         """
 
     def welcome(self) -> Arriving | Welcome:

@@ -337,8 +337,8 @@ class Snapshotter:
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            announce: called first, in the background thread. It sends the agent a message, whose wake-up would
-                otherwise use the core of the training thread on a node with few cores.
+            announce: sends the agent a message. The background thread calls it first. If the training thread called
+                it, the agent that wakes up could take the training thread's core on a node with few cores.
         """
         self._tell = announce
         self._may_map.set()

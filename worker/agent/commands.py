@@ -188,7 +188,7 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The server of the commit votes, if the coordinator of the running generation is on this node; else None."""
+        """The running generation's coordinator, which collects the commit votes; None if it is on another node."""
         return self._lifecycle.member.server if self._lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:
