@@ -1,4 +1,4 @@
-"""The pacer of the compared scheme UNIFORM, which sends at a constant rate."""
+"""Contains the pacer (the rule for when chunks are sent) of the compared scheme UNIFORM: a constant rate."""
 
 from __future__ import annotations
 

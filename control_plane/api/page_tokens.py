@@ -94,7 +94,7 @@ def refused(message: str = NOT_OURS) -> InvalidRequest:
 
 
 def whole(part: Any) -> int:
-    """Return an element of a page token as an integer of at least 0 that fits a database column, or raise ValueError."""
+    """Return an element of a page token as an integer of at least 0 that a database can store, or raise ValueError."""
     if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
         raise ValueError(NOT_OURS)
     return part

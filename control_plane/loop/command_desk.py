@@ -117,7 +117,7 @@ class CommandDesk:
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
         """Accept an agent's answer to a command that a user runs on a node.
 
-        The desk drops the answer if it sent the command to another agent.
+        The answer is ignored if this server sent the command to another agent.
         """
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():

@@ -768,7 +768,9 @@ class Release(Message, frozen=True):
 
 
 class KeepEvidence(Message, frozen=True):
-    """Command to upload the agent's and the shim's logs, so that a person can inspect a failed node.
+    """Command to upload the logs of the agent and of the ranks' parent process (the shim) of a failed node.
+
+    A person can then inspect the failure.
 
     The control plane repeats the command until the agent's report contains the key of `place` (`evidence_key`).
     """

@@ -68,7 +68,7 @@ class OwnLog(logging.Handler):
             self.release()
 
     def put(self, objects: ByteStore, place: ObjectReference, shim_log: Path) -> None:
-        """Upload this log and the end of the shim's log. Blocks, so it is called in a thread.
+        """Upload this log and the end of the log of the shim, the process that starts the ranks. Called in a thread.
 
         Args:
             objects: the object store (S3), with the node's permissions.
@@ -88,7 +88,7 @@ class OwnLog(logging.Handler):
 
 
 class Evidence:
-    """Stores the logs of this agent and of its shim in S3 when the control plane requests them."""
+    """Stores the logs of this agent and of the ranks' parent process (the shim) in S3 on the control plane's request."""
 
     def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
         """Create the object; no logs are uploaded to S3 yet.

@@ -65,7 +65,7 @@ class Traffic:
 
         Args:
             ranks: ranks of this node; the first rank represents all ranks.
-            pacer: the pacer that all senders of the node use.
+            pacer: decides when the node's senders may send chunks.
             replica_count: number of transfers per step: for each shard of this node, the number of its holders on other
                 nodes.
             max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
@@ -86,16 +86,19 @@ class Traffic:
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer for the present profile of idle spans.
+        """Pacer that sends chunks in the idle network times of the present profile.
 
-        None until the link's rate has been measured, and None if pacing has no benefit.
+        None until the link's rate has been measured, and None if waiting for idle times has no benefit.
         """
         self._is_every_step = True
         """True until the budget first enlarges the interval between snapshots in this training."""
         self._tried_seconds: float | None = None
         """Duration in seconds of an iteration at the start of the trial; None before a trial."""
         self._is_paced: bool | None = None
-        """True if this iteration's chunks wait for idle spans, False if they do not; None while no pacer exists."""
+        """True if this iteration's chunks wait for idle network time, False if they do not.
+
+        None while the agent has no plan for such waits (`_planned`).
+        """
         self._was_paced: bool | None = None
         """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None

@@ -121,7 +121,8 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         card: name of the network card with this node's address; empty if unknown.
 
     Returns:
-        A copy, which the shim and its template also receive, because warm ranks are forked from the template.
+        A copy. The parent process of the ranks (the shim) and the template process, from which it forks ranks, receive
+        it too.
     """
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {

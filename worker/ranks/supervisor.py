@@ -233,7 +233,7 @@ class Supervisor:
         memory_paths: MemoryPaths = MemoryPaths(),
         launcher: Sequence[str] = (),
     ) -> None:
-        """Create the supervisor; `start` connects to the shim.
+        """Create the supervisor; `start` connects to the shim, the parent process of all ranks.
 
         Args:
             state: folder of the ranks' records, streams and outputs; created if missing. It outlives the agent.
@@ -296,7 +296,9 @@ class Supervisor:
     # The methods below start and close the supervisor.
 
     async def start(self) -> None:
-        """Connect to the node's shim, or start one, and read its state. The agent calls this once.
+        """Connect to the node's shim (the parent process of all ranks), or start one, and read its state.
+
+        The agent calls this once.
 
         Raises:
             ShimUnavailable: no shim can be started.
@@ -320,7 +322,7 @@ class Supervisor:
         self._hang_up()
 
     async def shut_down(self) -> None:
-        """End all ranks and the shim, then close. Called when the node leaves the fleet permanently.
+        """End all ranks and their parent process (the shim), then close. Called when the node leaves the fleet.
 
         Raises:
             ShimUnavailable: the shim does not end.
@@ -345,7 +347,7 @@ class Supervisor:
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
     ) -> None:
-        """Ask the shim to start one rank; return when the request is sent.
+        """Ask the shim (the parent process of all ranks) to start one rank; return when the request is sent.
 
         A repeated request for the same rank has no effect. `next_exit` reports a failed start as an exit.
 
@@ -440,7 +442,7 @@ class Supervisor:
     def halt_now(self, run: RunId, generation: Generation) -> None:
         """Kill all ranks of this run in generations up to `generation`, with their descendants. Return immediately.
 
-        The shim refuses later starts of these generations.
+        The shim (the parent process of all ranks) then refuses to start ranks of these generations.
         """
         self._send(StopRanks(run=run, generation=generation))
 
@@ -619,7 +621,7 @@ class Supervisor:
         return reader
 
     async def _launch(self) -> None:
-        """Start a shim in a session of its own; return when it listens."""
+        """Start a shim (the parent process of all ranks) in a Linux session of its own; return when it listens."""
         read, write = os.pipe()
         os.set_inheritable(write, True)
         command = [

@@ -252,7 +252,7 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that all senders of a node use. The generation's `Member` object owns it.
+    """Decides for all senders of a node when chunks may be sent. The generation's `Member` object owns it.
 
     The object passes each call to another pacer, `current`: first an `Unpaced` pacer. `Traffic` replaces it by a
     `SpanPacer` after the job's idle spans have been measured.

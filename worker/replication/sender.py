@@ -124,7 +124,7 @@ class ReplicaSender:
         self.silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         """Measures how long the holder has been silent."""
         self._paused_count = 0
-        """Number of streams that wait for the pacer or are being opened.
+        """Number of streams that wait until they may send a chunk (see `Pacer`) or are being opened.
 
         While the number is above 0, this node delays the data itself, so the holder does not count as silent.
         """

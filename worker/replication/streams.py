@@ -294,7 +294,7 @@ class ChunkQueue:
         self._working_count = 0
         """Number of streams that are sending a chunk."""
         self._held_count = 0
-        """Number of streams that have a chunk and wait until the pacer admits it."""
+        """Number of streams that have a chunk and wait until it may be sent (see `Pacer`)."""
         self._busy_since: LinkUse | None = None
         """Accumulated sending time of the link at the moment when this transfer last began to have data to send.
 
@@ -440,10 +440,10 @@ async def send_chunks(
         transfer: number of the transfer in `BeginShard`.
         queue: the chunks that the receiver wants; it may grow during the call.
         payload_bytes: size of the whole payload.
-        pacer: admits each piece of a chunk. With None, every chunk is sent immediately and in one piece.
+        pacer: decides when each piece of a chunk is sent. With None, every chunk is sent immediately and in one piece.
         progress: called on the event loop at most every `PROGRESS_SECONDS`, with the size of the newest piece that the
             kernel accepted.
-        paused: called on the loop with +1 when a stream begins to wait for the pacer, and with -1 when the wait ends.
+        paused: called on the loop with +1 when a stream begins to wait for its time to send, and with -1 afterwards.
 
     Raises:
         PeerLost: a stream broke.

@@ -138,7 +138,7 @@ async def send_shard(
         begin: announcement of the shard, the first message to the receiver.
         queue: a new queue, which distributes the chunks to the streams. Afterwards it contains the number of sent bytes
             and the sending time.
-        pacer: see `send_chunks`.
+        pacer: decides when each piece of a chunk is sent (see `send_chunks`).
         progress: called with 0 after each answer of the receiver, and as in `send_chunks` when the kernel accepts
             bytes.
         paused: called with +1 when the receiver must wait for the pacer, or for chunks that the rank is still writing,

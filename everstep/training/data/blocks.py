@@ -88,8 +88,8 @@ class ShuffledBlocks(IterableDataset[object]):
         samples = iter(cast("Iterable[object]", self.dataset))
         while True:
             if self._yielded_count and self._generators is not None:
-                # After a restart, this block was already yielded in part. Read it with the generators' earlier states,
-                # so that reading draws the same numbers again.
+                # The process before the restart has yielded a part of this block of samples. Read the block with the
+                # generators' earlier states, so that reading draws the same numbers again.
                 with rng.kept(generators):
                     rng.set_states(generators, self._generators)
                     block = list(itertools.islice(samples, self.block_size))

@@ -103,7 +103,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 def execute(start: StartRank) -> NoReturn:
     """Run `python -u script` by exec in this process: a new interpreter runs the script (a cold start).
 
-    The shim's fork calls this function after `settle`.
+    A process that the shim has forked for a rank calls this function after `settle`.
     """
     try:
         os.chdir(start.working_directory)
