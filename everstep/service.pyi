@@ -1660,7 +1660,7 @@ class EverstepClient(Protocol):
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Return a held node, which Everstep keeps out of use, to service, or terminate its instance. If the node is not held, cancel its pending request. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
+        """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance. If the node is not held, cancel its pending request. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
         """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:

@@ -88,7 +88,7 @@ class OwnLog(logging.Handler):
 
 
 class Evidence:
-    """Stores the logs of this agent and of the ranks' parent process (the shim) in S3 on the control plane's request."""
+    """Stores the logs of this agent and of the ranks' parent process (the shim) in S3 for the control plane."""
 
     def __init__(self, own_log: OwnLog, objects: ByteStore, state: Path) -> None:
         """Create the object; no logs are uploaded to S3 yet.
