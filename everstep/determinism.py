@@ -263,8 +263,8 @@ def _finding(
 ) -> Finding:
     """Return the finding about the first step at which the three passes of the check differ.
 
-    Each row belongs to one recorded value, such as a gradient, and holds its digest in each pass. `rows` begins with
-    the first value whose digests differ.
+    Each row of `rows` contains the digests of one recorded value, such as a gradient, in the three passes. The first
+    row is the first value of the step whose digests differ.
     """
     lead = next(entry for entry in rows[0] if entry is not None)
     alike = [row for row in takewhile(lambda row: _kind_of(row) == lead.kind, rows) if _differs(row)]

@@ -40,7 +40,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingRow:
-    """Measured values for one state size and one replacement of forward and backward (`compute`): wait or matmul."""
+    """Measured values for one state size and one substitute for the forward and backward passes.
+
+    `compute` names the substitute: a wait, or matrix products.
+    """
 
     shape: Shape
     compute: str

@@ -39,7 +39,7 @@ proposal.
 
 
 class Budgeted:
-    """One node under the scheme EVERSTEP, in a case whose budget selects the steps to snapshot.
+    """One node that sends snapshots as Everstep does, at the steps that Everstep's budget selects.
 
     Args:
         node: number of the node; node 0 proposes steps.

@@ -117,7 +117,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the option that only this benchmark has to the command line."""
+    """Add this benchmark's own option, `--per-block`, to the parser of the command line."""
     parser.add_argument("--per-block", type=int, default=5, help="faults of each kind per launch; default: 5")
 
 

@@ -249,7 +249,7 @@ async def measure(count: int, arity: int) -> RoundFigure:
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure each number of agents, in a flat tree and in Everstep's tree if the two trees differ.
+    """Measure commit rounds with each number of agents, with and without intermediate agents in their tree.
 
     Call it in a process that does nothing else, because other work would change the measured times.
 

@@ -51,7 +51,8 @@ _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><tit
 class Dashboard:
     """ASGI application for paths without a route.
 
-    `otherwise` answers paths under /v1. `directory` contains the output of `make web` and may be missing.
+    It serves the dashboard's page and files from `directory`, the output of `make web`, which may be missing. The
+    application `otherwise` answers paths under /v1.
     """
 
     def __init__(self, otherwise: ASGIApp, directory: Path = STATIC) -> None:

@@ -569,10 +569,10 @@ def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[
 
 
 def _misses(shard: ShardRecord) -> bool:
-    """Return whether a shard's parity group lacks a share of the shard.
+    """Return whether a node of a parity group lacks the share from which this shard could be rebuilt.
 
     The result is true if a holder is out of view. It is also true until the rank commits a step in this generation,
-    because a node that replaced another has no share before.
+    because a node that has replaced another one receives its share only with this commit.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 

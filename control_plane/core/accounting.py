@@ -417,6 +417,9 @@ def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members
 
 
 def _trained(amount: int, members: Members) -> int:
-    """Return the part of a duration on n of N nodes that counts as training: n/N of the duration, rounded up."""
+    """Return the part of a duration that counts as training: n/N of it while a job that needs N nodes has n.
+
+    The result is rounded up to whole microseconds.
+    """
     present, missing = members
     return amount if missing <= 0 else -(-amount * present // (present + missing))

@@ -156,7 +156,8 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
 def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
     """Return the product of two polynomials as coefficients, without powers above `most`.
 
-    Coefficient k counts the sets of k failure domains. The product counts the sets over two independent parts.
+    In each polynomial, coefficient k is the number of survivable losses of k failure domains. The two polynomials count
+    losses among different domains, so their product counts the losses among all of these domains.
     """
     product = [0] * min(len(one) + len(other) - 1, most + 1)
     for i, a in enumerate(one):

@@ -97,7 +97,7 @@ def in_order_of_release(holding: Iterable[FleetJob]) -> list[FleetJob]:
 
 
 def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tuple[FleetJob, int]]:
-    """Return the possible releases of nodes, the cheapest first: a job, and the number of nodes that it would keep.
+    """Return which jobs could release nodes, cheapest first, each with the number of nodes that it would keep.
 
     The releases have the order of the table in the module's docstring. Within a row of the table, jobs of the lowest
     priority come first, then the youngest jobs.

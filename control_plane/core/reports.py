@@ -171,7 +171,7 @@ class BucketFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """The figures of one job."""
+    """The time, cost and incidents of one job in the time range of a report."""
 
     job: JobTime
     figures: Figures

@@ -311,7 +311,8 @@ class Observer:
     def _sight(self, around: Surroundings, now: float) -> _Sight:
         """Return the facts that all jobs of a fleet share, derived from the fleet's rows.
 
-        The result is cached while callers pass the same object.
+        The observer keeps the result of the last call for each fleet, and returns it again if the caller passes the
+        same `Surroundings` object.
         """
         known = self._sights.get(around.name)
         if known is not None and known.of is around:

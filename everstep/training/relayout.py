@@ -290,7 +290,7 @@ class _Cover:
         return True
 
     def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
-        """Return the copies that fill one box (piece) of a target, or None if the mapped shards lack a part of it."""
+        """Return the copy operations that fill one piece of a target. None if mapped shards lack a part of it."""
         held = self._earlier.get(part.name)
         if held is None:
             return None

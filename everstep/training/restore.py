@@ -63,7 +63,10 @@ def decode_facts(data: bytes) -> dict[str, str]:
 
 
 class Restorable(Protocol):
-    """A checked state, which `RankState.load` and `RankState.complete` write into the live objects."""
+    """A saved state of a rank that has passed its checks.
+
+    `RankState.load` and `RankState.complete` write it into the script's live objects.
+    """
 
     @property
     def tensors(self) -> SavedTensors:

@@ -275,9 +275,9 @@ class TrainingSession:
             Number of finished steps, from which the script's loop continues. 0 if there is no step to restore.
 
         Raises:
-            RestoreMismatch: in the first case, a rank's snapshot does not fit, or the ranks received different steps;
-                the live objects are unchanged. In the second case, a snapshot is invalid that was still arriving while
-                ranks copied it; the model is partly overwritten, and the process must end.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps; the live objects are
+                then unchanged. Also raised if a rank copied a snapshot while it was still arriving, and the complete
+                snapshot is invalid; the model is then partly overwritten, and the process must end.
             AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
                 model may be partly overwritten, and the process must end.
         """
@@ -745,8 +745,8 @@ class TrainingSession:
             self._said.update(changes)
             said = None
             while said != self._said:
-                # Write again if a signal handler has published meanwhile, because this write has replaced its fields on
-                # the page.
+                # A signal handler of the script may interrupt this write and publish newer fields, which this write
+                # then replaces with the older ones. Write again in that case.
                 said = self._said.copy()
                 self._half = RankHalf(self._link.generation, **said)
                 self._link.publish(self._half)

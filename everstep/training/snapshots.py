@@ -149,7 +149,7 @@ class _Verdict:
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Check the tensors' versions and decide whether the copy is consistent, unless an earlier call has decided.
+        """Decide from the tensors' versions whether the snapshot's copy is consistent; only the first call decides.
 
         Return the names of tensors that changed during the copy.
         """

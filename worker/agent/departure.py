@@ -53,13 +53,13 @@ class Departure:
         rank_outputs: RankOutputs,
         archives: SourceArchives,
     ) -> None:
-        """Create the object; `begin` or `make_way` starts a departure.
+        """Create the object; `begin` or `make_way` starts to end the run on this node.
 
         Args:
             settings: names the folders of this node.
             lifecycle: ends the ranks, sessions and uploads of the running generation.
             promise: the node's promise, which `finish` and `make_way` delete.
-            outputs: uploads of ended generations. A departure waits for them before it removes files.
+            outputs: uploads of ended generations, for which this object waits before it removes the run's files.
             store: this node's slots; a release removes the run's slots.
             supervisor: owns the files and records of the run's ranks.
             supplies: owns the inputs and packages of the run.

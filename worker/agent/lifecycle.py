@@ -224,7 +224,7 @@ class Lifecycle:
         self.is_unsettled = False
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
 
-    # The methods below load a generation.
+    # The methods below load a generation: they prepare the inputs and shards from which its ranks start.
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
         """Begin to load the generation of `plan` in the background.

@@ -108,7 +108,8 @@ class Budget:
             has_begun: True if the capture of a snapshot began in the iteration.
 
         Returns:
-            The budget, with a new interval if the measurements require or allow one.
+            The budget. Its interval between snapshots is new if the measurements require a longer one or allow a
+            shorter one.
         """
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()

@@ -133,7 +133,9 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard that is in the same XOR as a chunk of a surviving rank (a row of a share).
+        """Return the chunk of the lost shard that a chunk of a surviving rank helps to rebuild.
+
+        A row of a share is the XOR of one chunk of each contributing shard. Both chunks belong to the same row.
 
         Args:
             rank: the surviving rank of the stripe.

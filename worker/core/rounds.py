@@ -645,7 +645,8 @@ class Coordinator:
         generation then ended before it had uploaded that checkpoint.
         """
         if not self._may_mark:
-            # The checkpoint stays due: the first commit after the end of an upload becomes the checkpoint.
+            # No further upload may begin now. The checkpoint stays due, and the first commit after an upload has ended
+            # becomes the checkpoint.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed

@@ -172,10 +172,11 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
-    """Return the older steps to which the job would return if it now lost a node with the only base of a shard.
+    """Return the older steps to which the job might have to return while the generation loads.
 
-    While a generation loads, one node may hold the only copy of a shard at the base. Without this node, the base is
-    incomplete, and the job returns to an older step whose shards are complete on the other nodes.
+    Until the generation has loaded, one node may hold the only copy of a shard at the base, the step that the
+    generation starts from. If this node fails, the job returns to an older step whose shards are complete on the other
+    nodes.
     """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:

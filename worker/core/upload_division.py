@@ -142,15 +142,16 @@ class _Table:
         return -item.bytes, item.digest
 
     def classes(self, is_equal: Sequence[bool]) -> dict[tuple[Rank, ...], list[int]]:
-        """Group equal tensors by the exact set of ranks that hold them, in the order of the payload.
+        """Group the tensors that several ranks hold, by the exact set of these ranks.
 
-        A class is omitted if its ranks hold the tensors in different orders, because an object has one order.
+        Each group keeps the order that its tensors have in the ranks' slots. A group is omitted if its ranks hold the
+        tensors in different orders, because an S3 object stores them in one order.
 
         Args:
             is_equal: one entry per number in `items`: whether the item is a tensor that several ranks hold.
 
         Returns:
-            For each set of ranks: the numbers of the tensors that exactly these ranks hold.
+            For each set of ranks: the numbers (indices into `items`) of the tensors that exactly these ranks hold.
         """
         class_of: dict[tuple[Rank, ...], int] = {}
         ranks_of = self.ranks_of

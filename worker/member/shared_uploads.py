@@ -248,7 +248,7 @@ class UploadHelper:
                 task.cancel()
 
     async def serve(self, session: Session) -> None:
-        """Send the parts that an owner requests, until the connection ends.
+        """Upload to S3 the parts of a shard that its owner requests, until the owner's connection ends.
 
         Args:
             session: an authenticated session of kind upload, from a member of the same generation.

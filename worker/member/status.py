@@ -61,7 +61,7 @@ class MemberStatus:
     def rank_statuses(self) -> tuple[RankStatus, ...]:
         """Return each local rank's phase, its last finished step, and the seconds since it last made progress.
 
-        Each call updates the phase clocks.
+        Each call also updates `clocks`, from which the seconds without progress result.
         """
         now, statuses = time.monotonic(), []
         for shard in self._shards.values():

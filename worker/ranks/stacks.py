@@ -184,7 +184,7 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take a sample for the request `number`, unless this was done before or another sample is in progress.
+        """Sample the ranks' stacks for the request `number`, once per number and not during another sample.
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """

@@ -418,7 +418,10 @@ def _read_parts(
     share: LoadShare | None,
     check: Callable[[], None],
 ) -> None:
-    """Read the parts of `numbers` that no helper node reads. Parts up to `claimed` are already claimed by this node."""
+    """Read from S3 the parts in `numbers` that no helper node reads.
+
+    This node has already claimed the parts up to number `claimed`, so helper nodes do not read them.
+    """
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()
 

@@ -119,7 +119,7 @@ class NodeLoad:
         self._slot = slot
 
     def parts_with(self, places: Collection[ObjectReference]) -> frozenset[int]:
-        """Return the numbers of the shard's parts that contain bytes of these shared objects."""
+        """Return the numbers of the shard's parts (ranges that nodes read separately) with bytes of these objects."""
         return frozenset(number for place in places for number in self.parts.parts_with(place))
 
     def end(self, *, is_loaded: bool) -> None:

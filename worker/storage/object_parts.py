@@ -88,7 +88,7 @@ class ObjectParts(Parts):
             position += end - begin
 
     def _places(self, begin: int, end: int) -> list[Span]:
-        """Return the ranges of the payload that the bytes `begin` to `end` of the object's data fill."""
+        """Return where the bytes `begin` to `end` of the S3 object's data belong, as ranges of the slot's payload."""
         found: list[Span] = []
         number = bisect_right(self._begins, begin) - 1
         while begin < end:

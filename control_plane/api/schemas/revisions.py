@@ -52,8 +52,9 @@ class CheckpointConfigUpdate(Request):
 class ElasticConfigUpdate(Request):
     """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount.
 
-    A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer
-    than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes.
+    A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same
+    step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs
+    MinNodeCount nodes.
     """
 
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)

@@ -102,7 +102,7 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 
 
 def _has_moved(before: JobRecord, record: JobRecord) -> bool:
-    """Return whether training or an upload of a checkpoint progressed between the stored record and the decided one."""
+    """Return whether training or a checkpoint's upload progressed from the stored job record to the new one."""
     return (record.boundary, record.committed, record.proposed, record.uploading) != (
         before.boundary,
         before.committed,

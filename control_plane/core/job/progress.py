@@ -77,11 +77,11 @@ def with_progress(view: JobView) -> JobView:
 
 
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
-    """Add repeated failures to the fault history of the node on which ranks failed, if the node was the cause.
+    """Add repeated failures of ranks to the fault history of their node, if the node was the cause.
 
     The evidence: the job moved the failing ranks to another node, and training then passed the step of the failures.
-    `told` contains such changes of node. The function ignores failures from a lack of memory, because the hardware does
-    not cause these.
+    Each entry of `told` is such a change of node. The function ignores failures from a lack of memory, because the
+    hardware does not cause these.
     """
     lines = tuple(
         Implication(

@@ -171,9 +171,9 @@ class Buffers:
             values: the tree that `observe` returned on an earlier rank.
 
         Returns:
-            Two lists. First the live buffers that are sharded over ranks. Then, for each other buffer, a tensor of the
-            earlier size. This rank loads it from the shard that supplies `values`, because the ranks' copies may
-            differ.
+            Two lists. The first list has the live buffers that are sharded over ranks. The second list has, for each
+            other buffer, a target of the size that the buffer had when the step was saved. This rank loads the target
+            from the shard that supplies `values`, because the ranks' copies of the buffer may differ.
 
         Raises:
             CannotRelayout: a buffer has another dtype than before.
