@@ -135,7 +135,7 @@ def run(
 
 
 def pause(seconds: float) -> None:
-    """Wait between two polls of a state that sends no event."""
+    """Wait for a number of seconds, before the benchmark polls a state again that it cannot wait for otherwise."""
     threading.Event().wait(seconds)
 
 

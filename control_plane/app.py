@@ -259,7 +259,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=gate.protocol(),
-        log_config=None,  # None: uvicorn sets up no logging of its own, so its lines have this process's format.
+        log_config=None,  # uvicorn sets up no logging of its own, so its lines have this process's format.
         log_level="warning",
         access_log=False,
         server_header=False,

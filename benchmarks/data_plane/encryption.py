@@ -82,7 +82,7 @@ def _transfer(size: int, kind: str) -> Transfer:
         line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", kind, here, is_server=False)
         chunk = bytearray(CHUNK_BYTES)
         piece_bytes = CHUNK_BYTES if kind == "nixl" else PIECE_BYTES
-        here.recv()  # Wait until the receiver is ready.
+        here.recv()  # Do not time the receiver's start: wait until it is ready.
         began_at, used = time.monotonic(), time.process_time()
         with line, memoryview(chunk) as whole:
             for index in range(size // CHUNK_BYTES):

@@ -319,8 +319,8 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
     """Return how much the lower bounds (floors) of a metric changed during the measurement; None without floors.
 
-    The result is the largest of these relative changes: of each floor in `Goal.watched`, and of the sum of the floors
-    that form the limit.
+    The function computes the relative change of each floor in `Goal.watched`, and of the sum of the floors from which
+    the limit is computed. The result is the largest of these changes.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

@@ -53,7 +53,7 @@ class Measured:
             self.values.setdefault(metric, []).extend(values)
 
     def verify(self, metric: str, is_equal: bool) -> None:
-        """Add whether the bytes that one more measurement of a metric saved or restored were correct."""
+        """Record whether one more measurement of a metric saved or restored the correct bytes."""
         self.verified[metric] = self.verified.get(metric, True) and is_equal
 
 

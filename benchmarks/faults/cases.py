@@ -132,7 +132,7 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
     deadline = time.monotonic() + STRIKE_SECONDS
     while time.monotonic() < deadline:
         if not _is_arriving(holder, rank):
-            continue  # check again at once, because a transfer lasts only a few milliseconds
+            continue  # poll without a pause, because the snapshot's transfer lasts only a few milliseconds
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):

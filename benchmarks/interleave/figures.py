@@ -1,7 +1,7 @@
 """Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure functions.
 
-The schemes and a scheme without snapshots take turns. A round is one turn of each. Each iteration under a scheme is
-compared with the iteration without snapshots in the same round.
+The schemes and training without snapshots take turns, in blocks of iterations. A round contains one block of each. Each
+iteration under a scheme is compared with the iteration without snapshots in the same round.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ def _row(
 
 
 def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the slowdown over all pairs: total seconds with checkpoints ÷ total seconds without, − 1."""
+    """Return the relative slowdown by checkpoints: total seconds with checkpoints ÷ total seconds without, − 1.
+
+    Each pair contains the duration of an iteration with checkpoints, and of the same iteration without.
+    """
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 
 

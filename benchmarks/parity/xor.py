@@ -24,7 +24,7 @@ class XorTime:
 
 
 def times() -> list[XorTime]:
-    """Measure every implementation of the XOR, a copy and a digest, with the same two chunks."""
+    """Measure a copy, a digest and every implementation of the XOR on the same two chunks."""
     target, source = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(CHUNK_BYTES))
     into, out_of = memoryview(target), memoryview(source)
 

@@ -89,7 +89,7 @@ def together() -> None:
 
 
 def plain_steps(compute: Callable[[], object]) -> list[float]:
-    """Return the seconds of each of several steps without a session."""
+    """Return the seconds of each of several steps that run without an Everstep session."""
     taken = []
     for _ in range(settings.floor_steps):
         begun = time.perf_counter()

@@ -549,7 +549,7 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
 
 
 def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[NodeId, ...], ...]:
-    """Return the smallest sets of nodes whose joint loss loses a shard from memory.
+    """Return the smallest sets of nodes whose simultaneous loss makes a shard unrecoverable from memory.
 
     Only holders in view count. The result is empty until all shards are reported and committed.
     """

@@ -137,7 +137,7 @@ class SqsQueue:
         )
 
     def delete(self, receipts: Collection[str]) -> None:
-        """Delete deliveries; see `EventQueue`."""
+        """Delete received messages from the queue; see `EventQueue`."""
         entries = [{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(receipts)]
         for start in range(0, len(entries), MESSAGES_PER_CALL):
             with translated():

@@ -299,8 +299,8 @@ def track_silences(
 
     A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
     finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
-    control plane tracks a silence once it has lasted `WATCHED_FROM_LEASES` of a lease. If no control plane observed its
-    start, only this fraction of a lease counts.
+    control plane tracks a silence once it has lasted the fraction `WATCHED_FROM_LEASES` of a lease. If no control-plane
+    server was watching when the silence began, the silence counts as only this fraction of a lease so far.
 
     Args:
         known: the silences that the job's record contains.

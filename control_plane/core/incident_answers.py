@@ -195,7 +195,7 @@ def _changes(account: Account) -> Iterator[str]:
 
 
 def _end(account: Account) -> Iterator[str]:
-    """Yield how the recovery ended."""
+    """Yield sentences that say how the recovery ended."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
         yield f"Everstep requested {missing(account)} from AWS, which launched none."
     if account.outcome is Outcome.JOB_FAILED:

@@ -218,7 +218,7 @@ def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts
 
 
 def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
-    """Return the departures (planned losses of nodes) for which the job loop has requested the agreed stop."""
+    """Return the planned losses of nodes for which the job loop has requested that all ranks stop at one step."""
     return tuple(move for move in known if move.asked_at is not None)
 
 
@@ -361,11 +361,11 @@ def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-# The functions below describe departures for incidents and for the fault history of nodes.
+# The functions below describe departures (nodes that a job gives up as planned) for incidents and fault histories.
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return the verdict GONE on a member that the job gives up, with the evidence of its departure."""
+    """Return the verdict that a member is gone, because the job gives it up, with the reason as evidence."""
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,

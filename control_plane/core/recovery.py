@@ -83,7 +83,7 @@ class Restore:
 
     @property
     def farthest(self) -> str | None:
-        """The farthest kind of source that any rank uses, in the order of `FARTHEST`.
+        """The slowest kind of source from which any rank restores: the last one in the order of `FARTHEST`.
 
         None if the ranks start from step 0.
         """

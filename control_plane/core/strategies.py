@@ -209,9 +209,9 @@ def _commits_only_checkpoints(strategy: Strategy) -> bool:
 
 
 def strategy_words(strategy: Strategy) -> str:
-    """Return a sentence that says which state a job with a comparison strategy loses at a failure.
+    """Return a sentence that says which steps a job of another strategy than Everstep's loses at a failure.
 
-    Empty for Everstep's own strategy.
+    The other strategies exist for comparison. Empty for Everstep's own strategy.
     """
     if strategy is Strategy.EVERSTEP:
         return ""

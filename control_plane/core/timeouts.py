@@ -250,7 +250,7 @@ def rungs(timeouts: Timeouts) -> tuple[str, ...]:
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the timeouts of the ladder with their reasons, then the fixed limits with their reasons.
+    """Return all timeouts that are multiples of `detection_seconds`, then the fixed limits, each with its reason.
 
     `everstep server --print-timeouts` prints these lines. docs/reference/timeouts.md is generated from them.
     """

@@ -50,10 +50,10 @@ per second.
 
 
 class LogExporter(Exporter):
-    """The loop that exports to one log group.
+    """The loop that exports the jobs' logs to one log group.
 
-    The log group's name is part of the lease's key and of log messages. `leaser` claims this lease, and no other
-    loop may use the same `leaser`.
+    `leaser` claims the lease that permits one control-plane server to export to this log group; no other loop may use
+    the same `leaser`. The log group's name is part of the lease's key and of log messages.
     """
 
     poll_seconds = POLL_SECONDS

@@ -130,7 +130,7 @@ class GenerationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The events of one read, with the cursors from which reading can continue."""
+    """One page of a job's log: lines and gaps, with the cursors from which a client can continue to read."""
 
     events: tuple[LogEvent, ...]
     """Events, oldest first."""
@@ -161,9 +161,9 @@ class _OfNode:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Cached facts about a chunk.
+    """Cached facts about a log chunk.
 
-    While a chunk's ETag stays the same, the reader uses these facts and need not download the chunk again.
+    While the chunk's ETag stays the same, the reader uses these facts and need not download the chunk again.
     """
 
     etag: str

@@ -121,9 +121,9 @@ class SnapshotDesk:
         return answer
 
     def release(self, node_id: NodeId, request: ReleaseSnapshot) -> None:
-        """Order an agent to keep an exported step's snapshots no longer.
+        """Order an agent to free the slots that it keeps unchanged for an export.
 
-        If the message is lost, the agent stops by itself after a while.
+        If the message is lost, the agent frees them by itself after a while.
         """
         self._send(node_id, request)
 

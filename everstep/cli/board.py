@@ -55,7 +55,7 @@ class Board:
 
 
 def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
-    """Return the board after a successful poll of the jobs.
+    """Return the board, the content of `jobs top`, after a successful poll of the jobs.
 
     Args:
         board: the board after the previous poll, with the step rates of its jobs.

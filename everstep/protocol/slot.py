@@ -357,7 +357,7 @@ class IndexWriter:
         return _index_end(values)
 
     def size(self, values: bytes) -> int:
-        """Return the size in bytes of the index with these values."""
+        """Return the size in bytes of the packed index of a snapshot with these values."""
         return len(self.prefix) + len(_index_end(values))
 
 

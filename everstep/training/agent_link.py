@@ -321,7 +321,8 @@ class UnixAgentLink:
         with self._lock:
             self._wanted, self._fetched = FetchShard(generation=self.generation, owner_rank=owner_rank), None
             if self._socket is not None and not self._is_new:
-                # Send the request now. Without a connection, `_repeat` sends it after the next connect.
+                # Send the request for the shard now. Without a connection to the agent, `_repeat` sends it after the
+                # next connect.
                 self._outbox += frame(self._wanted)
                 self._flush()
         self.watch(lambda _: self._fetched is not None)

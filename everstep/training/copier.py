@@ -157,7 +157,7 @@ class CopierThread:
         self._thread.start()
 
     def put(self, work: Callable[[], object]) -> None:
-        """Run `work` in the thread after all earlier work."""
+        """Queue `work`, which the copier's background thread runs after all work that was queued earlier."""
         if self._is_crowded and (waiting := self._waiting) is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(waiting, {_this_core()})

@@ -169,7 +169,7 @@ class TorchTrace:
         return True
 
     def mark(self) -> bool:
-        """Mark the end of an iteration by a range of zero length (see `Trace.mark`)."""
+        """Mark the end of an iteration by an empty event in the profiler's recording (see `Trace.mark`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return False
         with torch.profiler.record_function(BOUNDARY):

@@ -109,7 +109,9 @@ class Snapshot:
         return self._decode(self.values.adapters)
 
     def others(self) -> Tree:
-        """Return all values that do not belong to models and optimizers. This reads tensors at the end of the payload.
+        """Return all values that do not belong to models and optimizers.
+
+        Values that are tensors are read from the end of the payload.
 
         Returns:
             The values of objects, data and generators, by name.

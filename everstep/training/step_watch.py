@@ -47,7 +47,7 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
     """Wrap a function so that compiled code calls it outside the graph.
 
     Args:
-        function: a function that torch.compile cannot trace, or must not call at another moment.
+        function: a function that torch.compile cannot trace, or whose calls it must not move to another moment.
         reason: text that torch.compile prints if the script requires one unbroken graph.
 
     Returns:
@@ -108,10 +108,10 @@ class StepWatch:
         if id(optimizer) in self._optimizers:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
-            return  # Accept the optimizer, because it is a wrapper around a registered optimizer.
+            return  # Accept the optimizer: it only wraps a registered optimizer, whose state it shares.
         parts = list(getattr(optimizer, "optimizers", ()))
         if parts and all(id(part) in self._optimizers for part in parts):
-            return  # Accept the optimizer, because it is a container of registered optimizers.
+            return  # Accept the optimizer: it only steps other optimizers, which are all registered.
         if updated := self._updated_outside_graphs(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(

@@ -311,7 +311,7 @@ class AutoScaling:
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
         """Resume processes, whether a user or AWS suspended them.
 
-        The next pass retries a failed launch without its usual delay.
+        If a launch has failed, the local cloud retries it in its next pass over the groups, without the usual delay.
         """
         record = self._record(group)
         for process in processes:

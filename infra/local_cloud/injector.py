@@ -350,7 +350,7 @@ class Injector:
             {"check": fault.check, "status": "impaired"},
         )
 
-    # The methods below inject faults of AWS on the whole cloud.
+    # The methods below inject faults of AWS that affect the whole local cloud.
 
     def _throttle(self, fault: Throttle) -> Effect:
         services = (fault.service,) if fault.service else THROTTLED

@@ -356,7 +356,7 @@ def _no_ipv6(device: str) -> None:
 
 
 def _shaping(device: str, *, rate: str, dropped: Iterable[str]) -> list[str]:
-    """Return lines for `tc` that limit the rate of a device and drop matching packets.
+    """Return lines for `tc` that limit a device's rate and drop the packets that the filters `dropped` match.
 
     The lines never drop ARP packets, because ARP always works in a VPC.
     """

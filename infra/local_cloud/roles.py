@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """The nodes and shards of a running job, among which a role selects."""
+    """The nodes and shards of a running job, from which a role such as `job 0 node 2` selects the target of a fault."""
 
     name: str
     nodes: tuple[str, ...]

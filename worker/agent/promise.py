@@ -152,11 +152,11 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Enter the phase that follows `event` if the disk stores the changed promise. Return whether it did."""
+        """Enter the generation's phase that follows `event` if the disk stores it. Return whether the disk did."""
         return self.store(self._after(event))
 
     def finish(self, event: Event) -> None:
-        """Enter the phase that follows `event`, even if the disk cannot store the changed promise.
+        """Enter the generation's phase that follows `event`, even if the disk cannot store the phase.
 
         If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
         """

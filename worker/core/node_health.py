@@ -143,7 +143,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """The present faults of a node, and the readings that `judge` compares with the next readings."""
+    """The present faults of a node's devices, and the earlier readings with which `judge` compares the next ones."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Monotonic time at which each (GPU index, Xid) was last reported by the driver."""

@@ -97,7 +97,7 @@ class SharedParts:
         )
 
     def claim(self, number: int) -> tuple[SharedParts, bool]:
-        """Decide whether the owner transfers the next part, in ascending order.
+        """Decide whether the owner of the shard transfers the next part of the S3 object, in ascending order.
 
         Args:
             number: 1 at the first call, then one more at each call.
@@ -194,7 +194,7 @@ class SharedParts:
 
     @property
     def is_settled(self) -> bool:
-        """True if the owner need not wait for any helper node: no part is outstanding or missing."""
+        """True if all parts that were assigned to helper nodes are transferred, so that the owner need not wait."""
         return not self.outstanding and not self.missing
 
 

@@ -303,7 +303,10 @@ class LoadHelper:
                 del self._serving[key]
 
     async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
-        """Read from S3 and send the parts that an owner requests over one session, whose first request was checked."""
+        """Read parts of a shard from S3 and send them to the shard's owner, as it requests them over this session.
+
+        The caller has checked the owner's first request, `wanted`.
+        """
         if not self._is_loaded.is_set():
             await first_of(self._is_loaded.wait(), silent(session))
         await session.send(ReadyToLoad())

@@ -150,7 +150,7 @@ class SharedReads:
             await in_thread(work)
 
     async def _run(self, peer: NodeId) -> None:
-        """Request the parts that one peer reads, until the task is cancelled or the peer fails."""
+        """Request the parts of shared S3 objects that one peer reads, until the task is cancelled or the peer fails."""
         await self._until(lambda: bool(self._absent(peer)))
         streams, receiver = Streams(), Receiver()
         try:

@@ -242,7 +242,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
-            raise error  # Prefer the failure that stopped all threads to the `FetchStopped` of the others.
+            raise error  # Raise the failure that stopped all threads, not the `FetchStopped` of another thread.
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:

@@ -195,7 +195,7 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
     )
     try:
-        # asyncio's own cancellation would kill only the program and then wait for its children.
+        # Without the shield, asyncio would kill only the program on a cancellation, and then wait for its children.
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):

@@ -87,7 +87,7 @@ def written(user: rank_user.RankUser | None) -> str:
 
 
 def read_user(word: str) -> rank_user.RankUser:
-    """Decode a command-line word of `written` into the Linux user whose numeric ids it contains."""
+    """Return the Linux user whose numeric ids the function `written` encoded as a command-line word."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 

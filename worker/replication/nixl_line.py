@@ -54,7 +54,7 @@ class NixlPath:
     """Name of the peer's NIXL agent; set by the handshake."""
 
     def release(self) -> None:
-        """Return the blocks. Further calls change nothing."""
+        """Return the memory blocks to this node's NIXL agent, so that other streams can use them. Idempotent."""
         self.nixl.release(self.blocks)
 
 
@@ -120,7 +120,7 @@ class NixlSocket(socket.socket):
         return self.send(next(iter(buffers)))
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        """Send all bytes of `data`. The base class would send them without frames."""
+        """Send all bytes of `data` in frames (with headers), which the base class's method would omit."""
         with memoryview(data) as whole:
             sent = 0
             while sent < whole.nbytes:
@@ -169,7 +169,7 @@ class NixlSocket(socket.socket):
                 continue  # Send again: the kernel's buffer stays full until the peer reads or the connection is cut.
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive bytes, from the connection or from blocks of the peer.
+        """Receive bytes: over the TCP connection, or over NIXL from blocks of the peer's memory.
 
         Args:
             buffer: uint8[n], the destination.

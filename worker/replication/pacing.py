@@ -98,7 +98,7 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The time until now for which transfers have used this network link, in total and per transfer."""
+        """The time for which transfers have used this network link until now: in total, and each transfer's share."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
@@ -217,7 +217,7 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network that is long enough for the chunk, if it is soon (see `Pacer`)."""
+        """Reserve idle time of the network for the chunk if it begins within `SHORT_SECONDS` (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()

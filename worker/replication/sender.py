@@ -338,7 +338,7 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Return when the rank has given up the capture of `step`.
+        """Wait until the rank has given up the capture of `step`.
 
         The transfer must then end, because the rest of the step will never be captured.
         """
@@ -346,7 +346,7 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
-        """Return when the holder's parity share no longer needs this shard at `step`.
+        """Wait until the holder's parity share no longer needs this shard at `step`.
 
         No member of the stripe sends its shard for the share at this step any more, because the step is neither
         committed nor proposed.

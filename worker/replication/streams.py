@@ -86,10 +86,10 @@ class Payload(Protocol):
 
 
 class Streams:
-    """The data connections (streams) of a session, as one of the two nodes owns them.
+    """One node's ends of the data connections (streams) of a session between two nodes.
 
-    This side owns the object and closes it. Every method is called on the event loop. The `work` passed to `begin` or
-    `run` is executed in a thread.
+    The code that handles the session on this node owns the object and closes it. Every method is called on the event
+    loop. The `work` passed to `begin` or `run` is executed in a thread.
     """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
@@ -719,7 +719,7 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"no data received for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # The event loop may not have reported the last chunk to `notify` yet.
+        self._look()  # Report the last chunk to `notify`, if this was not done yet.
 
     def shut(self) -> bool:
         """Let no thread begin to receive another chunk. Return True if no thread is receiving a chunk at present."""

@@ -109,9 +109,9 @@ class TlsSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
     def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:
-        """Wait until the kernel can continue, at most for the socket's time limit.
+        """Wait until the socket can send or receive the bytes that TLS needs, at most for the socket's time limit.
 
-        Raises BlockingIOError if methods do not wait, or if the time limit ends the wait.
+        Raises BlockingIOError if the time limit ends the wait, or immediately if the socket is non-blocking.
         """
         if self.is_waiting:
             seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))

@@ -570,7 +570,7 @@ class OwnedShard:
     # tasks that send snapshots, then to the coordinator in a report.
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Replace this shard's state in the rounds, the pure `Shard`, and publish the new state.
+        """Replace this shard's state in the commit protocol (a `Shard`), and publish the new state.
 
         The method writes the rank's page, wakes waiting tasks, and then calls `on_change`.
         """

@@ -675,7 +675,7 @@ class SlotStore:
     # The methods below drop strays, and empty slots whose content the plan does not protect.
 
     def place(self, strays: Strays) -> None:
-        """Use new facts about the shards that the plan no longer places on this node (strays).
+        """Replace the information about strays: the shards that the plan no longer places on this node.
 
         The generation's `Member` object calls this once, before the load.
         """

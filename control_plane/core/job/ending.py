@@ -209,7 +209,10 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
 
 
 def ask_to_stop(view: JobView) -> tuple[Send, ...]:
-    """Return the request for an agreed stop, for the coordinator. Empty if no ranks run on the coordinator's node."""
+    """Return the message that asks the coordinator to stop all ranks at one agreed step.
+
+    The result is empty if no ranks run on the coordinator's node.
+    """
     plan = view.plan
     if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
         return ()

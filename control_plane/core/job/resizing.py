@@ -174,7 +174,7 @@ def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: floa
 
 
 def has_asked_to_grow(record: JobRecord) -> bool:
-    """Return whether the control plane requested the agreed stop after which the job grows."""
+    """Return whether the control plane requested the stop of all ranks after which the job uses more nodes."""
     return record.growth is not None and record.growth.asked_at is not None
 
 

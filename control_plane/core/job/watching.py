@@ -167,7 +167,9 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
 
 
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
-    """Return a clause that names the silent nodes, or `unclear` (the evidence on UNCLEAR nodes) if no node is silent.
+    """Return a clause that names the silent nodes, or `unclear` if no node is silent.
+
+    `unclear` contains the evidence on nodes for which the control plane cannot decide yet whether they are lost.
 
     The clause contains no elapsed time, so that the stored reason does not change every second.
     """

@@ -41,10 +41,10 @@ class Order(Protocol):
         ...
 
     def differences(self, tree: dict[str, Tree]) -> str:
-        """Return the reason why positions of an earlier order are not valid in this order. Empty if they are valid.
+        """Return why positions in the data order of an earlier launch are not valid in this order; empty if they are.
 
         Args:
-            tree: result of `tree` of the other order, which may be of another class.
+            tree: result of `tree` of the earlier order, which may be of another class.
 
         Returns:
             The differences in words, joined into one text.

@@ -104,7 +104,7 @@ class StubGpus:
         self._last: tuple[GpuFacts, ...] = ()
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return the GPUs of the file's present content (see `GpuReader`)."""
+        """Read the stub file and return its simulated GPUs (see `GpuReader`)."""
         try:
             found = _stub_file.decode(self._path.read_bytes())
         except FileNotFoundError:

@@ -96,7 +96,7 @@ class _Template:
 
 @dataclass(slots=True)
 class _Pending:
-    """A start request of an agent whose process does not exist yet."""
+    """The agent's request to start a rank, until the rank's process exists."""
 
     start: StartRank
     client: Line
@@ -573,7 +573,7 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Reap and kill the processes below the shim, and return whether no process is left."""
+        """Reap the shim's child processes that have ended and kill their descendants. Return True if none is left."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -138,7 +138,7 @@ def _load_operator() -> None:
     try:
         load_operator()
     except PreloadFailed:
-        raise  # End this process, which must not fork after a failed load. The shim then starts a new template process.
+        raise  # A half-loaded extension makes forks unsafe. End this process; the shim starts a new template.
     except Exception as error:
         sys.stderr.write(f"DeepSpeed's operator is not loaded ahead: {type(error).__name__}: {error}\n")
 
