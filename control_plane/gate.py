@@ -164,13 +164,13 @@ class GuardedHttp(HttpToolsProtocol):
         self.scope["state"][TRUST] = partial(self._gate.leave, self)
 
     def on_headers_complete(self) -> None:
-        """Cancel the deadline for headers and start the response. Called by the parser."""
+        """Cancel the deadline for headers and start the response. uvicorn's HTTP parser calls this method."""
         self._forget_deadline()
         self._is_body_whole = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Mark the request's body as complete. Called by the parser."""
+        """Note that the request's body is complete. uvicorn's HTTP parser calls this method."""
         self._is_body_whole = True
         if self.cycle is not None and self.cycle.response_complete:
             self._forget_deadline()

@@ -196,7 +196,7 @@ def strategy_table(jobs: Sequence[StrategyJob]) -> str:
 
 
 def step_seconds(jobs: Sequence[StrategyJob]) -> float:
-    """Return the step time without any checkpoint: the median of the strategy None."""
+    """Return the step time without checkpoints in seconds: the median in the job with the checkpoint strategy None."""
     return next(job.step_seconds for job in jobs if job.strategy == NONE)
 
 

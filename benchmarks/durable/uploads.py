@@ -51,7 +51,7 @@ class UploadBlock:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the upload ended within the counted steps."""
+        """Whether the upload ended before the last step of this block, whose steps the benchmark measures."""
         return self.upload_seconds <= self.seconds
 
     @property

@@ -17,10 +17,10 @@ MOST_RATIO = 2.0
 
 
 def draw(observed: Sequence[Observed]) -> str:
-    """Return the SVG document.
+    """Return the picture of the step times before, during and after each fault, as an SVG document.
 
     Args:
-        observed: the cases, in order.
+        observed: the measured faults, from the top of the picture to its bottom.
     """
     body = [part for number, each in enumerate(observed) for part in _strip(each, TOP + (STRIP + GAP) * number)]
     return svg("Step times around each fault", TOP + (STRIP + GAP) * len(observed), body)

@@ -56,7 +56,7 @@ def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_cou
 
     Raises:
         ImpossiblePlacement: more domains are lost than exist.
-        TooManyCases: the shards connect so many domains that an exact count takes too long.
+        TooManyCases: so many domains have shards in common that an exact count takes too long.
     """
     count = domain_count(losses, domains)
     if not 0 <= lost_count <= count:

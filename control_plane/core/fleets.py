@@ -735,7 +735,7 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
         max_size: MaxSize of the group, the upper bound of the result.
 
     Returns:
-        The capacity that `decide` requests in the fleet's first pass, before any job starts.
+        The capacity that `decide` requests when the fleet loop first handles the fleet, before any job starts.
     """
     return max(min_size, min(max_size, spec.min_node_count + spare_count(spec, FleetHistory(), 0)))
 

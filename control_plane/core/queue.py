@@ -210,10 +210,11 @@ class _Shares:
                 self._raise(job, job.most_node_count)
 
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
-        """Return which jobs must return their nodes beyond NodeCount, if no job in the queue waits for free nodes.
+        """Return which running jobs with more than NodeCount nodes must return the surplus, and for which job.
 
-        The nodes go to the first running job that has fewer nodes than its NodeCount. Without such a job, they go to
-        the first job that waits for the quota of its project, if jobs of this project can return enough nodes.
+        The caller uses the result only if no job in the queue waits for free nodes. The returned nodes go to the first
+        running job that has fewer nodes than its NodeCount. Without such a job, they go to the first job that waits for
+        the quota of its project, if jobs of this project can return enough nodes.
         """
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:

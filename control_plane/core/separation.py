@@ -218,10 +218,10 @@ class _Search:
     # The methods below exchange nodes between groups of `copies` nodes, which hold each other's shards.
 
     def mend_whole_groups(self) -> None:
-        """Exchange nodes of the groups of `copies` nodes that lie completely in one failure domain.
+        """Exchange nodes of each group of `copies` nodes whose nodes are all in one failure domain.
 
-        Such groups exchange nodes with each other first, then with the groups that have the most nodes outside the
-        domain.
+        The nodes of a group hold each other's shards. Such groups exchange nodes with each other first. Then they
+        exchange nodes with the groups that have the most nodes outside the domain.
         """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):

@@ -101,7 +101,7 @@ STRATEGIES: Mapping[Strategy, Rules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a job, apart from its checkpoint schedule, that may be impossible with a strategy."""
+    """The settings of a job, apart from its checkpoint schedule, that some checkpoint strategies do not allow."""
 
     copies: int
     """Number of nodes that hold each shard."""

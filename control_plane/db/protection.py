@@ -52,7 +52,7 @@ class VerifiedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """One rank's shard, as its owner last reported it."""
+    """The protection of one rank's shard, as the agent of the rank's node last reported it."""
 
     rank: int
     generation: int

@@ -53,7 +53,7 @@ class Readiness:
         self._loops[loop] = _Loop(self._monotonic())
 
     def failed(self, loop: str, error: Exception) -> None:
-        """Record that a sweep of this loop failed, for example because the database does not answer."""
+        """Record that a round of this loop over all jobs or fleets failed, for example for lack of a database."""
         self._loops[loop].failure = type(error).__name__
 
     def settle(self, unsettled: Collection[str]) -> None:

@@ -72,13 +72,13 @@ class Scheduler(Generic[K]):
         return ended
 
     async def sweep(self, keys: Iterable[K], patience_seconds: float) -> None:
-        """Request the work for all `keys` (such as run ids), and wait until it has begun and mostly ended.
+        """Process all jobs or fleets in `keys` once.
 
-        The sweep does not wait for work that was already in progress. Work that hangs therefore delays at most one
-        sweep.
+        The call returns when the work for every key has begun, and has ended or `patience_seconds` have passed. It
+        does not wait for work that was already in progress. Work that hangs therefore delays at most one sweep.
 
         Args:
-            keys: the keys whose work the caller requests, in order.
+            keys: the keys (such as run ids) of the jobs or fleets to process, in order.
             patience_seconds: longest wait for the end of the work, counted from the start of the last key's work.
         """
         ends = [ended for key in keys if (ended := self.wake(key)) is not None]

@@ -1,4 +1,4 @@
-"""The database rows about one fleet that the passes over all its jobs need: jobs, nodes, notices and fault histories.
+"""The database rows about one fleet that decisions about all its jobs need: jobs, nodes, notices and fault histories.
 
 Invariant: one transaction reads all rows of a `Surroundings`. After a call of `forget`, `SharedRows.get` returns only
 rows whose read began after this call.

@@ -368,7 +368,7 @@ class Hasher(Protocol):
     """An object that computes a digest of all bytes that a `_Reader` reads."""
 
     def update(self, data: memoryview, /) -> object:
-        """Add the next bytes."""
+        """Add the next bytes of the object to the digest."""
 
     def hexdigest(self) -> str:
         """Return the digest of all bytes, hexadecimal. The caller adds no more bytes afterwards."""

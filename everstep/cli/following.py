@@ -114,7 +114,7 @@ def kept_up(
                 finally:
                     stream.close()
                     if has_given or has_spoken():
-                        heard_at = monotonic()  # The connection carried data, so it was alive until now.
+                        heard_at = monotonic()  # The service sent data, so its silence counts from now.
                 if is_over():
                     return
         except HTTPError as error:

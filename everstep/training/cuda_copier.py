@@ -398,7 +398,7 @@ class _Gather:
 
 
 class CudaTicket(CopyTicket):
-    """The ticket of a copy that was started on a GPU: the copy's caller waits with it for the copy's end.
+    """An object with which the code that started a copy on a GPU waits for the end of this copy.
 
     Args:
         device: CUDA device on which the event was recorded.
@@ -535,11 +535,10 @@ class CudaCopier:
             self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue the copies of the device's tensors.
+        """Enqueue the copies of the tensors on the GPU, and copy the tensors in host memory.
 
-        If `is_marked`, an event after every few pieces marks the progress.
-
-        The method also copies host tensors. It does this before any progress is reported.
+        If `is_marked`, the method records a CUDA event after every few pieces, which marks the progress. It copies the
+        host tensors before any progress is reported.
         """
         piece_bytes = self._sizes.piece_bytes
         apart = max(piece_bytes, -(-sum(target.nbytes for target in copies.targets) // self._sizes.mark_count))

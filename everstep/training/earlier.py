@@ -270,7 +270,10 @@ class EarlierTensors:
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
-        """Yield (owner, state entries) for every parameter of the optimizer whose names begin with `prefix`."""
+        """Yield (owner, state tensors by key) for every parameter of one optimizer.
+
+        `prefix` is the beginning of the names of this optimizer's state tensors.
+        """
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 
     def own(self, name: str) -> TensorEntry | None:

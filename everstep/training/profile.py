@@ -65,7 +65,7 @@ class Trace(Protocol):
         ...
 
     def end(self) -> Read:
-        """End the recording, and return a function that reads it."""
+        """End the recording, and return a function that reads its intervals of network use from the profiler."""
         ...
 
 

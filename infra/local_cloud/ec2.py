@@ -338,7 +338,7 @@ class Ec2:
         instance.state_reason = REASONS[reason]
         instance._reason = f"{REASONS[reason].code} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
-    # The methods below advance instances over time.
+    # The methods below change the states of instances as time passes.
 
     def advance(self) -> None:
         """Finish due boots and planned ends, send events of state changes, and remove instances that ended long ago.

@@ -23,7 +23,7 @@ class RefreshInProgress(AutoscalingClientError):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Refresh:
-    """One refresh, with the ids of the members that it replaces."""
+    """One instance refresh, with the ids of the group's members that it must still replace."""
 
     remaining: list[str]
     count: int

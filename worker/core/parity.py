@@ -211,8 +211,8 @@ class Share:
     def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
         """Record that `rank` has sent its last chunk for this share.
 
-        `rows` are the rows of the share that contain a chunk of the rank. The rank counts as complete only if its
-        chunks are combined with all of these rows.
+        A row of the share is the XOR of one chunk per rank. `rows` are the rows that must contain a chunk of this rank.
+        The rank counts as complete only if each of these rows contains its chunk.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self

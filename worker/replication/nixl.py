@@ -168,7 +168,7 @@ class Nixl:
             blocks.clear()
 
     def _reclaim(self) -> None:
-        """Free the abandoned blocks whose reads have ended."""
+        """Free the blocks of reads that timed out earlier (`read` abandoned them) and that have ended since then."""
         for handle, block in list(self._abandoned):
             try:
                 if self._agent.getXferStatus(handle) == self._bindings.NIXL_IN_PROG:

@@ -214,7 +214,10 @@ class NixlSocket(socket.socket):
         return size
 
     def _receive_frame(self) -> bool:
-        """Receive the next frame, and read its block. Return False at the end of the connection."""
+        """Receive the header of the next frame, and read the block of the peer's memory to which it refers, if any.
+
+        Return False at the end of the connection.
+        """
         while len(self._frame) < FRAME.size:
             part = super().recv(FRAME.size - len(self._frame))
             if not part:

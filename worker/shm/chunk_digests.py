@@ -37,7 +37,7 @@ class ChunkDigests:
 
     @property
     def due_count(self) -> int:
-        """Number of chunks that are completely in the finished part, so that they can be digested."""
+        """Number of chunks, from the payload's beginning, whose bytes are all written, so that they can be digested."""
         return self.chunk_count if self.is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
 
     @property

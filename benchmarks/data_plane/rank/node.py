@@ -248,7 +248,10 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation. Return the first generation's last step, which all later generations restore."""
+        """End the generation. Return the newest step in memory at the end of the first generation.
+
+        All later generations restore this step.
+        """
         assert self._member is not None
         await self._member.close()
         records = self._store.inventory()

@@ -279,7 +279,7 @@ def run(settings: Settings) -> list[Block]:
 
 
 def main(words: str) -> None:
-    """Run the rank, print the measurements of its blocks as one line, and exit when the harness closes stdin."""
+    """Run the rank, print the measurements of its blocks as one line, and exit when the benchmark closes stdin."""
     given = json.loads(words)
     settings = Settings(**{**given, "size": ModelSize(**given["size"])})
     dist.init_process_group("gloo")

@@ -20,9 +20,10 @@ _STANDING_WORDS = {Standing.IMPAIRED: "impaired", Standing.GONE: "lost"}
 def observe_only(view: JobView, cause: str) -> Decision:
     """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
 
-    Ranks of an old generation must never run beside newer ranks, even while a person controls the job. The job's reason
-    contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop waits until the
-    cause ends.
+    `cause` says why Everstep only observes the job: a person controls the job, or automatic actions are paused. The
+    job's reason contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop
+    waits until the job is handed back or the pause ends. Even meanwhile, ranks of an old generation must never run
+    beside newer ranks.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

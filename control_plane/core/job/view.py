@@ -209,7 +209,7 @@ def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) ->
 
 
 def has_agreed_stop(view: JobView) -> bool:
-    """Return whether the ranks have reached the agreed stop.
+    """Return whether all ranks have stopped at the same step, because the control plane requested it (agreed stop).
 
     This is so if every rank exited with success, or if the coordinator reports the stop as decided. It is not so if the
     coordinator reports that the script finished by itself, even if a stop was requested meanwhile.

@@ -582,7 +582,7 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names that the modules' extra states have in a snapshot."""
+        """Names in a snapshot of the extra states (`get_extra_state` of the registered modules)."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:

@@ -194,8 +194,8 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Create gradients in an arena, whose memory is zero without a write. Most scripts clear restored gradients
-        # without reading them, and the pages of such gradients are never allocated.
+        # Create gradients in one new memory mapping (arena), which is zero without a write. Most scripts clear restored
+        # gradients without reading them, and the kernel never allocates the pages of such gradients.
         made = (
             local
             for (_, parameter), state in gradients
