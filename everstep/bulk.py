@@ -216,7 +216,7 @@ class PartSink(Protocol):
     """Receives the parts of one upload. `Multipart` implements it."""
 
     def put(self, number: int, part: Part) -> StoredPart:
-        """Send one part (see `Multipart.put`)."""
+        """Send one part of the upload to S3 (see `Multipart.put`)."""
         ...
 
 

@@ -61,7 +61,7 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 owner.ask(["start"])
                 return _drive(owner, holder, rank, count)
         finally:
-            # Unmount the tmpfs that each node with the permission to mount has mounted on its folder.
+            # A node that may mount file systems has mounted a tmpfs on its folder. Unmount it.
             for folder in folders.values():
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 

@@ -1,4 +1,4 @@
-"""The part `gpt`: a job trains a GPT on the device, with and without a copy of every step on another node.
+"""The part `gpt` of the device benchmark: a job trains a GPT on the GPU, with and without a copy on another node.
 
 The job has two nodes on loopback with one rank each, because two copies need a second node. Only rank 0 uses the
 device. Rank 1 finishes the same number of steps with a tiny state (`rank/train.py`). Both nodes are on one machine, so

@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Observations of one case: the steps of every rank, and the protection states that the API reported."""
+    """Observations around one fault: the steps of every rank, and the protection states that the API reported."""
 
     name: str
     ranks: tuple[tuple[Boundary, ...], ...]

@@ -22,7 +22,7 @@ class Run(BenchmarkRun):
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the measured values of every case. On a busy machine, no value has a verdict."""
+    """Return the measured values of every injected fault. If the machine was busy, every verdict is inconclusive."""
     found = [evaluate(each) for each in run.observed]
     if not run.is_busy:
         return found

@@ -35,7 +35,7 @@ In these steps, such a job takes its first snapshots. Everstep audits them byte 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Size of the ranks' state, and numbers and durations of steps, for all cases of a run."""
+    """Size of the ranks' state, and numbers and durations of steps, for all faults that a run measures."""
 
     steps: int = 40
     """Minimal number of steps in each span: before, during and after the fault."""

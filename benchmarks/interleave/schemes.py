@@ -119,9 +119,10 @@ class Block:
 
 
 def program(case: Case, seed: int = 7) -> list[Block]:
-    """Return the blocks (iterations in a row with one scheme) of a case in order. Every rank computes the same list.
+    """Return the order in which a measurement (case) runs the schemes, as blocks of iterations with one scheme each.
 
-    Every scheme has one block before any scheme has its next block. The order of the schemes varies.
+    Every rank computes the same list. Every scheme has one block before any scheme has its next block. The order of
+    the schemes varies.
     """
     rng = random.Random(seed)
     blocks = [Block(Scheme.EVERSTEP, case.settle_iterations, is_measured=False)] if case.settle_iterations else []

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure groups with two copies and groups with parity in turn, then the XOR of chunks."""
+    """Measure groups of nodes with two copies of each shard and groups with parity in turn, then the XOR of chunks."""
     groups = []
     for _ in range(1 if begun.is_quick else GROUPS):
         for has_parity, name in NAMES.items():

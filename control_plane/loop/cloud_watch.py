@@ -241,7 +241,7 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Request the scheduled events, status checks and network topology of the fleets for which this is due.
+        """Request scheduled events, status checks and network topology from EC2, for each fleet at its own interval.
 
         `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
         """

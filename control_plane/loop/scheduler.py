@@ -90,7 +90,7 @@ class Scheduler(Generic[K]):
     def retain(self, keys: frozenset[K]) -> None:
         """Forget the failures of all jobs or fleets (keys) that are not in `keys`.
 
-        The caller will never request the processing of these other keys again.
+        The caller passes all jobs or fleets that exist and have not ended.
         """
         for key in self._failure_count.keys() - keys:
             self._succeeded(key)

@@ -115,7 +115,7 @@ def _manifest(answer: Mapping[str, Any]) -> CheckpointManifest:
 
 
 class _Snapshot:
-    """Reads the shards that a job's nodes hold for an export. Implements `Objects`; keys are rank numbers."""
+    """Reads the shards that a job's nodes keep in memory for an export. Implements `Objects`; keys are rank numbers."""
 
     def __init__(self, service: Any, name: str, answer: Mapping[str, Any]) -> None:
         self.snapshot_id: str = answer["SnapshotId"]

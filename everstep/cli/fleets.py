@@ -277,7 +277,7 @@ def update_roll(
     ] = None,
     max_unavailable: Annotated[int | None, typer.Option(min=1, help="Maximum number of nodes out of service.")] = None,
 ) -> Shown:
-    """Pause, resume or pace a roll: the replacement or reboot of all nodes of a fleet."""
+    """Pause or resume a roll, the replacement or reboot of all nodes of a fleet, or change its limits."""
     fleet = service.update_fleet_roll(FleetName=name, **without_none(Paused=paused, MaxUnavailable=max_unavailable))
     return Shown(fleet, f"{name}: {_roll(fleet)}")
 

@@ -313,7 +313,10 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def logical_parts(self) -> tuple[TensorPart, ...]:
-        """The boxes (pieces of logical tensors) in this tensor. If `parts` is None, the box is the whole tensor."""
+        """The rectangular pieces of logical tensors that this tensor contains.
+
+        If `parts` is None, the tensor contains one whole logical tensor.
+        """
         return (whole(self.name, self.shape),) if self.parts is None else self.parts
 
 

@@ -79,7 +79,7 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """True while a departure that `begin` has started waits for the uploads of the run's output."""
+        """True while this node waits for the uploads of a run's output, after which it removes the run."""
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:

@@ -83,7 +83,7 @@ class RankLogLines:
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     async def finish(self) -> tuple[str, ...]:
-        """Upload the remaining lines of ended ranks. Return one sentence for each part of the lines that is lost."""
+        """Upload the remaining log lines of ended ranks. Return one sentence for each range of lines that is lost."""
         return await self._shipper.finish() if self._shipper is not None else ()
 
     def hand_over(self) -> LogShipper | None:

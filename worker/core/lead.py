@@ -24,9 +24,10 @@ SOON = 2
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The present lead, and the number of clean rounds before the coordinator tries a shorter lead.
+    """How many steps ahead of training the coordinator proposes a step (the lead), and when it tries a shorter lead.
 
-    The coordinator holds one object per generation. A round is *clean* if its step was committed.
+    The coordinator holds one object per generation. A round (the proposal of one step, and the votes on it) is *clean*
+    if its step was committed.
     """
 
     steps: int = 1

@@ -64,7 +64,7 @@ class Tries:
     """
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return the measurements of one mode (paced or unpaced) with one more iteration. Keep the newest `ENOUGH`."""
+        """Return the measurements with one more iteration added. The result keeps the newest `ENOUGH` iterations."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property

@@ -239,7 +239,10 @@ class Share:
 
     @property
     def is_complete(self) -> bool:
-        """True if the share contains parts of all other ranks of the stripe. The agent may then seal the slot."""
+        """True if the share contains a complete contribution (part of a shard) of every other rank of the stripe.
+
+        The agent may then seal the share's slot.
+        """
         return self.complete == self.contributors
 
     def _rows(self, rank: Rank) -> int:

@@ -115,7 +115,7 @@ class SharedParts:
         """Assign one more part of the S3 object to a helper node.
 
         Args:
-            helper: node that helps.
+            helper: node that transfers parts for the owner of the shard.
             now: monotonic time in seconds.
 
         Returns:
@@ -165,7 +165,7 @@ class SharedParts:
         return frozenset(part.helper for part in self.outstanding.values() if now - part.since > limit)
 
     def exclude_late(self, now: float, slowest_seconds: float) -> SharedParts:
-        """Exclude each helper node whose oldest unfinished part is late. The arguments are those of `late`."""
+        """Exclude each helper node that takes too long for its oldest unfinished part. See `late` for the arguments."""
         state = self
         for helper in self.late(now, slowest_seconds):
             state = state.exclude(helper)
@@ -185,7 +185,10 @@ class SharedParts:
         return replace(self, missing=self.missing - {number}), number
 
     def owed(self, helper: NodeId) -> list[int]:
-        """Return the numbers of the parts that a helper node must still transfer, in descending order."""
+        """Return the parts of the S3 object that were assigned to a helper node and that it has not transferred yet.
+
+        The result contains their numbers, in descending order.
+        """
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:

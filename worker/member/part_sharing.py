@@ -60,7 +60,10 @@ class PartSharing:
         """Longest time that the owner needed for one part, in seconds."""
 
     def claim(self, number: int) -> bool:
-        """Return True if this node must upload or download a part of its shard, False if a helper node does it."""
+        """Return whether this node itself must transfer part `number` of the S3 object.
+
+        If the result is False, a helper node transfers this part.
+        """
         with self._changed:
             self._state, is_own = self._state.claim(number)
             if is_own:
@@ -68,7 +71,10 @@ class PartSharing:
         return is_own
 
     def end(self) -> None:
-        """Stop asking helper nodes for parts; block until these requests' tasks have ended. Called in a thread."""
+        """Stop the requests to helper nodes to transfer parts of the S3 object. Block until their tasks have ended.
+
+        Called in a thread.
+        """
         with suppress(concurrent.futures.CancelledError):  # An event loop that ends cancels these tasks itself.
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 

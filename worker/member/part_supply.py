@@ -131,7 +131,7 @@ class PartSupply:
         return wanted
 
     async def _serve(self, session: Session, number: int) -> None:
-        """Read one part of the payload, and wait until its chunks are sent to the other node."""
+        """Read part `number` of the payload, and wait until its chunks are sent to the node that requested it."""
         chunks = self._parts.chunks(number)
         try:
             if self._is_ready is not None:

@@ -230,7 +230,10 @@ class HelpedLoad(PartSharing):
 
 
 class LoadHelper:
-    """Reads parts of other nodes' shards from S3 and sends them. The generation's `Member` object owns it."""
+    """Reads parts of shards of other nodes from S3, and sends these parts to the other nodes.
+
+    The generation's `Member` object owns it.
+    """
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ class SharedReads:
         await self.close()
 
     async def close(self) -> None:
-        """Stop receiving parts (see `ObjectShare.close`)."""
+        """Stop receiving parts of shared S3 objects from other nodes (see `ObjectShare.close`)."""
         await end(*self._tasks)
 
     async def _read_own(self) -> None:

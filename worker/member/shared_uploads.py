@@ -132,7 +132,7 @@ class HelpedUpload(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that helper nodes have stored in S3 (see `Helpers.stored`)."""
+        """Return the parts of the multipart upload that helper nodes have stored in S3 (see `Helpers.stored`)."""
         with self._changed:
             return [self._parts[number] for number in sorted(self._state.finished)]
 
@@ -216,7 +216,10 @@ class HelpedUpload(PartSharing):
 
 
 class UploadHelper:
-    """Sends parts of other nodes' uploads from the replicas of this node. The generation's `Member` object owns it."""
+    """Sends parts of other nodes' shards to S3, read from the replicas of these shards on this node.
+
+    The generation's `Member` object owns it.
+    """
 
     def __init__(
         self, plan: GenerationPlan, store: SlotStore, objects: ObjectStore, *, held_ranks: Collection[Rank]

@@ -63,10 +63,10 @@ class FullDisks:
         return self._note(named or fallback or self._state, found.strerror or str(found))
 
     def note_words(self, words: str) -> NodeFault | None:
-        """Record a failed write of another process, such as a rank or pip, from its output.
+        """Record a failed write of another process, such as a rank or pip, if its output reports a full disk.
 
         Args:
-            words: the end of the process's output.
+            words: the last lines of the process's output.
 
         Returns:
             The fault, or None if the output names no full disk.

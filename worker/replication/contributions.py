@@ -82,7 +82,7 @@ class Contributions:
         self._refused.discard(rank)
 
     def progress(self, rank: Rank) -> None:
-        """Record that `rank` has sent data for the share, or that it delays its data on purpose. Thread-safe."""
+        """Record that `rank` has sent data for the parity share, or that it delays its data on purpose. Thread-safe."""
         self._progress[rank] = self._progress.get(rank, 0) + 1
 
     async def take(

@@ -42,7 +42,7 @@ _SO_MAX_PACING_RATE = 47
 
 @dataclass(slots=True)
 class NixlPath:
-    """Holds the resources with which a stream uses NIXL."""
+    """The NIXL agent and the blocks of registered memory with which a stream sends or receives chunks over NIXL."""
 
     nixl: Nixl
     """This node's NIXL agent."""

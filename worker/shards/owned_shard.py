@@ -251,7 +251,7 @@ class OwnedShard:
 
     @property
     def has_parity(self) -> bool:
-        """True if the peers hold shares that contain this shard, instead of copies (`Shard.has_parity`)."""
+        """True if the other holders store parity of this shard (an XOR with other shards) instead of copies of it."""
         return self._core.has_parity
 
     def awaits(self, peer: NodeId) -> bool:

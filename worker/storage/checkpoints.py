@@ -209,8 +209,8 @@ async def upload_shard(
         try:
             return msgspec.structs.replace(await once(), upload_seconds=clock() - begun)
         except StorageError as error:
-            # A helper node may have replaced a part after the owner had sent it. S3 then refuses to complete the
-            # upload, and an attempt without helpers can succeed.
+            # A helper node may have sent a part again that the owner had already sent. S3 then refuses to complete the
+            # upload. An attempt without helper nodes can succeed.
             may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
             if not (error.retryable or may_be_helper) or attempt == MAX_ATTEMPTS:
                 raise

@@ -93,15 +93,15 @@ parts, and the numbers of the parts that helper nodes may read. The helpers deli
 
 
 class ObjectShare(Protocol):
-    """The nodes that read parts of shared objects for each other during one load. All methods run on the event loop.
+    """Nodes that each read some parts of S3 objects and send them to each other during one load of their shards.
 
-    A shared object contains tensors of several shards.
+    Each of these objects contains tensors of several shards. All methods run on the event loop.
     """
 
     async def read(self) -> None:
-        """Read this node's parts of the shared objects from S3 into the slot. Called once.
+        """Read the parts that this node reads for all nodes from S3 into the slot. Called once.
 
-        Meanwhile the other nodes send their parts.
+        Meanwhile the other nodes send the parts that they read.
 
         Raises:
             StorageError: the store refused a read.
@@ -205,7 +205,10 @@ async def _download(
     loads: NodeLoads | None,
     share_objects: ObjectShareOf | None,
 ) -> None:
-    """Try once to download a shard: read the object's header, reserve a slot, and read the parts into it."""
+    """Try once to download a shard from S3 into a slot of this node.
+
+    The function reads the object's header, reserves a slot, and reads the object's data into it, part by part.
+    """
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:

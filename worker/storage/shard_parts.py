@@ -70,7 +70,7 @@ class _Source:
 
 
 class Parts:
-    """Divides a payload into parts of whole chunks, numbered from 1. Immutable."""
+    """Divides a shard's payload into the parts of an S3 multipart upload: whole chunks, numbered from 1. Immutable."""
 
     def __init__(self, payload_bytes: int) -> None:
         """Divide a payload of `payload_bytes` bytes into parts of equal numbers of chunks; the last may be smaller."""
@@ -81,7 +81,7 @@ class Parts:
 
     @property
     def numbers(self) -> range:
-        """The numbers of all parts, from 1."""
+        """The numbers of all upload parts of the payload, from 1."""
         return range(1, self.count + 1)
 
     def chunks(self, number: int) -> range:
@@ -90,7 +90,7 @@ class Parts:
         return range(first, min(first + self._chunks_per_part, chunk_count(self.payload_bytes)))
 
     def part_of(self, chunk: int) -> int:
-        """Return the number of the part that contains a chunk."""
+        """Return the number of the upload part that contains the chunk with this index."""
         return chunk // self._chunks_per_part + 1
 
     def bounds(self, number: int) -> Span:
@@ -192,7 +192,7 @@ class ShardParts(Parts):
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write the bytes of a part that no S3 object contains.
+        """Write those bytes of a part of the payload into `target` that are not stored as tensor data in S3.
 
         These bytes are the payload's index (the list of its tensors), and zeros between the tensors.
         """

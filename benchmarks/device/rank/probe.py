@@ -1,6 +1,6 @@
 """Prints the identification of the device as JSON. Without a device, it prints a message and exits with code 1.
 
-The harness runs this program in a separate process, so that the harness itself does not import torch.
+The benchmark's main process runs this program as a child process, so that it does not import torch itself.
 """
 
 from __future__ import annotations

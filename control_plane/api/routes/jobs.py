@@ -162,7 +162,7 @@ def describe_training_job(
 def stop_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Stop a training job: all ranks stop at one agreed step, which is stored.
+    """Stop a training job: all ranks stop at the same step, and Everstep stores their state at this step.
 
     Repeated calls change nothing.
     """

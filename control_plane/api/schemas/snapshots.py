@@ -45,7 +45,7 @@ class HeldShard(Shape):
 
 
 class HoldSnapshotResponse(Shape):
-    """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
+    """The snapshots of all ranks at one committed step. The nodes keep them in memory until the export ends."""
 
     training_job_name: str
     run_id: str
@@ -61,6 +61,6 @@ class HoldSnapshotResponse(Shape):
 
 
 class ReleaseSnapshotResponse(Shape):
-    """Confirms that the service has ended the hold of a snapshot."""
+    """Confirms that the nodes need not keep the snapshot in memory any more."""
 
     snapshot_id: str

@@ -36,7 +36,7 @@ class SampleOrder:
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> SampleOrder | None:
-        """Return the order of a loader; None if its sampler is not torch's `DistributedSampler`."""
+        """Return the order in which a loader reads samples; None if its sampler is not a `DistributedSampler`."""
         sampler: object = loader.sampler
         if (batches := loader.batch_sampler) is not None:
             if type(batches) is not BatchSampler:

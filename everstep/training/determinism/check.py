@@ -185,7 +185,7 @@ class DeterminismCheck:
             self._add(Kind.VALUE, name, value)
 
     def boundary(self, step: int) -> None:
-        """Record the state after a step. After the last step of the pass, end the pass and do not return.
+        """Record the state after a step. After the last step of this run of the check, end the run and do not return.
 
         Args:
             step: number of finished steps.

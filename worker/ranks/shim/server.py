@@ -610,7 +610,10 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark a generation's cgroup without living ranks for removal. `_sweep` kills its processes and removes it."""
+        """Mark the cgroup at `path` for removal, if none of its ranks lives any more.
+
+        `_sweep` later kills the processes that remain in the cgroup, and removes it.
+        """
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
