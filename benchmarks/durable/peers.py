@@ -33,7 +33,7 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The parameters of the one operation that this program runs."""
+    """The operation on a model in S3 that this program measures, such as a load or an export, with its parameters."""
 
     name: str
     """The operation: `prepare`, `load`, `copy` or `export`."""

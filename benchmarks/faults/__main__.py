@@ -31,7 +31,7 @@ def measure(begun: Begun) -> dict[str, Any]:
     if (reason := obstacle()) is not None:
         raise BenchmarkFailed(reason)
     sizes = QUICK if begun.is_quick else Sizes()
-    # A node stores two shards with two slots each, and needs a reserve.
+    # A node stores the shards of both ranks, each in two slots. The memory of one further slot is a reserve.
     node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
     options = ClusterOptions(nodes=RANKS, spares=0, node_memory_bytes=node_memory_bytes, has_namespaces=True)
     observed = []

@@ -82,7 +82,7 @@ class Node:
         self.transfers = 0
         self.acknowledged: dict[int, asyncio.Future[None]] = {}
 
-    # The methods below exchange chunks with the other nodes.
+    # The methods below send chunks of snapshots to the benchmark's other nodes, and receive theirs.
 
     def listen(self) -> socket.socket:
         """Accept connections from every node that sends its copies to this node. Each connection has its own thread."""

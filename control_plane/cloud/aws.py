@@ -201,7 +201,7 @@ class AwsOperator:
             return [status for page in pages for status in page["InstanceStatuses"]]
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the network nodes above each instance (see `CloudOperator.network_nodes`)."""
+        """Return EC2's network nodes above each instance, the nearest last (see `CloudOperator.network_nodes`)."""
         instances = described(self._describe_topology, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
         return {id: network for id, network in found.items() if network}

@@ -111,7 +111,7 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
-    """Return when the calls with these keys were recorded as DONE, by key.
+    """Return when calls to AWS were recorded as successful (DONE), by the keys of these calls.
 
     The result omits calls in another state.
     """

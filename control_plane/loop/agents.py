@@ -99,9 +99,9 @@ class AgentConnection:
             self._registry.lines.deliver(self.node_id, lines)
 
     def command_ended(self, ended: CommandEnded) -> None:
-        """Accept the result of a command that a user runs beside a rank (`command_desk`).
+        """Accept the result of a command that a user runs beside a rank, and pass it to the waiting request.
 
-        The websocket route calls this method with each decoded message.
+        The websocket route calls this method with each `CommandEnded` message of the agent.
         """
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
@@ -109,7 +109,7 @@ class AgentConnection:
     def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
         """Accept the agent's answer to a request for a snapshot, sent on behalf of a client (`snapshot_desk`).
 
-        The websocket route calls this method with each decoded message.
+        The websocket route calls this method with each such message of the agent.
         """
         if self.is_open:
             self._registry.snapshots.answered(self.node_id, answer)

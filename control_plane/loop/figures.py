@@ -103,7 +103,7 @@ class LoopFigures:
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:
-        """Count a decision about a job or fleet that was not stored, because another server has taken its lease over."""
+        """Count a decision about a job or fleet that was not stored, because another server holds its lease now."""
         self._stale_applies.labels(loop).inc()
 
     def lost_lease(self, kind: str) -> None:

@@ -138,7 +138,7 @@ class LogShipper:
         Returns:
             Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
         """
-        # The read continues even if this call is cancelled, because users who follow the log must receive these lines.
+        # Read the lines to the end even if this call is cancelled, because users who follow the log must receive them.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 

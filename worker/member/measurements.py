@@ -69,7 +69,7 @@ class Measurements:
         if not values:
             return
         self.newest = values
-        # Only the node of rank 0 sends values through the outbox. The control plane adds the values of the other nodes.
+        # Only the node of rank 0 queues its values for the control plane. All other nodes send theirs in their reports.
         if shard.rank == 0:
             point = MetricPoint(
                 generation=self._generation, step=message.boundary, values=values, at_seconds=self._now()

@@ -280,7 +280,10 @@ class RankSlots:
     # The methods below handle captures and seal slots.
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
-        """Digest the chunks that a running capture has finished, and announce these chunks to the holders."""
+        """Digest the chunks that the rank has already written to the slot, and announce these chunks to the holders.
+
+        The rank may still be writing the rest of this snapshot.
+        """
         slot = self._slot_of(shard, capturing)
         if slot is not None and 0 <= capturing.final_bytes <= capturing.payload_bytes:
             self._follow(shard, slot, capturing).grow(capturing.final_bytes)

@@ -341,7 +341,7 @@ class DeterminismCheck:
 
 
 def _of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield an entry for each option of an optimizer's groups, then an entry for each gradient of its parameters."""
+    """Yield the digest of each option of an optimizer's groups, then of each gradient of its parameters, as entries."""
     for number, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if name != "params":
