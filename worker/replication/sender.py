@@ -280,7 +280,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # The rank has finished the step in the sealed slot, so it has printed all log lines of this step.
+            # The slot is sealed, so the rank has finished its step, and the log contains all lines of this step.
             nonlocal held_lines
             lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
