@@ -88,7 +88,7 @@ class Members:
         self._all(["open", *(base64.b64encode(data).decode() for data in (encode(plan), archive()))])
 
     def load(self) -> float:
-        """Make the nodes load the step that the generation restores, and then begin the rounds.
+        """Make the nodes load the step that the generation restores, and then begin the rounds of commits.
 
         Return the monotonic time at which the load began.
         """

@@ -64,7 +64,7 @@ class Place:
     """Node of the job's coordinator; empty before a job runs."""
 
     def of(self, seen: Json) -> Place:
-        """Return this place with the nodes and the coordinator of a job, read from the API's description of the job."""
+        """Return a copy that also names the nodes and the coordinator of a job, as the API describes the job."""
         return replace(self, nodes=tuple(seen["NodeIds"]), coordinator=seen["CoordinatorNodeId"])
 
     @property

@@ -137,7 +137,7 @@ class Fleet:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start each agent's side of the rounds (`RoundMember`), and the coordinator's `RoundServer`."""
+        """Start each agent's part in the commit rounds (`RoundMember`), and the coordinator's part (`RoundServer`)."""
         for number, member in enumerate(self.members):
             _agent.set(number)
             run = (

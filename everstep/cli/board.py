@@ -70,7 +70,7 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
 
 
 def told(board: Board, event: Json) -> Board:
-    """Return the board after the arrival of one more event.
+    """Return the board (the content of `jobs top`) after the arrival of one more event.
 
     The oldest event is dropped if there are more than `EVENTS_SHOWN` events.
     """
@@ -78,7 +78,7 @@ def told(board: Board, event: Json) -> Board:
 
 
 def in_trouble(board: Board, words: str) -> Board:
-    """Return the board after a failed poll.
+    """Return the board (the content of `jobs top`) after a failed poll.
 
     The new board keeps the jobs of `board`, and shows `words` as the reason of the failure.
     """
@@ -86,7 +86,7 @@ def in_trouble(board: Board, words: str) -> Board:
 
 
 def picture(board: Board, now: datetime, width: int) -> RenderableType:
-    """Return what rich prints for the board at time `now`, in a terminal of `width` columns."""
+    """Return what rich prints for `jobs top` at the time `now`, in a terminal of `width` columns."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
     age = "not polled yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble(

@@ -405,7 +405,10 @@ class Lifecycle:
         self.is_unsettled = False
 
     async def end_work(self) -> None:
-        """Cancel the background task of the current phase (a load or a watch). Called when the agent ends."""
+        """Cancel the background task of the current phase, which loads shards or waits for the ranks' exits.
+
+        Called when the agent ends.
+        """
         await end(self._working)
 
     async def detach(self) -> None:
