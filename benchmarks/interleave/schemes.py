@@ -100,7 +100,7 @@ class Case:
 
         A ring of n nodes sends 2 (n - 1) / n of these bytes over each link.
         """
-        # The factor excludes the headers of Ethernet, IP and TCP.
+        # The factor 0.94 leaves room for the headers of Ethernet, IP and TCP.
         carried = self.collective_seconds * self.link_bytes_per_second * 0.94
         return int(carried * self.nodes / (2 * (self.nodes - 1))) // 4 * 4
 

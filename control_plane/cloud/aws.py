@@ -215,7 +215,7 @@ class AwsOperator:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
         with translated():
             answer = self._ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        output: str = answer.get("Output", "")  # boto3 has already decoded Base64.
+        output: str = answer.get("Output", "")  # boto3 has already decoded the output from Base64.
         return output.encode(errors="replace")
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:

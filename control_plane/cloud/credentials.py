@@ -101,5 +101,5 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
 
 def _search() -> Any:
-    # A session caches the AWS config file, so each search needs a new session.
+    # A botocore session caches the AWS config file, so each search for new credentials needs a new session.
     return botocore.session.Session().get_credentials()

@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # A key stands for one call. It changes 3 times per hook timeout, so one of 3 heartbeats may be lost.
+                # The executor makes one call per key. The key changes 3 times per hook timeout, so one call may fail.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",

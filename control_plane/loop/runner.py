@@ -131,7 +131,7 @@ class Runner:
         try:
             await self._work(stop)
         finally:
-            # After an error or a cancellation, passes over jobs may still run.
+            # After an error or a cancellation, passes over jobs may still run: end them before the leases are released.
             self.job_loop.cancel()
         await self.executor.close()
         await asyncio.to_thread(self.job_leases.release_all)

@@ -188,7 +188,7 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The running generation's coordinator, which collects the commit votes; None if it is on another node."""
+        """The running generation's coordinator, which collects the commit votes; None unless this node runs it."""
         return self._lifecycle.member.server if self._lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:
