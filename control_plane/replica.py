@@ -111,7 +111,10 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """Return a hash of the locked file and the boot id. Empty if no file is locked or the kernel has no boot id."""
+    """Return the server's lineage (see the module's docstring): a hash of the locked file and the kernel's boot id.
+
+    Empty if no file is locked or the kernel has no boot id.
+    """
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

@@ -39,7 +39,7 @@ START: Final = 0
 
 
 class Kind(StrEnum):
-    """The kind of a value whose digest the determinism check records, in the order of their origin in a step."""
+    """The kinds of values whose digests a determinism check records, in the order in which a step computes them."""
 
     RESTORED = "restored"
     """State at the kept step. Pass 1 records it right after the step, passes 2 and 3 right after its restore."""
@@ -66,7 +66,7 @@ class Kind(StrEnum):
 
 
 class Pattern(StrEnum):
-    """The passes of a check (three runs of the same steps) in which an entry differs.
+    """Names which passes (runs of the same steps) of a determinism check recorded different values.
 
     The table in the module's docstring defines the patterns.
     """

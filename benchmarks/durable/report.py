@@ -94,7 +94,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per limit: throughput relative to boto3's transfer manager, additional memory, and equal bytes."""
+    """Return one row per limit, such as throughput relative to boto3, extra memory, and damaged downloads."""
     found = []
     for (server, is_upload, size), group in _groups(run):
         if server != "SeaweedFS":

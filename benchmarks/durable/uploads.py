@@ -56,7 +56,7 @@ class UploadBlock:
 
     @property
     def during(self) -> list[float]:
-        """Durations of the steps that began before the upload ended. In a block without a checkpoint: of all steps."""
+        """Durations of the steps that began before the upload ended; of all steps if no checkpoint was stored."""
         begun, found = 0.0, []
         for step in self.steps:
             if begun < self.upload_seconds or self.system == FLOOR:

@@ -124,7 +124,10 @@ class Budgeted:
         return begins
 
     def pause(self) -> None:
-        """Report to the budget that another scheme runs next, so that it ignores the time until the next boundary."""
+        """Report to the budget that another scheme (way of sending) runs next.
+
+        The budget then ignores the time until the next boundary.
+        """
         message = Boundary(generation=GENERATION, boundary=Step(self._step))
         self._traffic.boundary(self._rank, message, PAUSED, is_sending=False)
 

@@ -30,7 +30,10 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of the largest measured number of nodes, and of the probabilities with published values."""
+    """Return one row per placement function, and one row per recovery probability that has a published value.
+
+    The rows of the functions contain their durations for the largest measured number of nodes.
+    """
     limit = LIMIT_SECONDS * 1000
     found = [
         Row(what=what, value=max(seconds) * 1000, unit="ms", n=len(seconds), limit=limit).judged()

@@ -4,8 +4,8 @@ The agents of a fleet are connected to one server: the server that holds the lea
 these agents may arrive at another server. That server forwards the request with the caller's own credentials, which the
 managing server verifies again. The caller receives the managing server's response unchanged.
 
-A holder that stands still does not answer. When the forwarding server has taken the fleet over from it, the forwarding
-server ends the request, so that the caller can repeat it.
+A managing server whose process stands still does not answer. Once the forwarding server has taken over the fleet's
+lease from it, the forwarding server ends the request, so that the caller can repeat it.
 
 Invariant: a forwarded request is not forwarded again.
 """

@@ -84,7 +84,7 @@ class _Once(Collector):
 
 
 def families(facts: Facts) -> Iterator[Metric]:
-    """Yield the metrics that one scrape computes from its facts, one family per metric name."""
+    """Yield the service's metrics for one scrape, computed from `facts`; one family per metric name."""
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
     yield info

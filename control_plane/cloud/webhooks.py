@@ -100,7 +100,7 @@ class _Pinned(http.client.HTTPConnection):
         self._context = context if target.is_secure else None
 
     def connect(self) -> None:
-        """Connect to the IP address that the sink has checked. `request` calls this method."""
+        """Connect to the receiver's IP address, which the webhook's sink has checked. `request` calls this method."""
         self.sock = create_connection((self._address, self.port), TIMEOUT_SECONDS)
         if self._context is not None:
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)

@@ -285,7 +285,8 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    # If the buckets above had too little time, take the missing time from the phases of the incident.
+    # If the buckets (categories of time) of the loop above had too little time, take the rest from the buckets of the
+    # incident's phases.
     for into in _PHASES if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:

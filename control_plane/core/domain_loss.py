@@ -108,7 +108,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        # The list grows during this breadth-first search, so that edges with common domains are near each other.
+        # The list grows during this breadth-first search. Edges (the domains that hold one shard) with common domains
+        # are therefore near each other in the list.
         for edge in reached:
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)

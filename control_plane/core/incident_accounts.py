@@ -384,7 +384,7 @@ def _ending(account: Account, now: float) -> str:
 
 
 def _waiting(account: Account) -> str:
-    """Return that Everstep recovers the job, or what the recovery waits for."""
+    """Return a clause for users: that Everstep is recovering the job, or what the job waits for."""
     if account.wait is not None:
         return f"The job waits for {missing(account)}"
     wait, _, _ = account.job_reason.partition(": ")

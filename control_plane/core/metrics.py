@@ -160,7 +160,8 @@ def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
     """Return the stored points of a metric, replaced and extended by new points, sorted by step.
 
-    A new point replaces a stored point with the same first step.
+    A point joins the values of one or more consecutive steps. A new point replaces a stored point with the same first
+    step.
     """
     by_step = {point.step: point for point in held} | {point.step: point for point in fresh}
     return tuple(by_step[step] for step in sorted(by_step))

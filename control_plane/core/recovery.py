@@ -206,11 +206,11 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the newest state with all parity shares in memory, to restore it on another number of ranks.
+    """Return the newest step whose parity shares are in memory, to restore it on another number of ranks.
 
-    The result is never older than the committed step. Until the new generation's first commit, nodes keep only the
-    restored step. If shares of this step were missing, the loss of one more node would lose the step, and the committed
-    step would be gone too. Without parity, the result is `newest`.
+    If no newer step has all of its shares, the result is the committed step. Until the new generation's first commit,
+    nodes keep only the restored step. Without its shares, the loss of one more node would lose the restored step, and
+    nodes have dropped the committed step. Without parity, the result is `newest`.
     """
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)

@@ -211,7 +211,7 @@ class _Groups:
 
 
 def default_period(start: datetime, end: datetime) -> Period:
-    """Return the period that divides a time range into between about a dozen and a hundred buckets."""
+    """Return the length of a report's time intervals (buckets), so that the range has at most about a hundred."""
     if end - start <= timedelta(days=2):
         return Period.HOUR
     return Period.DAY if end - start <= timedelta(days=100) else Period.WEEK

@@ -40,7 +40,7 @@ The solver tries the most suitable groups first. Exchanges with further groups w
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
-    """Return the holders of the shard of the node at `position` of a group. This node is the first holder."""
+    """Return the nodes that hold the shard of the node at `position` of a group; this node itself is the first."""
     return tuple(group[(position + j) % len(group)] for j in range(copies))
 
 
@@ -103,7 +103,7 @@ class _Search:
         return sum(self.domain_of_all(holders) is not None for holders in shards)
 
     def domain_of_all(self, nodes: Group) -> str | None:
-        """Return the domain that all these nodes share, or None if their domains differ."""
+        """Return the failure domain that contains all these nodes, or None if no single domain contains them."""
         first = self.domains[nodes[0]]
         return first if all(self.domains[node] == first for node in nodes) else None
 
@@ -115,7 +115,7 @@ class _Search:
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return how many of the members of the group with this index are in another failure domain than `domain`."""
+        """Return how many nodes of the placement group number `index` are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # The methods below exchange nodes between groups and the ring (the last group, if it has more than `copies`

@@ -71,5 +71,5 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
 
 
 def resume(session: Session) -> bool:
-    """End the pause. Return whether automation was paused. `session` comes from `Database.write`."""
+    """End the pause of all automatic actions. Return whether they were paused. `session`: `Database.write`."""
     return bool(changed_rows(session.execute(delete(AutomationPause))))

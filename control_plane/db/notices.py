@@ -86,7 +86,7 @@ def replace_polled(
 
     Returns:
         Whether anything changed. Existing STATUS notices receive the new time and message. Existing GROUP notices keep
-        their time, because only the function `hold` changes the time of a lifecycle hook.
+        their time, the expiry of a lifecycle hook, because only the function `hold` changes it.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {

@@ -52,7 +52,7 @@ _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 
 
 class CheckpointKeeper:
-    """The loop that deletes checkpoints."""
+    """The loop that deletes checkpoints at a user's request, or by the limits of a job."""
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
         self._database = database

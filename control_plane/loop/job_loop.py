@@ -119,7 +119,7 @@ class JobLoop:
         await self._scheduler.sweep(self._live, PATIENCE_SECONDS)
 
     async def idle(self) -> None:
-        """Wait until no pass is due and none runs."""
+        """Wait until no job needs a decision (a pass), and no pass runs."""
         await self._scheduler.idle()
 
     async def close(self) -> None:
@@ -131,7 +131,10 @@ class JobLoop:
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:
-        """Make a pass over a job, and log a failure. The scheduler never runs two passes of one job at once."""
+        """Decide about a job and execute the decision (a pass); log a failure.
+
+        The scheduler never runs two passes of one job at once.
+        """
         job = self._live.get(run)
         if job is None:
             return  # Since the pass was requested, the job has ended, or another server has taken its fleet over.
@@ -273,7 +276,7 @@ class JobLoop:
 
 
 def _sent(action: JobAction) -> tuple[str, str]:
-    """Return the kind of an action, and the node that receives it. A manifest has no node."""
+    """Return the kind of an action, and the node that receives it; an empty node for a manifest, which S3 receives."""
     match action:
         case Send(node_id, message):
             return type(message).__name__, node_id

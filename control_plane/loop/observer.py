@@ -175,7 +175,7 @@ class Hearing:
     def verdict_in(self, views: Iterable[AgentView]) -> float:
         """Return the seconds until one more agent has been silent for longer than its lease, or infinity.
 
-        The loops make their next passes at that time.
+        At that time, the background loops decide about their jobs and fleets again.
         """
         lease = self._timeouts.lease_seconds
         left = [

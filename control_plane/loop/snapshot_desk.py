@@ -41,7 +41,9 @@ class NoAnswer(Exception):
 
 
 class SnapshotDesk:
-    """The requests to agents for all exports of snapshots on one server. `AgentRegistry` owns the desk.
+    """Sends one server's requests about exports of snapshots to agents, and receives their answers.
+
+    `AgentRegistry` owns the desk.
 
     `send` queues a message for an agent and returns whether the agent is connected.
     """

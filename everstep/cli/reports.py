@@ -48,7 +48,7 @@ def show(
     fleet: OnlyFleet = None,
     max_jobs: MaxJobs = 10,
 ) -> Shown:
-    """Show the totals, the trend, and the cost by project, fleet, job and cause."""
+    """Show time, cost and incidents: in total, per time interval, and by project, fleet, job and cause."""
     report = _report(service, since, until, period, project, fleet, max_jobs)
     jobs = [{"Name": each["TrainingJobName"], "Project": each["Project"], **each} for each in report["Jobs"]]
     if "OtherJobs" in report:

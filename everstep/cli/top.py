@@ -95,6 +95,6 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(POLL_SECONDS)
-        while event is not None:  # One poll suffices for all waiting events.
+        while event is not None:  # Show all waiting events first, because one poll of the service suffices for them.
             seen = board.told(seen, event)
             event = wait(0)

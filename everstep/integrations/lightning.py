@@ -248,7 +248,7 @@ class TrainBatches(StepBatches):
         session: the session, which has one loader.
         end_step: reports the loop's newest step to the session, unless it is reported already. Returns whether training
             must stop.
-        resume: sets the restored values again that hooks may have changed. None if nothing was restored.
+        resume: sets those restored values again that Lightning's hooks may have changed. None without a restore.
         loader: the loader that the session reads. Its attributes are attributes of this object, too.
     """
 

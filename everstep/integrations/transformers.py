@@ -334,9 +334,9 @@ def _load_nothing(_: object) -> None:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports the start of the loop and each log entry to the attachment.
+    """Reports the start of the trainer's loop and each log entry to the trainer's `Attachment`.
 
-    The attachment cannot detect these events by replacing a method of the trainer.
+    The attachment connects the trainer with Everstep, and detects other events by replacing methods of the trainer.
     """
 
     def __init__(self, attachment: Attachment) -> None:

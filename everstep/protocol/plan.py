@@ -181,7 +181,7 @@ CHECK_VARIABLE = "EVERSTEP_CHECK_DETERMINISM"
 
 
 def check_steps(value: str) -> int | None:
-    """Return the number of steps in the value of `CHECK_VARIABLE`, or None if the value is not valid.
+    """Return a determinism check's number of steps from the value of `CHECK_VARIABLE`; None if it is not valid.
 
     A check needs at least two steps, because it stores a snapshot of one step and repeats the steps after it.
     """

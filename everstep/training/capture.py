@@ -127,7 +127,7 @@ class CapturePlan:
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
-        """Return whether a payload with these values fits into a slot of `capacity_bytes` bytes."""
+        """Return whether the plan's tensors and these encoded plain values fit into `capacity_bytes` of a slot."""
         return self.index_offset + self.index.size(values) <= capacity_bytes
 
 

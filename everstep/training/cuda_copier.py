@@ -267,7 +267,7 @@ class _Registered:
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return the end of the piece that contains an address, whether the piece is registered yet or not."""
+        """Return the end of the piece that contains an address. The driver need not have registered the piece yet."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
@@ -473,7 +473,7 @@ class CudaCopier:
         self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Register the slot in the background.
+        """Register the slot's memory with the CUDA driver in the background, so that copies to it are fast.
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
@@ -501,7 +501,7 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # First copy the pinned buffers' content: the reported progress counts it.
+            self._drain()  # First copy the pinned buffers into the slot, because the progress below includes them.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()

@@ -118,7 +118,7 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start a recording if there was none yet, or if the duration of iterations has changed since the last one."""
+        """Record iterations with the profiler if they were never recorded, or if their duration has changed since."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS

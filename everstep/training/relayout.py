@@ -123,7 +123,7 @@ class Relaid:
     other_values: Tree
 
     def adapters(self) -> Tree:
-        """Return the converted values of models and optimizers: one item per adapter, for its `load`."""
+        """Return the values of models and optimizers, converted to this rank's layout: one per adapter, for `load`."""
         return self.adapter_values
 
     def others(self) -> Tree:

@@ -51,7 +51,8 @@ class Account:
         pause: waits for a number of seconds.
         patience_seconds: time limit of one wait.
         poll_seconds: time between two calls while the run waits.
-        refill_seconds: time to wait for the refill of AWS's token bucket after a question that exhausts it.
+        refill_seconds: time to wait for the refill of AWS's token bucket after a test of AWS's behaviour (a question)
+            that exhausts it.
         watch_seconds: time for which a question watches a state that may change by itself.
     """
 

@@ -85,7 +85,7 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
 
 
 def is_documented(name: str, names: frozenset[str]) -> bool:
-    """Return whether `names`, a result of `filter_names`, contains `name` or its prefix."""
+    """Return whether `names`, a result of `filter_names`, contains the filter `name` or its prefix, such as `tag:`."""
     prefix, colon, _ = name.partition(":")
     return name in names or (bool(colon) and prefix + colon in names)
 

@@ -92,7 +92,9 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The present conditions of a local cloud, and the random decisions that they require. Thread-safe.
+    """The present conditions of a local cloud (such as delays, limits and faults), and their random decisions.
+
+    Thread-safe.
 
     Args:
         conditions: the initial conditions, in force until the first change.

@@ -36,7 +36,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> Process:
-        """The recorded process. It may have ended."""
+        """The process that this file records, by its pid and its start time. It may have ended."""
         return Process(self.pid, self.start_ticks)
 
 

@@ -183,7 +183,8 @@ class Lifecycle:
     async def prepare(self, command: Prepare) -> None:
         """Promise to join the generation that a Prepare command of the control plane names.
 
-        If the disk cannot store the promise, or which Linux user the run's ranks run as, the node promises nothing.
+        The node first stores on disk which Linux user the run's ranks run as, and then the promise. If the disk refuses
+        one of these writes, the node promises nothing.
         """
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)

@@ -43,7 +43,7 @@ class AgentFacts:
 
 
 def families(facts: AgentFacts) -> Iterator[Metric]:
-    """Yield the metric families of one scrape, built from `facts`."""
+    """Yield the node's metrics for one scrape, computed from `facts`; one family per metric name."""
     build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
     build.add_metric([], {"version": __version__})
     yield build

@@ -122,7 +122,7 @@ class Shard:
             has_parity=has_parity,
         )
 
-    # The methods below apply events.
+    # The methods below return the shard's next state after an announcement, a capture or another event.
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step.
@@ -450,7 +450,7 @@ class Coordinator:
         )
         return replace(core, is_recovering=True)
 
-    # The methods below apply events.
+    # The methods below return the coordinator's next state after a report or another event.
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Apply the newest reports of some ranks, then commit, propose or stop if the reports permit (`advance`)."""
@@ -685,7 +685,7 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """Propose the final step when all ranks wait after the same step, and finish when this step is committed.
+        """Propose the final step when all ranks wait after the same step, and end the rounds after its commit.
 
         If the ranks wait after different steps, no common final step exists, and the rounds finish without one.
         """
@@ -782,8 +782,8 @@ class Coordinator:
         already decides when they are captured.
         """
         is_wanted = self.wanted > self.persist
-        # An agent reports the commit of a marked step only after it has pinned the step's slot. Until all agents have
-        # reported the commit, `uploads_in_flight` may lack this step.
+        # After the commit of a step that is marked for upload, an agent first pins the step's slot and then reports the
+        # commit. Until all agents have reported the commit, `uploads_in_flight` may lack this step.
         is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
         is_busy = is_marking or not self._may_mark
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):

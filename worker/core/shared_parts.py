@@ -178,7 +178,10 @@ class SharedParts:
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Assign to the owner a part that a helper node failed to transfer; the number is None if none is left."""
+        """Assign to the owner a part that a helper node failed to transfer.
+
+        Return the next state and the part's number, or None as the number if no such part is left.
+        """
         if not self.missing:
             return self, None
         number = min(self.missing)

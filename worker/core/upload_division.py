@@ -102,7 +102,8 @@ def divide(
 
 
 class _Table:
-    """Numbers the tensors that the ranks listed. `divide` uses the numbers, to hash each tensor only once."""
+    """Numbers the tensors that the ranks listed for the division. `divide` uses the numbers, to hash each tensor once.
+    """
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()
@@ -175,7 +176,9 @@ class _Table:
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return, for each item of one rank in `numbers`, the number of the S3 object that contains it.
+    """Return which S3 object contains each tensor of one rank's list.
+
+    `numbers` are the numbers of the listed tensors. `object_of` maps a tensor's number to the number of its S3 object.
 
     If a rank holds two tensors with the same content, the second one stays in the rank's own object (`OWN`).
     """

@@ -4,8 +4,7 @@ The agent retries a failed upload a few times. Meanwhile the slot stays pinned: 
 step can still be stored.
 
 Invariant: the slot of an upload is pinned before a later step can reuse it. At most `CheckpointPlan.max_uploads`
-    uploads
-of a shard run at the same time.
+uploads of a shard run at the same time.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class CheckpointUploads:
         return None
 
     async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
-        """Upload a sealed slot, and record the progress that `stalls` and `running` report."""
+        """Upload a sealed slot to S3, and record its progress, which `stalls` and `running` read."""
         loop, rank = asyncio.get_running_loop(), shard.rank
         key = rank, slot.header.step
 

@@ -47,9 +47,9 @@ class KeptContents:
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return which step of an earlier launch's shard this generation's ranks read, as a `Content`.
+        """Return the step (with its generation) at which this generation's ranks read a shard of an earlier launch.
 
-        `rank` owned this shard. Return None unless the number of ranks has changed (a relayout).
+        `rank` owned the shard in that launch. Return None unless the number of ranks has changed (a relayout).
         """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:

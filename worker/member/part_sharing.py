@@ -75,7 +75,8 @@ class PartSharing:
 
         Called in a thread.
         """
-        with suppress(concurrent.futures.CancelledError):  # An event loop that ends cancels these tasks itself.
+        # If the event loop ends, it cancels the requests' tasks itself, and `result` raises CancelledError.
+        with suppress(concurrent.futures.CancelledError):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:

@@ -96,7 +96,7 @@ class RankLines:
             plan: plan of the running generation; never changes.
             shards: shards of this node's ranks.
             store: this node's slots.
-            keep: returns the contents of a shard that must not be overwritten.
+            keep: returns which steps of a shard this node must not overwrite.
             on_change: called after a change that the agent reports to the control plane immediately.
             on_round_change: called after a change that the agent reports to the coordinator.
             traffic: measures the ranks' steps, snapshots and idle network time, to decide when snapshots are sent.
@@ -293,7 +293,10 @@ class RankLines:
             self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
-        """Measure the last iteration, grant a slot to a waiting rank, and report the step to the coordinator."""
+        """Handle a rank's message that it has finished a step.
+
+        Measure the iteration, grant a slot to a rank that waits for one, and report the step to the coordinator.
+        """
         half = shard.page.rank()
         # The coordinator may have proposed a step too late for a rank that trains. A rank that has stopped, or waits in
         # `close`, can still capture this step.

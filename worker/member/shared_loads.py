@@ -7,8 +7,8 @@
 `worker.core.shared_parts` decides which node reads which part. A part is a few consecutive chunks of the shard. Each
 byte is read once from S3 unless a helper fails.
 
-Invariant: the owner's slot receives only chunks that match the digests of the plan's payload. After `HelpedLoad.end`,
-no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
+Invariant: the owner's slot receives only chunks whose digests match the plan's digest of the shard. After
+`HelpedLoad.end`, no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
 parts in memory for all owners together.
 """
 

@@ -214,8 +214,8 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # No snapshot was being sent at this boundary. The missing capture has another cause: the budget or an
-            # upload.
+            # No snapshot was being sent at this boundary, so slow sending did not prevent the capture. The cause is the
+            # budget (the limit of the slowdown by snapshots) or an upload.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:

@@ -51,12 +51,14 @@ route may appear later. On a machine without IPv6, the IPv6 address counts as un
 
 
 def is_covered(endpoint: str | None) -> bool:
-    """Return whether the rule blocks packets to the host of this metadata endpoint. Pure."""
+    """Return whether the routing rule for ranks blocks packets to the host of this metadata endpoint. Pure."""
     return endpoint is not None and urlsplit(endpoint).hostname in ADDRESSES.values()
 
 
 def keep_away(user: RankUser) -> str:
-    """Add the routing rule if it is missing, and verify its effect. Blocks for about 0.1 s.
+    """Add the rule that blocks ranks from the instance's metadata if it is missing, and verify its effect.
+
+    The call blocks for about 0.1 s.
 
     Args:
         user: the ranks' users.

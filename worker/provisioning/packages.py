@@ -351,7 +351,7 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
         is_built: True if pip may build packages from the source.
 
     Returns:
-        The installation. If pip builds as another user, it names a copy of the source.
+        The installation. If pip builds packages as another user, the installation names a copy of the source.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)

@@ -72,7 +72,7 @@ class NixlSocket(socket.socket):
 
         Args:
             line: the connected socket of a stream, blocking; detached afterwards.
-            path: blocks and peer; the socket owns them and releases them in `close`.
+            path: the stream's memory blocks and NIXL peer. The new socket owns them, and `close` releases the blocks.
         """
         super().__init__(fileno=line.detach())
         self.path = path

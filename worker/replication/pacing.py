@@ -203,7 +203,11 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send chunks immediately until the next boundary: no training step uses the network meanwhile."""
+        """Send chunks immediately until the next boundary.
+
+        Called when the rank does not train, so that no training step uses the network, and when another pacer replaces
+        this pacer.
+        """
         self._boundary_at = None
         self._changed.notify()
 

@@ -101,8 +101,8 @@ class ReplicaReceiver:
             store: this node's slots.
             held_ranks: owners of the shards that the plan places on this node. The receiver rejects replica sessions of
                 other owners.
-            keep: returns the contents of a shard that must not be overwritten, given the newest committed step that its
-                owner has reported.
+            keep: returns which steps of a shard this node must not overwrite, given the newest committed step that the
+                shard's owner has reported.
             slot_count: maximum number of slots per shard on this node.
             take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
             shares: the shares of this node, which accept contributions of other ranks; None without parity.

@@ -74,14 +74,14 @@ class RoundMember:
         on_silence: Callable[[], None] = lambda: None,
         delays: ReportDelays = REPORT_DELAYS,
     ) -> None:
-        """Create the object; the exchange of reports and announcements begins with `run` or `run_local`.
+        """Create the object; `run` or `run_local` begins to exchange messages with the coordinator.
 
         Args:
             generation: the generation of these rounds.
             node_id: this node.
-            tree: the generation's tree of agents, over which reports and announcements travel.
+            tree: the generation's tree of agents. Nodes' reports travel up to the coordinator, its announcements down.
             state: returns the newest state of each rank of this node.
-            hear: applies an announcement on this node; called on the event loop, must not block.
+            hear: applies the coordinator's announcement on this node; called on the event loop, must not block.
             deadline_seconds: time without a message after which a neighbour counts as silent.
             on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
             delays: how long the node may delay a report that is not urgent.
@@ -201,7 +201,7 @@ class RoundMember:
     def _heard_from(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
 
-    # The methods below pass announcements from the parent to the children.
+    # The methods below pass the coordinator's announcements from the parent node in the tree to the child nodes.
 
     async def _listen(self, session: Session) -> None:
         while True:

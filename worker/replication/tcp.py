@@ -507,7 +507,8 @@ async def _join(session: TcpSession, description: bytes) -> bool:
     """Connect the session's path over NIXL to the peer.
 
     Args:
-        session: session in its handshake; `path` is set if this side offers NIXL. It is None after a failure.
+        session: session in its handshake; `path` is set if this side offers NIXL. After a failure, this function sets
+            `path` to None.
         description: description of the peer's NIXL agent; empty if the peer does not offer NIXL.
 
     Returns:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Accumulation:
-    """One parity share that is not sealed yet: its slot, and the contributions that it contains.
+    """One parity share that is not sealed yet: its slot, and the shards that were combined in it so far.
 
     `Shares` creates the object, and the threads of streams call `take`.
     """
@@ -148,8 +148,8 @@ class Shares:
         Args:
             store: this node's slots of the run.
             stripes: the members of the stripe of each rank on this node; empty with copies.
-            keep: returns the contents of an owner's slots that must not be overwritten, given the newest committed step
-                that a contributor has reported.
+            keep: returns which steps of a share or shard this node must not overwrite, given the newest committed step
+                that the owner of a combined shard has reported.
             slot_count: maximum number of slots per share.
         """
         self.memberships: dict[Rank, Membership] = {
@@ -285,7 +285,7 @@ class Shares:
             return made
 
     def finish(self, accumulation: Accumulation, contribution: Contribution) -> None:
-        """Record the end of a contribution. Begin to seal the share if it now contains all contributions."""
+        """Record that a rank's shard (a contribution) is combined with the share; begin to seal a complete share."""
         if accumulation.finish(contribution):
             self._sealing.begin(self._seal(accumulation))
 

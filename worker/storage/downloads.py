@@ -45,7 +45,7 @@ class LoadShare(Protocol):
     def begin(self, check: Callable[[], None]) -> None:
         """Ask the helper nodes for parts of the shard. Called once.
 
-        The caller may have claimed parts before, but only those whose bytes it already has.
+        Before this call, the caller may already have called `claim` for parts whose bytes it has received.
 
         Args:
             check: raises an error when the download is cancelled; called while the download waits for helpers.

@@ -1,7 +1,9 @@
 """Divides the stored objects of one shard into parts that several nodes can read and verify separately.
 
     part     whole chunks of the shard's payload, 8 MiB
-    source   for each part: at most one range of the shard's object, and one range of each shared object
+    source   for each part: at most one range of the shard's own S3 object, and at most one of each shared object
+
+A shared object is an S3 object with tensors that several shards contain.
 
 Invariant: `read` returns only if every chunk of the part has the digest that the object's header names. The header's
 digests hash to the payload's digest, which the caller has compared with its plan.

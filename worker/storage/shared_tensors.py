@@ -254,10 +254,10 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 
 
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
-    """Return the first planned object that S3 lacks, and all planned objects after it. Blocks: call it in a thread.
+    """Return the first of the planned shared objects that S3 lacks, and all planned objects after it.
 
-    Many ranks wait for the same objects. To save requests, a rank stops at the first missing object. Raises
-    StorageError if a request fails.
+    Many ranks wait until their writers have stored the same objects. To save requests, a rank stops at the first
+    missing object. Raises StorageError if a request fails. Blocks: call it in a thread.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)

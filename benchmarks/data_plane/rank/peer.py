@@ -35,7 +35,10 @@ class Launch:
 
 
 def main(text: str) -> None:
-    """Run the measured loop with the adapter that `text` names, and write the samples to a file."""
+    """Run the measured loop with one adapter, and write the samples to a file.
+
+    `text` is the JSON of a `Launch`, which names the adapter and the file.
+    """
     launch = Launch(**json.loads(text))
     os.environ.update(
         RANK=str(launch.rank),

@@ -89,7 +89,7 @@ class State:
         dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
-        """Return True if every byte of the state equals the dump."""
+        """Return True if every byte of the state equals the file that `dump` wrote."""
         return equal_to_dump([tensor for _, tensor in self.tensors()], path)
 
 

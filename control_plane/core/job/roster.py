@@ -74,8 +74,8 @@ def _with_struck_rank(
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
     """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the drill's target rank.
 
-    `told` contains exits that only late reports have shown. The function returns its arguments unchanged if no drill
-    explains the exits.
+    `told` contains rank exits before the incident's recorded failure, which agents reported only after the incident had
+    opened. The function returns its arguments unchanged if no drill explains the exits.
     """
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
@@ -130,7 +130,7 @@ def with_faulty(view: JobView) -> JobView:
 
 
 def without_lost(view: JobView) -> JobView:
-    """Exclude the nodes that are certainly lost, and add them to the incident.
+    """Exclude the nodes that are certainly lost from the job, and add them to the job's incident.
 
     An incident that began as a rank's failure can thus become a node loss.
     """

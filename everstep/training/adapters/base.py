@@ -586,11 +586,11 @@ class ExtraStates:
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:
-        """Return the present extra states. Called for every snapshot."""
+        """Return the result of each module's `get_extra_state`, by name. Called for every snapshot."""
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Store the saved extra states until `finish` passes them to the modules."""
+        """Keep the saved results of `get_extra_state` until `finish` passes them to the modules."""
         self._loaded = values
 
     def finish(self) -> None:
@@ -703,10 +703,7 @@ def qualified_name(kind: type) -> str:
 
 
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself as its local memory.
-
-    Without sharding, this rank holds the whole tensor in its own memory.
-    """
+    """Return `tensor` unchanged: without sharding, this rank's local part is the whole tensor."""
     return tensor
 
 

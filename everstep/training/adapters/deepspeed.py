@@ -252,8 +252,8 @@ class DeepSpeedAdapter:
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # A partition that contains only padding belongs to no parameter. Use the state entries of all parameters for
-        # it.
+        # If this rank's partition of the ZeRO optimizer contains only padding, it belongs to no parameter. Then use the
+        # state entries of all parameters.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):

@@ -276,8 +276,8 @@ class FilesLoader:
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._files.set_epoch(epoch, self._begin + self._skip_count * self.order.replicas)
-        # `iter` draws a base seed for the workers, unless workers of an earlier epoch still run. An uninterrupted run
-        # draws no seed at this point if it is inside an epoch, or if its workers persist. Then undo the draw.
+        # `iter` draws a base seed when it starts workers. An uninterrupted run starts no workers at this point if it is
+        # inside an epoch, or if its workers persist. In these cases, restore the generators' states from before `iter`.
         has_drawn = self._is_open or (not self._has_begun and epoch > 0 and self._loader.persistent_workers)
         self._skip_count, self._is_open, self._has_begun = 0, True, True
         with rng.kept(self.generators) if has_drawn else nullcontext():

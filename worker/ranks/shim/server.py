@@ -412,7 +412,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # The new process reads from this pipe, and exits at its end.
+            os.close(gate)  # The new process waits at the other end of this pipe, and exits when the pipe closes.
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
