@@ -255,9 +255,9 @@ class Helpers(Protocol):
         """
 
     def stored(self) -> Sequence[StoredPart]:
-        """Return the parts that other processes have stored with the expected digests.
+        """Return the parts of this upload that helpers (other processes) have stored with the expected digests.
 
-        The upload calls this once, after the last part.
+        The upload calls this once, after it has stored its own last part.
         """
         ...
 

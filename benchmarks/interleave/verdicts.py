@@ -28,7 +28,7 @@ A scheme that keeps fewer snapshots has a small slowdown for this reason alone, 
 
 
 def judge(figure: Figure) -> Row:
-    """Return Everstep's slowdown in one case, with its verdict."""
+    """Return by how much Everstep's snapshots slowed training in one case of the benchmark, with the verdict."""
     ours = figure.row(Scheme.EVERSTEP)
     row = Row(
         what=figure.case.name,

@@ -1,4 +1,4 @@
-"""Errors of the generator.
+"""Errors of the generator that creates the API's clients and descriptions from the OpenAPI document.
 
 ContractError            the generated clients cannot represent a part of the API
 """

@@ -57,7 +57,7 @@ class Trace(Protocol):
     """Interface of a recorder that records when this rank uses the network."""
 
     def begin(self) -> bool:
-        """Start to record. Return False if a recording cannot start now."""
+        """Start the profiler. Return False if it cannot start now, for example while another profiler runs."""
         ...
 
     def mark(self) -> bool:

@@ -22,7 +22,7 @@ class PreflightFailed(LocalCloudError):
 
 
 class StartFailed(LocalCloudError):
-    """A part of the local cloud did not start."""
+    """A part (a long-lived process) of the local cloud did not start."""
 
 
 class NotUp(LocalCloudError):

@@ -35,7 +35,10 @@ class _Refresh:
 
 
 class InstanceRefreshes:
-    """Stores the newest refresh of each group. The caller holds the server's lock during each call."""
+    """Stores the newest instance refresh of each Auto Scaling group.
+
+    The caller holds the server's lock during each call.
+    """
 
     def __init__(self, engine: AutoScaling) -> None:
         self._engine = engine

@@ -33,7 +33,10 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives contributions of other ranks and adds them to this node's parity shares. Owned by `ReplicaReceiver`."""
+    """Receives shards of other ranks (contributions), and combines them by XOR with this node's parity shares.
+
+    `ReplicaReceiver` owns the object.
+    """
 
     def __init__(self, shares: Shares) -> None:
         """Create the object that fills this node's parity shares in one generation.

@@ -515,7 +515,8 @@ async def send_chunks(
 def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
     """Send a chunk's header and data over a stream without copying them.
 
-    Report how many data bytes the kernel accepted, and 0 after `PROGRESS_SECONDS` without an accepted byte.
+    Call `taken` with each number of data bytes that the kernel accepted, and with 0 after `PROGRESS_SECONDS` without an
+    accepted byte.
     """
     sent = -len(header)
     while sent < data.nbytes:

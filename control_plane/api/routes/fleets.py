@@ -166,9 +166,9 @@ def _require_room(request: fleets_schemas.CreateFleetRequest, group: GroupState)
 def _require_expected(
     name: str, planned: list[fleets_schemas.GroupChange], expected: list[fleets_schemas.GroupChange]
 ) -> None:
-    """Raise InUse if a planned change is not among the expected changes.
+    """Raise InUse if Everstep must change the Auto Scaling group in a way that the request does not expect.
 
-    An expected change may be missing, because a client may repeat a request that already made the change.
+    `planned` may lack an expected change, because a client may repeat a request that already made the change.
     """
     others = [
         f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}"

@@ -164,7 +164,7 @@ class Place:
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return the progress of a pass through a sampler, which `Place.tree` encoded as `tree`; None for None."""
+        """Return the progress of a pass through a sampler, as `Place.tree` encoded it; None if `tree` is None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None

@@ -16,7 +16,7 @@ from everstep.protocol.log_records import TextFormatter
 
 
 def main() -> None:
-    """Run the shim or, with `--template-fd`, the template.
+    """Run the shim or, with `--template-fd`, the template: the process from which the shim forks ranks.
 
     Raises:
         SystemExit: always, when the shim or the template has finished.

@@ -79,7 +79,10 @@ class StopRanks(Message, frozen=True):
 
 
 class ListRanks(Message, frozen=True):
-    """Request for the records of all ranks and the template's state; the shim answers with `Ranks`."""
+    """Request for the records of all ranks and the state of the template, the process from which ranks are forked.
+
+    The shim answers with `Ranks`.
+    """
 
 
 class ForgetRun(Message, frozen=True):

@@ -461,7 +461,7 @@ class Shim:
         self._emptying.discard(path)
         return path
 
-    # The methods below start and use the template process.
+    # The methods below start and use the template, the process from which ranks are forked.
 
     def _start_template(self) -> None:
         if not self.options.modules:
