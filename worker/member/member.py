@@ -376,8 +376,8 @@ class Member:
     async def _supply_regained(self, shard: OwnedShard) -> None:
         """Fetch the restored step of a shard that this node has lost, then start the senders to the shard's holders.
 
-        When a sender connects, the holder lists its sealed steps, and this node counts those that it has itself. A
-        sender that connects before the fetch would not count the restored step, even if the holder has it.
+        When a sender connects, the holder lists its sealed steps. This node counts a listed step as held by the holder
+        only if its own slots contain the step too, so it must fetch the restored step before a sender connects.
         """
         await self.base.regain(shard)
         self._supply(shard)

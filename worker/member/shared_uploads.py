@@ -98,7 +98,8 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """Prepare this object, which asks holders to help with one upload, and return it (see `ShareOf.of`)."""
+        """Set which S3 upload this object divides between the owner and holders; return the object (see `ShareOf.of`).
+        """
         self._where, self._check = (where, object_bytes, shared), check
         return self
 

@@ -35,10 +35,10 @@ from everstep.training.state_tree import Tree
 class Walk:
     """One pass through a sampler or an iterable, which a resumed run can repeat exactly.
 
-    As long as no other code draws from a generator, the walk draws from it. If other code has drawn from a generator
-    since the walk's last item, the walk records the generator's state (`Fork`) and draws one more item from it. From
-    the next item on, the walk draws from its own random stream. The stream is derived from the generator's state after
-    that item.
+    As long as no other code draws from a random generator, the pass (walk) draws from this generator. If other code has
+    drawn from the generator since the pass's last item, the pass records the generator's state (`Fork`) and draws one
+    more item from the generator. All later items use a random stream of the pass itself, which is derived from the
+    generator's state after that item.
 
     Args:
         items: the sampler or iterable, read from its beginning.
