@@ -41,8 +41,8 @@ class StepBatches:
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_epoch_over:
-            # The restored step is the last one of an epoch, and the framework already starts the next epoch. Read the
-            # end of the restored epoch first.
+            # The restored step is the last one of an epoch, and the framework already starts the next epoch. First
+            # iterate over the restored epoch, which has no batch left, so that the session ends this epoch too.
             self._is_epoch_over = False
             for _ in self._stream:
                 raise AssertionError("the restored epoch has further batches")

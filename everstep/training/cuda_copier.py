@@ -477,7 +477,8 @@ class CudaCopier:
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
-        # Add the slot before the driver registers it piece by piece, so that no later copy crosses the end of a piece.
+        # Add the slot to the table before the driver registers the slot's first piece. The copier then divides each
+        # later copy at the ends of pieces.
         self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
         self._thread.put(lambda: self._register(memory))
 

@@ -266,8 +266,8 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation of an earlier agent process, with its slots and its ranks' shared pages."""
         for rank in self._node.store.shards:
-            # No transfer writes into these slots any more: the earlier agent process received the transfers and has
-            # ended.
+            # No transfer writes into the slots of other nodes' shards any more: the earlier agent process received the
+            # transfers, and it has ended.
             if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)

@@ -201,7 +201,7 @@ class UploadDivision:
 
 
 def _items_of(offer: OfferTensors) -> Items:
-    """Return the listed tensors. Raise MalformedMessage if the list contradicts itself or the limits."""
+    """Return the tensors that a rank listed. Raise MalformedMessage if the list is inconsistent or exceeds limits."""
     is_sound = (
         len(offer.digests) == len(offer.sizes) <= 2 * MAX_OFFERED
         and 0 <= offer.frozen_count <= len(offer.digests)

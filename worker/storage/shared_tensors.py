@@ -223,7 +223,7 @@ class SharedTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the digests of a group of frozen tensors.
+        """Return the digests of a group of frozen tensors, which training does not change.
 
         The SHA-256 is empty if the group has changed since the last upload.
         """

@@ -107,7 +107,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class Shim:
-    """One shim: `run` is its event loop, and the fields are its state."""
+    """The shim, the parent process of all ranks on a node: `run` is its event loop, and the fields are its state."""
 
     options: ShimOptions
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -620,7 +620,8 @@ class Shim:
     def _sweep(self) -> None:
         """Kill the processes that ended ranks left behind.
 
-        These are all processes in cgroups without living ranks and, while no rank lives, all unexpected children.
+        These are all processes in cgroups without living ranks. While no rank lives, they include all children of the
+        shim except the template process.
         """
         for path in list(self._emptying):
             cgroups.kill(path)
