@@ -8,8 +8,8 @@
 byte is read once from S3 unless a helper fails.
 
 Invariant: the owner's slot receives only chunks whose digests match the plan's digest of the shard. After
-`HelpedLoad.end`, no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most `MAX_HELPED_PARTS`
-parts in memory for all owners together.
+`HelpedLoad.end`, no helper's byte reaches the slot. A helper reads only objects that the plan names, and keeps at most
+`MAX_HELPED_PARTS` parts in memory for all owners together.
 """
 
 from __future__ import annotations
