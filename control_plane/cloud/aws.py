@@ -75,7 +75,7 @@ class AwsOperator:
         self._tagged: set[str] = set()
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of a group (see `CloudOperator.describe_group`)."""
+        """Return the current state of an Auto Scaling group (see `CloudOperator.describe_group`)."""
         return self.complete_group(self._listed(name))
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
@@ -120,7 +120,7 @@ class AwsOperator:
             ]
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set a group's desired capacity (see `CloudOperator.set_desired`)."""
+        """Set an Auto Scaling group's desired capacity (see `CloudOperator.set_desired`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.set_desired_capacity(
@@ -128,7 +128,7 @@ class AwsOperator:
             )
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one instance of a group (see `CloudOperator.terminate_member`)."""
+        """Terminate one instance of an Auto Scaling group (see `CloudOperator.terminate_member`)."""
         with translated():
             answer = self._auto_scaling.describe_auto_scaling_instances(InstanceIds=[instance_id])
         if not answer["AutoScalingInstances"]:
@@ -143,13 +143,13 @@ class AwsOperator:
             )
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance of a group (see `CloudOperator.reboot_member`)."""
+        """Reboot one instance of an Auto Scaling group (see `CloudOperator.reboot_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.reboot_instances(InstanceIds=[instance_id])
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance of a group, as a failure would (see `CloudOperator.strike_member`)."""
+        """Terminate one instance of an Auto Scaling group, as a failure would (see `CloudOperator.strike_member`)."""
         self._require_member(group, instance_id)
         with translated():
             self._ec2.terminate_instances(InstanceIds=[instance_id])
@@ -233,7 +233,7 @@ class AwsOperator:
             )
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect instances of a group from scale-in (see `CloudOperator.protect_members`)."""
+        """Protect instances of an Auto Scaling group from scale-in (see `CloudOperator.protect_members`)."""
         self._require_tag(name)
         ids = sorted(instance_ids)
         for start in range(0, len(ids), MEMBERS_PER_CALL):
@@ -261,7 +261,7 @@ class AwsOperator:
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
-        """Create or replace a group's terminating hook (see `CloudOperator.put_termination_hook`)."""
+        """Create or replace an Auto Scaling group's terminating hook (see `CloudOperator.put_termination_hook`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.put_lifecycle_hook(
@@ -362,7 +362,7 @@ def _group(group: Mapping[str, Any]) -> GroupState:
 
 
 def _template(group: Mapping[str, Any]) -> LaunchTemplateRef | None:
-    """Return the launch template of a group.
+    """Return the launch template of an Auto Scaling group.
 
     The template may be a property of the group itself or of its mixed instances policy.
     """

@@ -123,7 +123,7 @@ class LifecycleHook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTemplateRef:
-    """The launch template of a group and its version (`$Latest`, `$Default` or a number)."""
+    """The launch template of an Auto Scaling group and its version (`$Latest`, `$Default` or a number)."""
 
     template_id: str
     name: str
@@ -132,7 +132,7 @@ class LaunchTemplateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedInstances:
-    """The mixed instances policy of a group, without its division into Spot and On-Demand instances."""
+    """The mixed instances policy of an Auto Scaling group, without its division into Spot and On-Demand instances."""
 
     instance_types: tuple[str, ...]
     """Instance types of the overrides, each once, in AWS's order. Empty if no override names a type."""
@@ -159,7 +159,7 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """The instance type that the group launches.
+    """The instance type that the Auto Scaling group launches.
 
     Empty if the group has no launch template, or if the template and the overrides name no single type.
     """
@@ -183,7 +183,7 @@ class GroupState:
 
     @property
     def is_tagged(self) -> bool:
-        """Whether the group has the tag that permits Everstep to change it."""
+        """Whether the Auto Scaling group has the tag that permits Everstep to change it."""
         return FLEET_TAG in self.tags
 
 
@@ -232,7 +232,7 @@ class CloudOperator(Protocol):
     """
 
     def describe_group(self, name: str) -> GroupState:
-        """Return the current state of a group, with its hooks, scaling policies and instance type.
+        """Return the current state of an Auto Scaling group, with its hooks, scaling policies and instance type.
 
         Raises `NotFound` if the group does not exist.
         """
@@ -245,7 +245,7 @@ class CloudOperator(Protocol):
         """
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return a group from `list_groups`, completed by its hooks, scaling policies and instance type.
+        """Return an Auto Scaling group from `list_groups`, completed by its hooks, scaling policies and instance type.
 
         These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag.
         """
@@ -260,7 +260,7 @@ class CloudOperator(Protocol):
         """Set the group's desired capacity. Idempotent. Only decisions of the fleet loop cause this call."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
-        """Terminate one instance of a tagged group, or remove an already ended instance from the group.
+        """Terminate one instance of a tagged group, or remove an already ended instance from the Auto Scaling group.
 
         A repeated call for an instance that is terminating or has ended raises `NotFound` or does nothing. The call
         never ends another instance.
@@ -321,7 +321,7 @@ class CloudOperator(Protocol):
         """
 
     def protect_new_instances(self, name: str) -> None:
-        """Make the group protect every new instance from scale-in."""
+        """Make the Auto Scaling group protect every new instance from scale-in."""
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
         """Protect existing members from scale-in.
@@ -331,10 +331,10 @@ class CloudOperator(Protocol):
         """
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
-        """Suspend processes of the group, in addition to processes that are already suspended."""
+        """Suspend processes of the Auto Scaling group, in addition to processes that are already suspended."""
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
-        """Resume processes of the group. A process that is not suspended causes no error."""
+        """Resume processes of the Auto Scaling group. A process that is not suspended causes no error."""
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
-        """Create or replace a lifecycle hook of the group."""
+        """Create or replace a lifecycle hook of the Auto Scaling group."""

@@ -82,7 +82,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Member:
-    """Additional state of a group member, for which moto's class has no field."""
+    """Additional state of an Auto Scaling group member, for which moto's class has no field."""
 
     launch: Activity | None = None
     termination: Activity | None = None
@@ -94,7 +94,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Record:
-    """Additional state of a group, for which moto's class has no field."""
+    """Additional state of an Auto Scaling group, for which moto's class has no field."""
 
     activities: list[Activity] = field(default_factory=list)
     """The group's scaling activities (DescribeScalingActivities), newest first, at most `ACTIVITIES_KEPT`."""
@@ -143,7 +143,7 @@ class AutoScaling:
         self._records[group.arn] = _Record()
 
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
-        """Set the desired capacity within the group's bounds.
+        """Set the desired capacity within the Auto Scaling group's bounds.
 
         The next pass retries a failed launch without the usual delay.
 
@@ -168,7 +168,7 @@ class AutoScaling:
     def update(
         self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None
     ) -> None:
-        """Check a group's new minimum, maximum and desired sizes before moto stores them."""
+        """Check an Auto Scaling group's new minimum, maximum and desired sizes before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
         # If the update contains no desired capacity, AWS raises or lowers the present one to fit the new bounds.
@@ -294,7 +294,7 @@ class AutoScaling:
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
 
     def suspend(self, group: FakeAutoScalingGroup, processes: Iterable[str], reason: str = "") -> None:
-        """Suspend processes of a group. An empty reason means that a user suspends them.
+        """Suspend processes of an Auto Scaling group. An empty reason means that a user suspends them.
 
         A process that is already suspended keeps its reason.
         """
@@ -346,7 +346,7 @@ class AutoScaling:
         return None
 
     def activities(self, group: FakeAutoScalingGroup) -> list[Activity]:
-        """Return the group's scaling activities, newest first."""
+        """Return the Auto Scaling group's scaling activities, newest first."""
         return self._record(group).activities
 
     # The methods below advance groups and members over time.
@@ -454,7 +454,7 @@ class AutoScaling:
                 self._give_up(group, record)
 
     def _run(self, group: FakeAutoScalingGroup, instance_type: str, count: int) -> None:
-        """Launch `count` instances of one type, and make them members of the group."""
+        """Launch `count` instances of one type, and make them members of the Auto Scaling group."""
         # Call EC2 here, because moto's Auto Scaling would launch the template's default version, not the group's
         # version.
         reservation = group.ec2_backend.run_instances(
@@ -604,7 +604,7 @@ class AutoScaling:
 
 
 def instance_types(group: FakeAutoScalingGroup) -> list[str]:
-    """Return the instance types that a group launches, in order of priority.
+    """Return the instance types that an Auto Scaling group launches, in order of priority.
 
     They are the types of the overrides in the group's MixedInstancesPolicy, or else the type of its launch template.
     """
@@ -615,7 +615,7 @@ def instance_types(group: FakeAutoScalingGroup) -> list[str]:
 
 
 def find_group(backend: AutoScalingBackend, name: str | None) -> FakeAutoScalingGroup:
-    """Return a group by name.
+    """Return an Auto Scaling group by name.
 
     `backend` is moto's backend of the region. Raises ValidationError with AWS's message if the group does not exist.
     """

@@ -16,14 +16,14 @@ from infra.local_cloud.auto_scaling import AutoScaling
 
 
 class RefreshInProgress(AutoscalingClientError):  # type: ignore[misc]
-    """AWS's error for the start of a refresh while another refresh of the group is in progress."""
+    """AWS's error for the start of a refresh while another refresh of the Auto Scaling group is in progress."""
 
     code = "InstanceRefreshInProgress"
 
 
 @dataclass(slots=True)
 class _Refresh:
-    """One instance refresh, with the ids of the group's members that it must still replace."""
+    """One instance refresh, with the ids of the Auto Scaling group's members that it must still replace."""
 
     remaining: list[str]
     count: int
@@ -45,7 +45,7 @@ class InstanceRefreshes:
         self._refreshes: dict[str, _Refresh] = {}
 
     def start(self, group: FakeAutoScalingGroup) -> str:
-        """Begin to replace all present members of a group.
+        """Begin to replace all present members of an Auto Scaling group.
 
         Args:
             group: a group without a refresh in progress; its later members are not replaced.
@@ -64,7 +64,7 @@ class InstanceRefreshes:
         return self._refreshes[group.arn].id
 
     def describe(self, group: FakeAutoScalingGroup) -> list[dict[str, Any]]:
-        """Return the newest refresh of a group as DescribeInstanceRefreshes does, or nothing."""
+        """Return the newest refresh of an Auto Scaling group as DescribeInstanceRefreshes does, or nothing."""
         found = self._refreshes.get(group.arn)
         if found is None:
             return []
