@@ -87,7 +87,9 @@ class PartSharing:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time that the owner needed for a part. Unfinished parts count with their time so far.
+        """Return the longest time that the owner needed for a part of its shard.
+
+        Unfinished parts count with their time so far.
 
         The caller holds the lock.
         """

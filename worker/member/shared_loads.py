@@ -272,7 +272,7 @@ class LoadHelper:
         """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read the parts that an owner requests, and send them, until the connection ends.
+        """Read the parts of a shard that its owner requests from S3, and send them, until the connection ends.
 
         If an earlier session for the same shard is still open, this call first ends it. The owner no longer uses that
         session, and its parts occupy memory that other sessions need.

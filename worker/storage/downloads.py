@@ -108,13 +108,13 @@ class ObjectShare(Protocol):
         """
 
     async def settle(self) -> None:
-        """Wait until the slot contains all parts. Called once, after `read`.
+        """Wait until the slot contains all parts of the shared S3 objects. Called once, after `read`.
 
         This node reads the parts that other nodes do not send in time. Errors are those of `read`.
         """
 
     async def close(self) -> None:
-        """Stop receiving parts. Afterwards, no byte of another node reaches the slot. Later calls change nothing."""
+        """Stop receiving parts of objects: no byte of another node reaches the slot any more. Idempotent."""
 
 
 ObjectShareOf = Callable[[NodeLoad], ObjectShare]
