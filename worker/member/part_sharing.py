@@ -89,9 +89,7 @@ class PartSharing:
     def _slowest_seconds(self, now: float) -> float:
         """Return the longest time that the owner needed for a part of its shard.
 
-        Unfinished parts count with their time so far.
-
-        The caller holds the lock.
+        Unfinished parts count with their time so far. The caller holds the lock.
         """
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
 
