@@ -112,8 +112,8 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
     for configuration in configured:
         url = checked_endpoint(configuration.endpoint_url)
         answer: Json = {"endpoint": _endpoint(configuration), "type": "endpoint"}
-        # The rules select a profile by its endpoint only. If profiles with different tokens have the same endpoint, the
-        # rules return an error instead of a token that may belong to the other profile.
+        # botocore's endpoint rules, which this function builds, select a profile by its endpoint only. If profiles with
+        # different tokens have the same endpoint, they return an error instead of a token of the wrong profile.
         if len(tokens[url]) > 1:
             answer = {
                 "error": (

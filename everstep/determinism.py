@@ -77,7 +77,10 @@ class Pattern(StrEnum):
 
 
 class Source(StrEnum):
-    """The source of a difference, as the report names it. `docs/determinism.md` has a section for each."""
+    """The cause of a difference between two passes of a determinism check, as the report names it.
+
+    `docs/determinism.md` has a section for each cause.
+    """
 
     RESTORE = "restore"
     DATA_ORDER = "data-order"

@@ -1,4 +1,4 @@
-"""Converts the measurements of each part to table rows with verdicts. The functions are pure.
+"""Converts the measurements of each part of the GPU benchmark to table rows with verdicts. The functions are pure.
 
 A floor is the rate of plain copies between pinned memory and the device. No system can copy faster.
 

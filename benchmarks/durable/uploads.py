@@ -46,7 +46,7 @@ class UploadBlock:
 
     @property
     def seconds(self) -> float:
-        """Total duration of the block's counted steps, in seconds."""
+        """Total duration in seconds of the steps in `steps`."""
         return sum(self.steps)
 
     @property

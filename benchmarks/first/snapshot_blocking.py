@@ -86,8 +86,9 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
     Args:
         bench: the cluster.
         shapes: sizes of the state, one job each.
-        snapshots: minimal number of snapshots per row and rank, without audited snapshots.
-        floor_steps: steps without a session, and plain copies, both before and after the measurement.
+        snapshots: minimal number of snapshots per row and rank. It excludes the first ones, which Everstep audits.
+        floor_steps: number of steps without a session, and of plain copies. Both are measured before and after the
+            snapshots.
 
     Raises:
         BenchmarkFailed: a job failed, or took too few snapshots.

@@ -233,7 +233,8 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        self.revive()  # restart both agents, because the rendezvous would wait 60 s for the dead agent and then give up
+        # Restart both launchers: with one, its rendezvous would wait 60 s for the dead launcher and then give up.
+        self.revive()
 
     def revive(self) -> None:
         self.stop()

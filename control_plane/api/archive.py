@@ -239,10 +239,10 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Exclude a file's content from the limits for headers and padding.
+        """Permit `content_bytes` of a file's content in addition to the limits for headers and padding.
 
-        `inspect` calls this method after each header. Until the next call, `tarfile` may read the content, one more
-        header, and one record ahead.
+        `inspect` calls this method after each header. Before the next call, `tarfile` reads the file's content and the
+        next header, and may read one record ahead.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded

@@ -106,7 +106,7 @@ def compared(before: Contents | None, now: Contents, token: str) -> Changes:
 
 
 def digest_of(item: bytes) -> bytes:
-    """Return the digest of one item of a list."""
+    """Return the digest by which the next poll detects whether an item of a list response has changed."""
     return hashlib.blake2b(item, digest_size=DIGEST_BYTES).digest()
 
 

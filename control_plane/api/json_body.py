@@ -39,7 +39,10 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's handler. FastAPI calls it once."""
+        """Return a handler that parses the body with `read` before FastAPI handles the request.
+
+        FastAPI calls this method once per route.
+        """
         handle = super().get_route_handler()
 
         async def handle_read(request: Request) -> Response:

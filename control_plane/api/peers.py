@@ -119,7 +119,7 @@ class Peers:
             return _holder(session, fleet)
 
     async def taken_over(self, fleet: FleetName) -> None:
-        """Wait until no other server manages a fleet, according to this server's loops."""
+        """Wait until this server's loops observe that no other server manages the fleet `fleet` any more."""
         seen = 0
         while self.registry.is_elsewhere(fleet):
             seen = await self.registry.wait_for_change(seen, LOOK_SECONDS)

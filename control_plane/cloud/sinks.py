@@ -149,7 +149,7 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            group = f"{entry.project}/{entry.job_name}"  # Name the project: two projects may have jobs of one name.
+            group = f"{entry.project}/{entry.job_name}"  # Two projects may have jobs of one name.
             made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 

@@ -66,7 +66,7 @@ class WebhookSink:
         self._context = context or ssl.create_default_context()
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
-        """Send entries, one message each (see `EventSink`)."""
+        """Send events to the webhook's receiver, one HTTP request each (see `EventSink`)."""
         for entry in entries:
             body = entry.detail.encode()
             headers = signed_headers(self._keys, f"event-{entry.event_id}", int(self._now().timestamp()), body)

@@ -305,9 +305,9 @@ def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the job's record, with up to `amount` microseconds moved from bucket `was` to bucket `into`.
+    """Return the job's record, with up to `amount` microseconds moved between two buckets of time.
 
-    The sum of all buckets stays the same.
+    The time moves from bucket `was` to bucket `into`, so the sum of all buckets stays the same.
     """
     moved = min(amount, record.microseconds.get(was, 0))
     return (
@@ -324,7 +324,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return how long the job's nodes were idle because of an incident, summed over the nodes.
 
     Args:
-        incident: an open incident, or an incident that has closed since the ledger was last updated (charged).
+        incident: an open incident, or one that has closed since the job's time counters (its ledger) were updated.
         record: the job's record. Its ledger already includes all time until now.
 
     Returns:

@@ -179,8 +179,8 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
     """Return OLDER_STATE (the job restores an older step) if this course applies, else None.
 
-    It applies if the last two attempts restored the same step, an older step exists, and `tried` contains no change of
-    state.
+    It applies if the last two attempts restored the same step, an older step exists, and the control plane has not
+    yet tried an older step (`tried`) after these failures.
     """
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None

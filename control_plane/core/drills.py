@@ -232,7 +232,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
-    # A rank that ended before the drill injected its fault ended for another reason.
+    # If the rank ended before the drill injected its fault, the drill is not the cause.
     if drill.kind is DrillKind.KILL_RANK:
         is_of_it = is_of_it and drill.struck_at is not None and incident.failed_at >= drill.struck_at
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident

@@ -245,7 +245,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        # The fleet then holds the node for a person, because a node whose agent reports may not be terminated.
+        # The fleet then keeps the node for a person: Everstep must not terminate a node whose agent still reports.
         remedy=Remedy.RETIRE,
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
@@ -255,7 +255,7 @@ def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) 
     """Return whether training still completes steps.
 
     The result is False only if the control plane has observed no new step for T_max (`exclude_seconds`). It is
-    therefore True while `impairment` is None.
+    True while `impairment` is None, because no member then trains with a problem.
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
@@ -319,7 +319,7 @@ def track_silences(
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
-            continue  # Track no silence that is short, and none of a node that AWS reports as ended.
+            continue  # Ignore short silences, and nodes whose instances AWS reports as ended.
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:

@@ -137,7 +137,7 @@ def of_nodes(
             at=lost_at(verdict, nodes, now),
             node_id=verdict.node_id
             if verdict.is_final
-            else None,  # A node that is only silent does not count as lost yet: it may still join the next generation.
+            else None,  # Name no lost node yet: a node that is only silent may still join the next generation.
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )

@@ -132,7 +132,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         declared: the limit that the script declared for the phase, in seconds. 0 without a declaration.
 
     Returns:
-        Seconds, with `first` < `second` ≤ `last`.
+        The three limits in seconds (see `Limits`), with `first` < `second` ≤ `last`.
     """
     if declared:
         first = max(timeouts.stall_seconds, declared)

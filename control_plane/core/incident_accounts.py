@@ -130,7 +130,7 @@ def outcome_of(closed_at: float | None, job: JobCourse) -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldNode:
-    """A node of the incident that its fleet holds now."""
+    """A node of the incident that its fleet now keeps out of use, with the reason."""
 
     node_id: str
     hold: Hold

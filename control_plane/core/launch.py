@@ -229,9 +229,9 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return a clause that says which phase of their start ranks are in, and on which nodes.
+    """Return a clause about the ranks that are still starting: what they do, and on which nodes.
 
-    If ranks are in different phases, the clause names the earliest phase. The result is empty once every reported rank
+    The clause names only the ranks in the earliest of `STARTING_PHASES`. The result is empty once every reported rank
     has finished a new step.
     """
     waiting = [

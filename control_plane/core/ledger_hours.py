@@ -34,7 +34,9 @@ class Ledger:
 
 
 def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
-    """Return the ledger at a moment between two known states, as if its counters had grown evenly in between.
+    """Return the time counters of a job or fleet (its ledger) at a moment between two known states.
+
+    The result assumes that the counters grew evenly between the two states.
 
     Args:
         before: a state of the ledger whose counters include all time until the moment, or until an earlier time.

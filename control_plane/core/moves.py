@@ -109,7 +109,10 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the departure of a member that works with a problem, with the evidence of the verdict on this member."""
+    """Return the plan to give up a member that trains with a problem, at an agreed stop (a departure).
+
+    The evidence, the cause and the remedy come from the verdict on this member.
+    """
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,

@@ -165,7 +165,7 @@ class _Shares:
     def raise_to_claims(self, head: FleetJob | None) -> None:
         """Raise each job's number of nodes to `FleetJob.claim_count` (its NodeCount or more), as far as nodes are free.
 
-        The method skips jobs that let `head` start first (`yields_to`).
+        The method skips jobs that let `head`, the first job of the queue, start before them (`yields_to`).
         """
         for job in in_order(self.holding):
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):
@@ -282,7 +282,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
             more -= step
         reachable |= with_job
     # Suppose that some jobs have ended and the remaining jobs hold n nodes. If n < `least`, the first job of the queue
-    # and the new job both fit. If n is in `critical`, the first job fits only without the new job.
+    # and the new job both fit. If n is in `critical`, the new job would keep the first job from its nodes. If n is
+    # larger, the first job does not fit even without the new job.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)

@@ -166,7 +166,7 @@ class _Search:
         """Yield exchanges of a whole group with nodes of the ring (the last group, if it is larger than the others).
 
         `copies` successive nodes of the ring become a group, and the nodes of another group join the ring. Such an
-        exchange changes the holders of one shard fewer than an exchange of two nodes.
+        exchange changes the holders of fewer shards (one fewer) than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
@@ -255,7 +255,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # It does not matter which two members the groups exchange, so try only the first possible exchange.
+            # Any two nodes may change places between the two groups, so try only the first possible exchange.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

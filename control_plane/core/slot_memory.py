@@ -50,7 +50,8 @@ def needed_bytes(settings: JobSettings, shard_bytes: int) -> int:
 def largest_shard_bytes(settings: JobSettings, node_bytes: int) -> int:
     """Return the largest state per rank, in bytes, whose slots fit into `node_bytes` bytes.
 
-    A share consists of whole chunks, so it may be one chunk larger than 1/(g - 1) of a shard.
+    With parity, the function reserves one more chunk per slot: a share consists of whole chunks, so it may be one chunk
+    larger than 1/(g - 1) of a shard, where g is the number of nodes in a parity group.
     """
     slots = slots_per_shard(settings) * settings.ranks_per_node
     rounding = 0 if settings.parity_group_size is None else slots * CHUNK_BYTES

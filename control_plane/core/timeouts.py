@@ -204,10 +204,10 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Check that no timeout is shorter than the one before it, or longer than a fixed limit that must outlast it.
+    """Check that the timeouts are in ascending order, and that none is longer than a fixed limit that must outlast it.
 
     Args:
-        timeouts: the timeouts that are multiples of the detection time (the ladder), in seconds.
+        timeouts: the timeouts that are multiples of the detection time, in seconds. `_RUNGS` has their order.
 
     Returns:
         `timeouts`, unchanged.

@@ -44,7 +44,7 @@ class _Chunk:
 
     @property
     def first_step(self) -> int:
-        """First step of the first point. `packed` begins with the steps of all points."""
+        """First step of the chunk's first point, read from the start of `packed`."""
         return int(_STEP.unpack_from(self.packed)[0])
 
     @property

@@ -301,7 +301,7 @@ class Executor:
         for action in actions:
             is_end = isinstance(action, TerminateMember | CompleteTermination)
             if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
-                continue  # The node still uploads logs. A later pass of the fleet loop decides this again.
+                continue  # The node still uploads logs. A later pass of the fleet loop decides again to end it.
             try:
                 if isinstance(action, MemberAction):
                     # Poll again before and after the call, because a concurrent poll may return the older state.
@@ -417,7 +417,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The newest lease failed too, so another server has taken it over.
+                    raise  # The newest renewal is stale too, so another server has taken the lease over.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(
@@ -458,8 +458,8 @@ class Executor:
     def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
         """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards.
 
-        The intent of the refusal has another idempotency key than the intent to write the manifest. If agents later
-        report valid shards of the same step, these shards therefore still become a checkpoint.
+        The refusal is stored under another idempotency key than the write of a manifest. If agents later report valid
+        shards of the same step, the control plane can therefore still write the manifest.
         """
         now, manifest = self._now(), action.manifest
         key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"

@@ -74,7 +74,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def export_some(self) -> bool:
-        """Send the next entries to the receiver. Blocks: call it in a thread.
+        """Send the next events or logs to the receiver. Blocks: call it in a thread.
 
         Returns:
             Whether more entries are ready to be sent.
@@ -84,7 +84,7 @@ class Exporter(ABC):
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Export until `stop` is set, then release the lease for another control-plane server."""
+        """Send events or logs to the receiver until `stop` is set, then release the lease for another server."""
         while not stop.is_set():
             is_more = False
             try:

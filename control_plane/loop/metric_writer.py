@@ -43,7 +43,7 @@ The writer therefore uses the database for at most a quarter of the time.
 
 
 class MetricWriter:
-    """The loop that stores metrics."""
+    """Stores the metric values that agents report in the database, in a loop about once a second."""
 
     def __init__(self, database: Database, registry: AgentRegistry) -> None:
         self._database = database

@@ -277,7 +277,10 @@ class _Piece:
 
 
 def _recipe(pieces: Sequence[_Piece]) -> bytes:
-    """Return a key of a chunk: a digest of the objects and positions from which the chunk's bytes come."""
+    """Return the key under which `KnownContents` stores a chunk's digest, so that other shards can reuse the digest.
+
+    The key is a digest of the objects and positions in S3 from which the chunk's bytes come.
+    """
     named = [
         (piece.end - piece.begin, piece.index, piece.source and (piece.source.key, piece.place)) for piece in pieces
     ]

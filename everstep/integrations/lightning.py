@@ -89,10 +89,10 @@ _CALLBACKS: Final = {
 
 
 class EverstepCallback(Callback):
-    """Keeps every step of `trainer.fit()`. Pass one to the trainer: `Trainer(callbacks=[EverstepCallback()])`.
+    """Connects `trainer.fit()` to Everstep. Pass one object to the trainer: `Trainer(callbacks=[EverstepCallback()])`.
 
     Args:
-        extra: other objects with `state_dict` and `load_state_dict` by name, whose state belongs to every step.
+        extra: other objects with `state_dict` and `load_state_dict` by name, whose state every snapshot contains.
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of Lightning.

@@ -231,7 +231,7 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
 
 
 def unordered_machine(machine: str) -> str:
-    """Return the reason why ranks cannot train on a machine, or an empty string if they can.
+    """Return why the shared page is unsafe on a machine's processor, or an empty string if it is safe.
 
     Args:
         machine: `platform.machine()`.

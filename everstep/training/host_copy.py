@@ -27,7 +27,7 @@ def copy_into_live(copies: Copies) -> None:
     Args:
         copies: sources and targets of equal shapes, on any devices. A target may be an inference tensor.
     """
-    has_threads = torch.get_num_threads() > 1  # With several threads, torch's own copy is faster.
+    has_threads = torch.get_num_threads() > 1  # With several threads, torch copies faster than memmove.
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
         sources, targets = zip(*run, strict=True)

@@ -78,7 +78,7 @@ def restore(state: RandomState) -> None:
     if isinstance(numpy_state, tuple):
         algorithm, key, *rest = numpy_state
         np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
-    else:  # Handle a bit generator by which the script has replaced numpy's default.
+    else:  # The script has replaced numpy's default bit generator, so the state is no tuple.
         np.random.set_state(numpy_state)  # type: ignore[arg-type]
     version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))

@@ -232,7 +232,7 @@ class TrainingSession:
         if link.has_agent:
             self._snapshotter.foresee()  # Request slots now, so that the agent grants them before the first capture.
             named = link.welcome()
-            with contextlib.suppress(OSError):  # Ignore a failure here: `restore` raises the same error again.
+            with contextlib.suppress(OSError):  # If the slot cannot be mapped, `restore` raises the error later.
                 if named.base_slot_path is not None:
                     self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 

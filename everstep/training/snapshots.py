@@ -115,7 +115,7 @@ class _Capture:
     def claim_answer(self) -> bool:
         """Return True to the first caller, and False to all later callers.
 
-        Only the first caller may report the outcome to the agent.
+        Only the first caller may report to the agent whether this capture succeeded.
         """
         with self._lock:
             is_first, self._is_answered = not self._is_answered, True
@@ -187,7 +187,7 @@ class _Tensors:
     A snapshot copies some of these tensors right after the step, and the other tensors in the background.
 
     Args:
-        lists: the observed lists of tensors.
+        lists: the lists of tensors that the adapters returned after a step.
         unstable: names of tensors that once changed outside an optimizer step. Snapshots copy them right after the
             step.
     """
@@ -204,7 +204,7 @@ class _Tensors:
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the observed lists contain the tensors of this object, with unchanged shapes."""
+        """Return whether the adapters' lists after a later step contain the same tensors, with unchanged shapes."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)

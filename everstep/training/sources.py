@@ -42,7 +42,9 @@ class Marks:
 
 
 class Sources:
-    """Some live tensors of a capture plan, in its order, each with an alias: a second tensor with the same memory.
+    """The live tensors that a snapshot copies at the same time: right after the step, or in the background.
+
+    They have the order of the capture plan. Each has an alias, a second tensor with the same memory.
 
     Args:
         tensors: each tensor with its position in the capture plan (the list of tensors that snapshots copy).
@@ -55,7 +57,7 @@ class Sources:
         self.aliases = [tensor.detach() for tensor in self.live]
         counted = [(name, state.tensor) for name, (_, state) in zip(self.names, tensors, strict=True)]
         counted += [(state.name, state.wrapper) for _, state in tensors if state.wrapper is not None]
-        # Leave out inference tensors, because they have no version.
+        # Leave out inference tensors, because torch keeps no version counter for them.
         counted = [(name, tensor) for name, tensor in counted if not tensor.is_inference()]
         self._counted_names = [name for name, _ in counted]
         self._counted = [tensor for _, tensor in counted]

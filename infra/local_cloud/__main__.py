@@ -185,7 +185,7 @@ def serve(
     from infra.local_cloud.aws_answers import read as read_answers
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    os.umask(0o077)  # Instances inherit the umask, so that only this user can read their files.
+    os.umask(0o077)  # The processes of the instances inherit this umask: only this user can read their files.
     marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
     keys = LocalKeys.read(keys_file)
     cloud = LocalAws(

@@ -83,7 +83,7 @@ class ScheduledEvent:
 
     @property
     def description(self) -> str:
-        """AWS's description of the event."""
+        """The text with which AWS describes this kind of maintenance."""
         return HEALTH_WORDS[self.code][1]
 
     def as_metadata(self) -> dict[str, str]:
@@ -367,8 +367,8 @@ class Ec2:
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
         if instance.state == life.told:
             return
-        # Also send the event of the state before, such as pending: moto skips this state or leaves it between two
-        # passes.
+        # Also send the event of the preceding state, such as pending. moto skips this state, or leaves it before this
+        # method sees it.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.told:

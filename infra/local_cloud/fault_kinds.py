@@ -46,7 +46,7 @@ class _OnInstance(_Fault, frozen=True, kw_only=True):
     target: Target = ""
 
 
-# The following faults affect one instance of AWS.
+# Each of the following faults affects one EC2 instance of the local AWS.
 
 
 class SpotWarning(_OnInstance, frozen=True):

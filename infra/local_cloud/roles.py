@@ -83,8 +83,8 @@ class Hit:
 def parse(target: str) -> Role | None:
     """Parse the target of a fault into a role.
 
-    The result is None for an instance id, a number or an empty target. Raises FaultRefused with a list of the valid
-    forms if the target has none of them.
+    The result is None if the target is an instance id, the number of an instance, or empty: no role is then needed.
+    Raises FaultRefused with a list of the valid forms if the target has none of them.
     """
     if _INSTANCE.fullmatch(target):
         return None

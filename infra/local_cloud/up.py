@@ -104,7 +104,7 @@ class Progress(Protocol):
     """Receives the steps of `up` to show them to the user."""
 
     def step(self, title: str) -> AbstractContextManager[None]:
-        """Return a context manager that is active while one step runs."""
+        """Return a context manager. `up` keeps it open while the step `title` runs."""
 
 
 class Silent:

@@ -128,7 +128,7 @@ class Commands:
                 self._queue.put_nowait(command)
 
     async def run(self) -> None:
-        """Execute the queued commands until cancelled."""
+        """Execute the control plane's commands one after another, until cancelled."""
         while True:
             await self._execute(await self._queue.get())
 

@@ -179,7 +179,7 @@ class CurrentPromise:
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._file.write(lapsed)
-        except OSError as error:  # continue the release of the run even if the disk is full
+        except OSError as error:  # If the disk is full, the caller still deletes the files of the run.
             log.warning(
                 "run %s is released, but its promise on disk still has phase %s: %s",
                 lapsed.run,

@@ -49,7 +49,7 @@ every phase.
 
 
 class InvalidTransition(Exception):
-    """Raised if an event occurs in a phase for which `TRANSITIONS` has no entry with this event."""
+    """Raised if `TRANSITIONS` has no entry for an event in the present phase of this node's generation."""
 
     def __init__(self, member: Membership, event: Event) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")

@@ -67,7 +67,7 @@ class ObjectReaders:
         return self.here
 
     def exclude(self, *nodes: NodeId) -> ObjectReaders:
-        """Record that nodes are lost, or that this node no longer waits for them."""
+        """Record nodes from which this node expects no part any more: lost nodes, and nodes that took too long."""
         return replace(self, excluded=self.excluded | set(nodes))
 
     def lack(self, node: NodeId, key: str) -> ObjectReaders:

@@ -508,10 +508,10 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks whose shards the plan moved to other nodes (`strayed`), and whose new holders now all have a copy.
+        """Ranks whose shards the plan moved to other nodes (`strayed`), once all new holders have a copy.
 
-        Each planned holder of such a shard has sealed the base or a later step. A rank is included only if its node
-        reports that the commit waits for every holder (all are in view).
+        Each planned holder of such a shard has then sealed the base or a later step. A rank with a holder that is out
+        of view is not included, because commits do not wait for that holder's copy.
         """
         return tuple(
             each.rank
@@ -717,9 +717,9 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The base, if slots contain it in the present layout; 0 after a relayout.
+        """The base, or 0 if the base was saved by a launch with another number of ranks (after a relayout).
 
-        A relayout is a change of the number of ranks, which changes how the state is divided into shards.
+        Slots never contain such a base in the shards of this generation.
         """
         return FIRST_STEP if self.is_relayout else self.base
 

@@ -71,7 +71,7 @@ class SlowLink:
         )
 
     def next_transfer(self) -> SlowLink:
-        """Return the link's state for the start of another transfer, which begins without a limit of its rate."""
+        """Return the link's state at the start of the next transfer, whose rate is not limited yet."""
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:

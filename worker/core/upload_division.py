@@ -37,7 +37,7 @@ OWN = -1
 
 
 class Item(NamedTuple):
-    """One entry of a rank's list: a tensor, or a frozen object (an S3 object with tensors that never change)."""
+    """One entry in a rank's report of its captured tensors: a tensor, or an S3 object with frozen tensors."""
 
     digest: bytes
     """Digest of the tensor's name, type, shape and content."""

@@ -194,7 +194,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The next check, after `READ_SECONDS`, reads these lines again.
+                    )  # The loop reads these lines again after `READ_SECONDS`.
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -123,7 +123,10 @@ class CheckpointUploads:
                     self._background.begin(self._end_upload(shard, step), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
-        """Upload the step `persist`, which the coordinator has marked, if a slot of this node still contains it."""
+        """Upload the shards of step `persist` that slots of this node still contain.
+
+        The coordinator has chosen this step for a checkpoint in S3.
+        """
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)

@@ -12,7 +12,7 @@ class ReportedFaults:
     """The present faults of one generation on this node. `RankLines` owns the object."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """Create the object without faults. `on_change` is called after each change."""
+        """Create the object without faults. `on_change` is called after each report or withdrawal of a fault."""
         self._faults: dict[str, NodeFault] = {}
         self._on_change = on_change
 

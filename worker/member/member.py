@@ -103,8 +103,8 @@ class Node:
 class Member:
     """Loads shards, serves ranks and votes on the commit of each step, for one generation on one node.
 
-    The agent owns the object. It first calls `open` and `base.load`. A restarted agent that finds running ranks calls
-    `adopt` instead.
+    The agent owns the object. It first calls `open`, then `base.load` to load the shards of the base. A restarted agent
+    that finds running ranks calls `adopt` instead.
     """
 
     def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:

@@ -315,7 +315,7 @@ class RankLines:
             for each in message.records
         ]
 
-    # The method below handles the coordinator's announcements.
+    # The method below handles the coordinator's messages about committed and proposed steps.
 
     def hear(self, announcement: Announcement) -> None:
         """Apply the coordinator's announcement to shards and shared pages, notify waiting ranks, and grant slots."""

@@ -158,8 +158,8 @@ class Traffic:
             is_sending: True if a holder of any shard of the job may still lack data.
 
         Returns:
-            Duration in seconds of the iteration that ended. None if no iteration ended, or if the rank does not
-            represent the node.
+            Duration in seconds of the iteration that ended. None if no iteration ended, or if `rank` is
+            not the node's lowest rank, which alone is measured.
         """
         if rank != self._speaker:
             return None
@@ -283,7 +283,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """A measurement for the pacing trial: an iteration whose snapshot was sent in one mode, paced or unpaced."""
+    """One iteration of the trial in which a node sends some snapshots paced (in idle network time), others at once."""
 
     seconds: float
     is_paced: bool

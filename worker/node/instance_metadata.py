@@ -135,7 +135,7 @@ class InstanceMetadata:
                 log.info("the instance's metadata service answers again")
             self._is_absent = False
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # ValueError: the token cannot be sent in a header
+            # A ValueError occurs if the service returned a session token that no HTTP header can contain.
             if not self._is_absent:
                 log.info("the instance's metadata service does not answer, so notices are missing: %s", error)
             self._is_absent = True

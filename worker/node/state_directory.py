@@ -69,7 +69,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # Do not run: `OWNER` names the old node, so this node's next agent would delete the promise.
+            raise  # The agent must not start: `OWNER` names the old node, so the next agent would delete its promise.
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 

@@ -104,7 +104,8 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all running commands, and answer each request with a refusal."""
         await end(*self._running.values())
-        for command_id in list(self._running):  # A command whose task was cancelled before it ran has sent no answer.
+        # Answer here for each command whose task was cancelled before it ran, because such a task sends no answer.
+        for command_id in list(self._running):
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:

@@ -100,7 +100,7 @@ class RoundServer:
             pacing=self._pacing,
             ends_exports=core.ends_exports,
             held=core.held,
-            # A restarted server announces no steps until every member has reported.
+            # A restarted coordinator announces no steps until every member has reported.
             is_silent=core.is_recovering,
         )
 

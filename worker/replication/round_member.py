@@ -36,7 +36,9 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDelays:
-    """Maximum waits of reports that are not urgent. They wait, so that one message can report several changes.
+    """Maximum waits of the agent's reports to the coordinator that are not urgent.
+
+    A report waits, so that one message can report several changes.
 
     See docs/design.md#the-tree-of-agents.
     """
@@ -217,7 +219,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # The message is outdated: a newer announcement arrived before, or the coordinator has restarted.
+            return  # Ignore an outdated message: a newer one arrived before, or the coordinator has restarted.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Ways:
-    """Selects for each stream to another node over which of this node's and the peer's network cards it runs.
+    """Selects the network card of this node, and the card of the other node, for each stream between the two nodes.
 
     The generation's `PeerSessions` object owns it.
 

@@ -362,7 +362,7 @@ class ChunkQueue:
     def cancel(self) -> None:
         """Stop sending the requested chunks, so that `next` returns no further chunk.
 
-        Threads may still finish their present chunks, but this time does not count as sending time.
+        Threads may still finish their present chunks. The measurement of the link's rate ignores this time.
         """
         with self._changed:
             self.cancelled.set()
@@ -825,7 +825,8 @@ class Receiver:
                 raise MalformedMessage(f"a chunk of invalid size: {size} bytes")
             incoming = self.current
             place = incoming.claim(index, size) if incoming is not None and incoming.transfer == transfer else None
-            if incoming is None or place is None:  # a duplicate chunk, or the transfer has ended
+            if incoming is None or place is None:
+                # The chunk is a duplicate, or its transfer has ended, so discard its bytes.
                 _drain(line, size)
                 continue
             is_whole = False
@@ -855,7 +856,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
             with view[filled:] as rest:
                 count = line.recv_into(rest, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # The read timed out without data.
+            continue  # The read timed out without data, so read again.
         come(count)
         if count == 0:
             if filled:

@@ -427,7 +427,7 @@ class OwnedShard:
         self._apply(self._core.forget(step))
 
     def forget_lost(self) -> None:
-        """Record that the shard's state is no longer stored at steps that no slot of this node contains."""
+        """Forget each sealed step of the shard that no slot of this node contains any more."""
         for lost in [step for step in self._core.sealed if self.slot(step) is None]:
             self.forget(lost)
 
@@ -440,7 +440,7 @@ class OwnedShard:
         self.granted_slot = slot
         self._publish()
 
-    # The method below handles the coordinator's announcements.
+    # The method below handles the coordinator's messages about the committed and the proposed step.
 
     def hear(self, announcement: Announcement) -> bool:
         """Apply the coordinator's announcement of steps and write it to the shared page.

@@ -190,7 +190,7 @@ class Shares:
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
 
     def accumulation(self, holder: Rank, content: Content) -> Accumulation | None:
-        """Return the share for step and generation `content` that is being filled, or None."""
+        """Return the unfinished share of a holder for the step and generation in `content`, or None without one."""
         return self._accumulations.get((holder, content))
 
     async def reserve(self, contributor: Rank, shard_bytes: int) -> None:
@@ -254,8 +254,8 @@ class Shares:
                 return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            # A share of this content may already be sealed with another shard of this member, or for another stripe.
-            # Such a share is outdated, and its slot is emptied below.
+            # A sealed share of this step and generation may contain an outdated shard of the rank, or belong to another
+            # stripe. Its slot is emptied below.
             stale = self._store.sealed(owner, content)
             views = [EMPTY if slot is stale else slot.view for slot in slots]
             chosen = place(views, content, keep) if len(slots) >= self._slot_count else None

@@ -25,7 +25,7 @@ from worker.tasks import Signal
 
 
 class ObjectParts(Parts):
-    """The parts of one shared object, in the slot of the load that reads the object for this node."""
+    """The parts of one S3 object that several shards share, and the slot into which this node reads them."""
 
     def __init__(self, place: ObjectReference, data_begin: int, spans: Sequence[Span], slot: SlotFile) -> None:
         """Create the object; the slot contains no part yet.

@@ -150,7 +150,10 @@ class Meeting:
         return max(float(self.store.get(f"value/{self._count - 1}/{rank}")) for rank in range(RANKS))
 
     def leave(self) -> None:
-        """Wait until the other rank no longer needs the store. Rank 0 returns last, because it runs the store."""
+        """Leave the torch store through which the two ranks synchronize.
+
+        Rank 0 runs the store, so it waits until rank 1 has left. Rank 1 returns at once.
+        """
         if self.rank:
             self.store.set("gone", "1")
         else:

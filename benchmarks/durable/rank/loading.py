@@ -46,7 +46,7 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
     """Run the training session of this rank in one generation.
 
     Returns:
-        The monotonic time at which `restore` returned, and the result of `digest_of`.
+        The monotonic time at which `restore` returned, and a digest of the model and its optimizer state.
     """
     training = Training(size, seed=generation)
     session = everstep.training.init(model=training.model, optimizer=training.optimizer)

@@ -231,11 +231,11 @@ class NamedTensors:
         self._named: list[StateTensor] = []
 
     def of(self, live: list[torch.Tensor], key: object, name: Callable[[], list[StateTensor]]) -> list[StateTensor]:
-        """Return the tensors with their names, as one list.
+        """Return the cached list of named tensors, or a new list if a tensor object or `key` has changed.
 
         Args:
             live: the current tensors, and other tensors that determine their names.
-            key: further values that determine the list.
+            key: further values on which the list depends.
             name: builds a new list from the present objects; called only after a change.
 
         Returns:
@@ -357,8 +357,8 @@ class NamedOptimizer:
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
         """Return the optimizer state that this rank will load from shards made by another number of ranks.
 
-        The result contains the state of which the shards mapped so far contain at least one piece. Its tensors are on
-        the meta device and have the sizes that they will have on this rank.
+        The rank maps these shards one after another. The result contains each state tensor that the shards mapped so
+        far list. The tensors are on the meta device and have the sizes that they will have on this rank.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:

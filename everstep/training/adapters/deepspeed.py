@@ -258,8 +258,8 @@ class DeepSpeedAdapter:
         found: list[Target] = []
         if not any(known.values()):
             # The earlier shards that are mapped so far contain no optimizer state for this rank's partition. One cause
-            # is a partition that consists only of padding. Also request a scalar of any parameter: if a shard that is
-            # mapped later contains the scalar, the earlier optimizer had state.
+            # is a partition of padding only. A shard that is mapped later may still contain a scalar, such as the step
+            # count. Request it for any parameter: if it exists, the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

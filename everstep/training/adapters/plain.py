@@ -440,9 +440,9 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether an optimizer's step has used a gradient.
+    """Return whether the optimizer's last step has used the present gradient of a parameter.
 
-    True if the gradient is absent, or unchanged since `mark` was recorded.
+    True if the gradient is absent, or unchanged since `mark` was recorded in that step.
     """
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 

@@ -90,7 +90,7 @@ class TracedDataset(Dataset[object]):
             # worker has its own copies of them.
             self._generators = rng.find_generators([self.inner, self._collate])
             if get_worker_info() is not None:
-                calls.drain()  # A forked worker inherits its parent's list of recorded calls.
+                calls.drain()  # Drop the recorded calls of the parent process, which a forked worker inherits.
         before = rng.states(self._generators)
         again = fetch()
         rng.set_states(self._generators, before)

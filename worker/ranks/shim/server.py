@@ -494,7 +494,8 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # The template closed the connection, because it ends. `_reap` records its end.
+            # The template process is ending and has closed the connection. `_reap` records its end later.
+            self._hang_up(template)
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
