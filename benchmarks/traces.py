@@ -37,7 +37,7 @@ def parse(text: str) -> list[Passed]:
 
 
 def whole_rows(text: str) -> list[list[str]]:
-    """Return the fields of each complete line of a trace."""
+    """Return the fields of each complete line of a rank's trace file, whose content is `text`."""
     return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
 

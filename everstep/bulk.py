@@ -507,7 +507,7 @@ def put_parts(
                     raise errors[0]
 
         in_flight: set[Future[None]] = set()
-        numbers = count(1)  # `enumerate` would reference the last part until the next one, and keep its memory.
+        numbers = count(1)  # Do not use `enumerate`: it would keep each part in memory until the next part exists.
         for part in parts_of(until_error(), part_bytes, size):
             number = next(numbers)
             if helpers is not None and not helpers.claim(number):

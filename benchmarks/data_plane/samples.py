@@ -144,7 +144,7 @@ def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[st
 
     Args:
         launches: both ranks' `loop.Samples` of each launch, as a mapping.
-        offers: the system's metrics, as in `System.metrics`.
+        offers: names of the metrics that the system can measure (`System.metrics`).
     """
     found = Measured()
     names: dict[str, Callable[[Mapping[str, Any]], list[float]]] = {

@@ -59,7 +59,7 @@ def rows_of(part: str, outcome: Outcome) -> list[Row]:
         return [broken(part, outcome.failure)]
     try:
         return of_part(part, outcome.found)
-    # If the part ended early, any of its values may be missing.
+    # If this part of the benchmark ended early, any of its values may be missing.
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return [broken(part, f"what it left cannot be read ({type(error).__name__}: {error})")]
 

@@ -260,7 +260,7 @@ def _may_be_null(schema: Json) -> bool:
 
 
 def _without_titles(schema: Any, *, is_fields: bool = False) -> Any:
-    """Return a schema without pydantic's titles. `is_fields`: its keys are field names, so a field `title` stays."""
+    """Return a schema without pydantic's titles. If `is_fields`, its keys are field names, so a field `title` stays."""
     if isinstance(schema, list):
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):

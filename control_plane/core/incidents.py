@@ -207,7 +207,7 @@ class Interruption(Protocol):
 
     @property
     def failed_at(self) -> float:
-        """Time of the failure."""
+        """Unix time of the failure."""
         ...
 
     @property

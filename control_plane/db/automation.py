@@ -37,7 +37,7 @@ class PauseRecord:
 
 
 def find(session: Session) -> PauseRecord | None:
-    """Return the pause, or None while automation is active."""
+    """Return the stored pause of automatic actions, or None while automatic actions are active."""
     row = session.get(AutomationPause, _SCOPE)
     return None if row is None else record_of(row, PauseRecord)
 

@@ -287,7 +287,7 @@ class LogReader:
         return Page(events=tuple(found), first=cursor, last=at)
 
     def backward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return the last `limit` events before the cursor, oldest first."""
+        """Return the last `limit` log events (lines) before the position `cursor`, oldest first."""
         found: list[LogEvent] = []
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):

@@ -110,7 +110,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """Facts about a fleet that the inputs of all its jobs share, derived from the fleet's rows (`Surroundings`).
+    """Facts about a fleet from which the core decides about each of its jobs, derived from its rows (`Surroundings`).
 
     The observer computes the facts once per `Surroundings`, not for each job.
     """

@@ -140,7 +140,10 @@ class _Stopped(Exception):
 
 
 class KnownContents:
-    """Results for the shared objects of one checkpoint, which the verification of its remaining shards can reuse."""
+    """Verified facts about the S3 objects that several shards of one checkpoint share.
+
+    The verification of the remaining shards reuses them.
+    """
 
     def __init__(self, max_idle_bytes: int = IDLE_BYTES) -> None:
         self.max_idle_bytes = max_idle_bytes

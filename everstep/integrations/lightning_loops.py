@@ -154,7 +154,7 @@ class LoopState:
         logger._callback_metrics, logger._logged_metrics = logged["callback"], logged["log"]
         logger._progress_bar_metrics = logged["progress"]
         logger._current_fx, logger._first_loop_iter = logged["function"], logged["is_first"]
-        if loop._data_fetcher is not None:  # The attribute is None until Lightning has set up the data.
+        if loop._data_fetcher is not None:  # The fetcher is None until Lightning has set up the data.
             loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
         _call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
         if trainer.datamodule is not None and state["datamodule"]:

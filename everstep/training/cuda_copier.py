@@ -329,8 +329,8 @@ class _Run:
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            # The two ranges belong to two slots that happen to be mapped next to each other. The gap between them is not
-            # part of one slot, so it must not be filled with zeros.
+            # The two ranges belong to two slots that happen to be mapped next to each other. The gap between them is no
+            # part of a slot, so it must not be filled with zeros.
             return False
         self.targets += other.targets
         self.sources += other.sources

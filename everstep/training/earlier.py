@@ -48,7 +48,7 @@ class EarlierShards(Protocol):
 
     @property
     def here(self) -> Sequence[Rank]:
-        """Ranks of the launch that saved the step, whose shards are already in this node's memory."""
+        """Ranks of the launch that saved the restored step, whose shards are already in this node's memory."""
         ...
 
     def fetch(self, rank: Rank) -> Path:
@@ -83,7 +83,7 @@ class AgentShards:
 
     @property
     def here(self) -> Sequence[Rank]:
-        """Ranks of the launch that saved the step, whose shards are already in this node's memory."""
+        """Ranks of the launch that saved the restored step, whose shards are already in this node's memory."""
         return self.layout.here
 
     def fetch(self, rank: Rank) -> Path:

@@ -29,7 +29,7 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The settings with which a run launches its instances: zone, subnet, instance type and image."""
+    """The settings with which a conformance run launches its instances: zone, subnet, instance type and image."""
 
     zone: str
     instance_type: str
@@ -71,7 +71,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """The name of the run's group, template, rule and queue."""
+        """The name that a conformance run gives to its group, launch template, rule and queue."""
         return PREFIX + self.run
 
     def create(self, place: Place) -> None:

@@ -52,7 +52,7 @@ def kill_agent(init_pid: int) -> Facts:
         init_pid: pid of the instance's init.
 
     Returns:
-        `pid`.
+        `pid` of the killed agent.
 
     Raises:
         FaultRefused: no agent runs on the instance.

@@ -113,12 +113,12 @@ class CurrentPromise:
 
     @property
     def membership(self) -> Membership | None:
-        """Run, number and phase of the promised generation; None without a promise."""
+        """Run, number and phase of the generation that the node promised to join; None without a promise."""
         return self.value.membership if self.value is not None else None
 
     @property
     def run(self) -> RunId | None:
-        """Run of the promised generation; None without a promise."""
+        """Run of the generation that the node promised to join; None without a promise."""
         return RunId(self.value.run) if self.value is not None else None
 
     def resume(self) -> Promise | None:

@@ -275,7 +275,7 @@ class RankLines:
             case IdleSpans():
                 self.traffic.spans(rank, message)
             case Logged():
-                if rank == 0:  # The control plane stores only values that rank 0 logs.
+                if rank == 0:  # Drop other ranks' values, because the control plane stores only rank 0's values.
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS

@@ -181,7 +181,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The rank has sent a later request for slots, which replaces this request.
+            return  # The rank has sent a later request for slots. Its handler grants the slots.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -202,7 +202,7 @@ class RankSlots:
     def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
-        A rank that has not requested slots yet counts with the size of the refused request.
+        For a rank that has not requested slots yet, the message assumes the size of the refused request.
         """
         each = {**dict.fromkeys(self._shards, request.capacity_bytes), **capacities}
         needed = self._needed_bytes(each)

@@ -120,7 +120,7 @@ def _held() -> set[tuple[int, int]]:
     """Return (device, inode) of each file named `lock` that some process of this machine has open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # The process may have ended or closed the file since the listing.
+        with contextlib.suppress(OSError):  # The process may have ended or closed the file meanwhile: skip the file.
             if os.readlink(descriptor).endswith("/lock"):
                 told = descriptor.stat()
                 held.add((told.st_dev, told.st_ino))

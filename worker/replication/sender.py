@@ -310,7 +310,7 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                # A transfer that waits for idle network time does not measure the link's full rate.
+                # Measure the link only without a pacer: a transfer that waits for idle network time is slower.
                 if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:

@@ -114,7 +114,7 @@ class Streams:
         for forced, asked in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
             try:
                 line.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
-            except PermissionError:  # Only root may exceed the kernel's limits net.core.wmem_max and rmem_max.
+            except PermissionError:  # Without root, accept the kernel's limits net.core.wmem_max and rmem_max.
                 line.setsockopt(socket.SOL_SOCKET, asked, BUFFER_BYTES)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PROGRESS_SECONDS))
         if self._receive_seconds is not None:

@@ -168,7 +168,7 @@ class TcpSession:
             self._arrival = None
 
     async def _writable(self) -> None:
-        """Wait until the kernel accepts bytes."""
+        """Wait until the kernel accepts more bytes for the socket."""
         outlet = self._outlet = self._loop.create_future()
         self._loop.add_writer(self.line, _complete, outlet)
         try:

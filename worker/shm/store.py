@@ -238,7 +238,7 @@ class SlotStore:
         return self.root / str(self.run) / f"rank-{rank}.word"
 
     def ended_ranks(self) -> EndedRanks | None:
-        """Return the newest generation whose ranks left shared pages here, and the highest step that they finished.
+        """Return the newest generation whose ranks left shared pages on this node, and the highest step they finished.
 
         The ranks of this generation must have exited.
         """
@@ -439,7 +439,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # The thread had created the file before it noticed the cancellation.
+            for file in made:  # Remove the file if the thread created it before it noticed the cancellation.
                 file.close(unlink=True)
             raise
         else:

@@ -135,7 +135,7 @@ class Hardware(Protocol):
         """
 
     def fence(self, ticket: CopyTicket) -> None:
-        """Make later work of the training stream wait for a copy, as the product's guard does."""
+        """Make later work of the training stream wait for a copy, as Everstep's guard does."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context for the model's forward pass."""

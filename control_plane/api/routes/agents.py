@@ -143,7 +143,8 @@ async def connect(websocket: WebSocket) -> None:
     except Unauthenticated:
         token = None
     except SQLAlchemyError as error:
-        await websocket.accept()  # A refused handshake (HTTP 403) would tell the agent that its token is invalid.
+        # Accept the handshake first. If it were refused (HTTP 403), the agent would consider its token invalid.
+        await websocket.accept()
         await _refuse(services, websocket, "?", None, _database_away(error))
         return
     if token is None or token.kind == TokenKind.USER:

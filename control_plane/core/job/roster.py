@@ -136,7 +136,7 @@ def without_lost(view: JobView) -> JobView:
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    # After repeated failures, the job may have tried another node and released this one. Such a node is not lost.
+    # After repeated failures, the job may have released a node to try another one. The released node is not lost.
     given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)
     asked = {
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)

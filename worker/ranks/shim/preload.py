@@ -140,7 +140,7 @@ def load_operator() -> bool:
 
 def is_built(directory: Path) -> bool:
     """Return whether a folder of torch extensions contains DeepSpeed's C++ extension, completely built."""
-    # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
+    # Without TORCH_EXTENSIONS_DIR, torch builds extensions one folder level deeper. Search both levels.
     built = [*directory.glob(f"{_OPERATOR}/*.so"), *directory.glob(f"*/{_OPERATOR}/*.so")]
     return any(not path.with_name("lock").exists() for path in built)
 
