@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The measured values of one transfer, which the process prints."""
+    """The measured values of one transfer, which the transfer's process prints for the benchmark."""
 
     seconds: float
     cpu_seconds: float

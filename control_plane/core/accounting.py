@@ -42,7 +42,7 @@ class Bucket(StrEnum):
     - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
     - RESTORE: an incident is open and in the phase of this name. Also after a pause, until the restarted ranks complete
       a new step.
-    - STOPPING: the control plane has requested an agreed stop.
+    - STOPPING: the control plane has requested that all ranks stop at one agreed step.
     - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
     - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
     """

@@ -116,7 +116,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
     """Return the number of members with which the job prepares its next generation.
 
     If a user lowered MaxNodeCount, the members beyond it also take part, because they may hold the only copies of a
-    shard. The job returns them at an agreed stop (`kept_count`).
+    shard. The job returns them later, when all ranks have stopped at an agreed step (`kept_count`).
 
     Args:
         spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
@@ -190,7 +190,7 @@ def is_due(spec: JobSettings, record: JobRecord, now: float, timeouts: Timeouts)
         timeouts: `lease_seconds` is the shortest time for which nodes must be ready.
 
     Returns:
-        Whether to request the agreed stop. False once the stop is requested.
+        Whether to request now that all ranks stop at one step. False once the stop is requested.
     """
     growth = record.growth
     if growth is None or growth.asked_at is not None:

@@ -62,7 +62,7 @@ class Standing(StrEnum):
 
     - ALIVE: use the node.
     - UNCLEAR: wait, and use the node.
-    - IMPAIRED: use the node until an agreed stop.
+    - IMPAIRED: use the node until all ranks can stop at an agreed step, then continue without the node.
     - GONE: continue without the node.
     """
 

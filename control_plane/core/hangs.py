@@ -262,7 +262,7 @@ def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
     """Return whether any rank has made no progress for so long that agents read its stacks (the first limit).
 
-    Such a rank probably cannot take part in an agreed stop.
+    Such a rank probably cannot agree with the other ranks on a step at which all stop.
     """
     living = {rank.rank: (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit is None}
     limit = _common(living, pace, timeouts)

@@ -124,7 +124,7 @@ def impaired(verdict: Verdict) -> Departure:
 
 
 def _is_impaired(verdict: Verdict) -> bool:
-    """Return whether the job should give up a member at an agreed stop.
+    """Return whether the job should give up a member, after all ranks have stopped at an agreed step.
 
     True if the member works with a fault. Also true if other members cannot reach the node although its agent reports.
     Such a node may hold the only copy of a shard.
@@ -228,7 +228,7 @@ def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
 def is_stuck(
     known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
 ) -> bool:
-    """Return whether the agreed stop has failed because training makes no progress.
+    """Return whether the ranks cannot reach the requested stop, because training makes no progress.
 
     The control plane then ends the generation. This loses no step, because training has completed no new step since the
     request.

@@ -55,7 +55,7 @@ class IntentRecord:
 def begin(
     session: Session, lease: Lease, *, key: str, action: str, detail: Mapping[str, Any], now: datetime
 ) -> IntentRecord:
-    """Record a call before its attempt, or count another attempt of an open intent.
+    """Record an external call before its attempt, or count another attempt of a call without a recorded outcome.
 
     Args:
         session: from `Database.write`. The caller must commit it before the call.

@@ -144,7 +144,7 @@ def _all_restorable(session: Session, job: JobRecord) -> tuple[RestorableCheckpo
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a row of the database and a record of the core describe the same checkpoint."""
+    """Return whether a database row and the record that a decision used describe the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 

@@ -1,4 +1,4 @@
-"""Translates AWS's answers about a fleet into the input of the core.
+"""Translates AWS's answers about a fleet into the input of decisions (`control_plane.core`).
 
 Invariant: pure. The functions keep no state and call nothing.
 """
@@ -29,7 +29,7 @@ from everstep.protocol.ids import NodeId
 def group_observed(
     group: GroupState, failures: tuple[LaunchFailure, ...], before: GroupObserved | None
 ) -> GroupObserved:
-    """Convert AWS's answer about an Auto Scaling group to the input of the core.
+    """Convert AWS's answer about an Auto Scaling group to the input of decisions (`control_plane.core`).
 
     Args:
         group: the newest answer, with lifecycle hooks, scaling policies and instance type, which `complete_group` adds.

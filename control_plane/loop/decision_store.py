@@ -71,9 +71,9 @@ class DecisionStore:
 
         Args:
             lease: the job's lease. The transaction fails if another server has taken it over.
-            stored: the database rows from which the core made the decision.
-            observed: the core's input, made from `stored`. It includes the job's place in the fleet's queue.
-            decision: what the core decided from `observed`.
+            stored: the database rows on which the decision is based.
+            observed: the decision's input, made from `stored`. It includes the job's place in the fleet's queue.
+            decision: the decision about the job.
             shards: rows of shards to write; empty if nothing changed.
             now: Unix seconds of the decision.
 
@@ -153,9 +153,9 @@ class DecisionStore:
 
         Args:
             lease: the fleet's lease. The transaction fails if another server has taken it over.
-            stored: the database rows from which the core made the decision.
-            decision: what the core decided from these rows.
-            view: the answer of AWS from which the core made the decision.
+            stored: the database rows on which the decision is based.
+            decision: the decision about the fleet.
+            view: the answer of AWS on which the decision is based.
             failure_domains: failure domain of each node for which AWS reports one.
             now: Unix seconds of the decision.
 
@@ -262,9 +262,9 @@ def _keeps_its_turn(
 ) -> bool:
     """Return whether the fleet's queue still permits the decided start, pause or return to the queue of a job.
 
-    Since the core's input was read, decisions about other jobs of the fleet may have been stored. For example, the
-    decisions about two jobs may both use the same last free nodes, but only one job may get them. No other transaction
-    writes until this transaction ends, so the result stays valid.
+    Since the input of this decision was read, decisions about other jobs of the fleet may have been stored. For
+    example, the decisions about two jobs may both use the same last free nodes, but only one job may get them. No other
+    transaction writes until this transaction ends, so the result stays valid.
     """
     gives_way = bool(observed.gives_way_to) and next_state in (JobState.PAUSING, JobState.QUEUED)
     if job.state != JobState.QUEUED and not gives_way:

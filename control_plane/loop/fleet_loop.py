@@ -35,7 +35,7 @@ class FleetLoop:
 
     Args:
         context: gives access to the database, the clocks and the clients.
-        observer: builds the input from which the core decides about a fleet.
+        observer: builds the input for each decision about a fleet.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.
         cloud: contains the newest answers of AWS.

@@ -60,7 +60,7 @@ class JobLoop:
 
     Args:
         context: gives access to the database, the clocks and the clients.
-        observer: builds the input from which the core decides about a job.
+        observer: builds the input for each decision about a job.
         executor: executes the actions of a decision.
         store: writes each decision in one transaction.
         cloud: polls AWS when an agent's connection breaks.

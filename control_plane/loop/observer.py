@@ -1,4 +1,4 @@
-"""Builds the input from which the core decides about a job or a fleet.
+"""Builds the input for a decision (`control_plane.core`) about a job or a fleet.
 
 The input combines the database, the agents' reports and AWS's newest answer.
 
@@ -58,7 +58,7 @@ HISTORY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """The database rows from which the core's input about one job is made."""
+    """The database rows from which the input for a decision about one job is made."""
 
     job: jobs.JobRecord
     plan: GenerationPlan | None
@@ -82,7 +82,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFleet:
-    """The database rows from which the core's input about one fleet is made, read in one session."""
+    """The database rows from which the input for a decision about one fleet is made, read in one session."""
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.NodeRecord, ...]
@@ -187,7 +187,7 @@ class Hearing:
 
 
 class Observer:
-    """Builds the core's input from database rows, agents' reports and AWS's answers."""
+    """Builds the input for decisions from database rows, agents' reports and AWS's answers."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class Observer:
             return read_surroundings(session, name)
 
     def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
-        """Read all database rows from which the core's input about a job is made. Blocks: call it in a thread.
+        """Read all database rows that a decision about a job needs. Blocks: call it in a thread.
 
         Args:
             run: run id of the job.
@@ -265,7 +265,7 @@ class Observer:
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
-        """Return the input from which the core decides about a job at the time `now`, in Unix seconds.
+        """Return the input for a decision about a job at the time `now`, in Unix seconds.
 
         Runs on the server's event loop and does not wait.
         """
@@ -370,7 +370,7 @@ class Observer:
             now: the present time in UTC. Replacements of the last hour count towards the fleet's limit.
 
         Returns:
-            All rows from which the core's input about the fleet is made, read in one transaction.
+            All rows that a decision about the fleet needs, read in one transaction.
 
         Raises:
             NotFound: the fleet was removed.
@@ -397,7 +397,7 @@ class Observer:
     def observe_fleet(
         self, stored: StoredFleet, view: CloudView, history: FleetHistory
     ) -> tuple[FleetSpec, FleetObserved]:
-        """Return the input from which the core decides about a fleet.
+        """Return the input for a decision about a fleet.
 
         Runs on the server's event loop and does not wait.
         """

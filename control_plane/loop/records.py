@@ -1,4 +1,4 @@
-"""Converts database rows to the records that the core uses, and core records to columns of rows.
+"""Converts database rows to the records that decisions (`control_plane.core`) use, and these records to rows.
 
 Pure: no I/O and no decisions.
 
@@ -81,7 +81,7 @@ def at(seconds: float) -> datetime:
 
 
 def job_spec(job: jobs.JobRecord) -> JobSpec:
-    """Convert the specification in a job's row to the core's specification of the job."""
+    """Convert the specification in a job's row to the form that decisions (`control_plane.core`) use."""
     spec = job.spec
     return JobSpec(
         **{name: getattr(spec, name) for name in _SETTINGS},
@@ -145,7 +145,7 @@ def generation_node_count(job: jobs.JobRecord) -> int:
 
 
 def job_record(job: jobs.JobRecord) -> JobRecord:
-    """Convert a row of the job table to the core's record."""
+    """Convert a row of the job table to the record that decisions (`control_plane.core`) use."""
     memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
     return JobRecord(
         **_as_core(job, JobRecord, "state", "failures"),
@@ -188,7 +188,7 @@ def idle_update(idle: IdleNodes) -> fleets.FleetUpdate:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
-    """Return the columns of a job's row that the core's decision may change.
+    """Return the columns of a job's row that a decision about the job may change.
 
     The columns include the job's cost at the fleet's price.
 
@@ -212,7 +212,7 @@ def _in_words(initial: jobs.InitialState) -> str:
 
 
 def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
-    """Return a job's lineage (the records of all its generations with a plan) for the core, oldest generation first.
+    """Return a job's lineage (the records of all its generations with a plan) for decisions, oldest first.
 
     If the job starts from another job's checkpoint, generation 0 comes first.
     """
@@ -222,7 +222,7 @@ def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tup
 
 
 def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Convert another job's checkpoint, from which a job starts, to the core's record of generation 0.
+    """Convert another job's checkpoint, from which a job starts, to a record of generation 0 for decisions.
 
     Return None if the checkpoint is being deleted.
     """
@@ -234,7 +234,7 @@ def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
-    """Convert one entry of a job's lineage (its list of generations) to the core's record."""
+    """Convert an entry of a job's lineage (its list of generations) to the record that decisions use."""
     return GenerationRecord(
         generation=Generation(entry.number),
         parent=Generation(entry.parent),
@@ -245,7 +245,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Convert a checkpoint to the core's record.
+    """Convert a checkpoint's row to the record that decisions (`control_plane.core`) use.
 
     Return None if the checkpoint is incomplete or being deleted.
     """
@@ -300,7 +300,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
 
 
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
-    """Convert the user's configuration in a fleet's row to the core's specification of the fleet."""
+    """Convert the user's configuration in a fleet's row to the specification that decisions use."""
     return FleetSpec(
         **_as_core(fleet, FleetSpec, "name"),
         name=FleetName(fleet.name),
@@ -349,7 +349,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 
 def node_record(node: nodes.NodeRecord) -> NodeRecord:
-    """Convert a row of the node table to the core's record."""
+    """Convert a row of the node table to the record that decisions (`control_plane.core`) use."""
     return NodeRecord(
         node_id=NodeId(node.id),
         state=NodeState(node.state),
@@ -370,13 +370,13 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 
 
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
-    """Return the columns of a node's row that the core's decision may change.
+    """Return the columns of a node's row that a decision about the node's fleet may change.
 
     The API and agents write `release` and `evidence_at`. The result contains these two columns only if the node's state
     changes, and then clears them.
 
     Args:
-        node: the node's record as the core decided it.
+        node: the node's record after the decision.
         before: the node's state when the fleet loop read the row. None means that the node is new.
         had_request: whether the row contained a person's request when the fleet loop read it. If False, a request that
             the row contains now is newer, and stays.
@@ -401,7 +401,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
 
 
 def drill(stored: drills.DrillRecord) -> DrillObserved:
-    """Convert a row of the drill table to the core's record."""
+    """Convert a row of the drill table to the record that decisions (`control_plane.core`) use."""
     return DrillObserved(
         **_as_core(stored, DrillObserved, "kind", "state"),
         kind=DrillKind(stored.kind),
@@ -410,12 +410,12 @@ def drill(stored: drills.DrillRecord) -> DrillObserved:
 
 
 def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
-    """Return the columns of a drill's row that the core's decision may change."""
+    """Return the columns of a drill's row that a decision about the job may change."""
     return cast(drills.DrillUpdate, {**_as_stored(drill, drills.DrillUpdate, "state"), "state": drill.state.value})
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:
-    """Convert a row of a node's fault history to the core's record."""
+    """Convert a row of a node's fault history to the record that decisions (`control_plane.core`) use."""
     return Implication(**_as_core(line, Implication, "remedy"), remedy=Remedy(line.remedy))
 
 
@@ -429,7 +429,7 @@ def new_implication(line: Implication, fleet_name: str) -> implications.Implicat
 
 
 def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Notice, ...]]:
-    """Return the stored notices by node, as the core's records."""
+    """Return the stored notices by node, as the records that decisions (`control_plane.core`) use."""
     found: dict[NodeId, tuple[Notice, ...]] = {}
     for notice in stored:
         told = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))

@@ -31,7 +31,7 @@ class Surroundings:
     jobs: tuple[jobs.JobRecord, ...]
     """The fleet's jobs that have not ended."""
     nodes: Mapping[NodeId, nodes.NodeRecord]
-    """The fleet's nodes. Ended nodes are included, because their end is evidence for the core."""
+    """The fleet's nodes. Ended nodes are included, because their end is evidence for decisions."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     pause: str = ""

@@ -100,7 +100,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
-        """Configuration of the manager, which a script assigns to `config.checkpoint` of its trainer.
+        """Configuration of Everstep's checkpoint manager, which a script assigns to its trainer's `config.checkpoint`.
 
         `folder`, `initial_load_path`, `initial_load_in_hf`, `initial_load_in_hf_quantized`, `last_save_model_only`,
         `last_save_in_hf` and `export_dtype` work as with torchtitan's own manager.

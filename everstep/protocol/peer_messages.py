@@ -100,7 +100,7 @@ class Answer(Message, frozen=True, omit_defaults=True):
 
 
 class Accepted(Message, frozen=True, omit_defaults=True):
-    """The listener's acceptance of the session."""
+    """The answer by which the node that was contacted (the listener) accepts the session."""
 
     addresses: tuple[tuple[str, int], ...] = ()
     """(address, port) of each network card of the listener.

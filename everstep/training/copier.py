@@ -108,7 +108,7 @@ class Copier(Protocol):
             progress: called from any thread during the copy, as often as the copier chooses, and never after `done`.
 
         Returns:
-            The ticket.
+            The ticket, with which the caller waits for this copy.
         """
         ...
 

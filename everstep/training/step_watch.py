@@ -58,7 +58,10 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
 
 
 class StepWatch:
-    """Checks every update of one session's parameters, from the creation of this object until `close`.
+    """Checks that only registered optimizers update one session's parameters.
+
+    The checks run from the creation of this object until `close`. Another optimizer's state would be missing in
+    snapshots.
 
     Args:
         optimizers: every optimizer registered at `init`, whose steps are observed.

@@ -266,7 +266,7 @@ class Network:
         self._shape(instance_id, link)
 
     def links(self) -> dict[str, Link]:
-        """Return the links of all instances."""
+        """Return the network links of all instances, by instance id."""
         return dict(self._links)
 
     def counters(self, instance_id: str) -> dict[str, int]:

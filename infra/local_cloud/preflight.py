@@ -1,4 +1,4 @@
-"""Checks whether this machine can run a local cloud, before any part is started."""
+"""Checks whether this machine can run a local cloud, before any of its processes is started."""
 
 from __future__ import annotations
 

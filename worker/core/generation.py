@@ -57,7 +57,7 @@ class InvalidTransition(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The run, number and phase of the highest generation that this node has promised."""
+    """The run, number and phase of the newest generation that this node has promised to join."""
 
     job: JobName
     run: RunId

@@ -245,7 +245,7 @@ class ObjectSupply:
         self._is_loaded = is_loaded
 
     async def serve(self, session: Session, streams: Streams, wanted: LoadObject) -> None:
-        """Send the parts that another node requests, until the connection ends.
+        """Send the parts of shared S3 objects that another node requests, until the connection ends.
 
         Args:
             session: an authenticated session of kind load, from a member of the same generation.

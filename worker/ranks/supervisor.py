@@ -400,7 +400,8 @@ class Supervisor:
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
         """Record that a rank could not be started. The failure counts as the rank's exit.
 
-        The call has no effect if the agent has already asked the shim to start the rank.
+        The call has no effect if the agent has already asked the shim (the parent process of all ranks) to start the
+        rank.
 
         Args:
             plan: the plan of the generation.

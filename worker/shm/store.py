@@ -701,7 +701,7 @@ class SlotStore:
     def drop_strays(self) -> None:
         """Remove the strays that no node needs (`Strays.is_over`) and that no task reads.
 
-        Further calls change nothing. The agent calls this at every announcement.
+        Further calls change nothing. The agent calls this for every announcement of the coordinator.
         """
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):

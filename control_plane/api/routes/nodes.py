@@ -110,7 +110,8 @@ def drain_node(
 ) -> nodes_schemas.Node:
     """Move a node's job to another node, then keep the drained node out of use until ReleaseNode.
 
-    The job moves at an agreed stop, once the other node is ready. The job loses no step. Repeated calls change nothing.
+    Once the other node is ready, all ranks stop at the same step, and the job continues on that node. The job loses no
+    step. Repeated calls change nothing.
     """
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 

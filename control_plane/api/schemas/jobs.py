@@ -248,8 +248,8 @@ class ElasticConfig(Request):
     max_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
     """Number of nodes up to which the job grows. The default is NodeCount.
 
-    The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns
-    these nodes at an agreed stop when another job can start with them.
+    The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another
+    job can start with these nodes, all ranks stop at the same step, and the job returns the nodes.
     """
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes.

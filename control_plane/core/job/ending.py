@@ -141,7 +141,7 @@ def awaits_restart_source(view: JobView) -> bool:
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
-    """Request the agreed stop from the ranks. If the ranks cannot agree, kill them.
+    """Request that all ranks stop at one agreed step. If the ranks cannot agree, kill them.
 
     The order to kill the ranks also goes to the coordinator, which then orders the upload of the newest committed step.
     """
@@ -179,7 +179,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
 
 
 def _stop_patience(view: JobView) -> float:
-    """Return the time limit for an agreed stop, after which the ranks are killed.
+    """Return how long the ranks may take to agree on a step and stop there, before they are killed.
 
     The limit is in seconds, from the last step that the ranks completed. Ranks agree on a stop between two steps, so
     ranks that hang cannot agree. The limit is therefore short if ranks seem to hang. The limit is also short before the
@@ -192,7 +192,7 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Request the agreed stop of a job that pauses, again and again until its ranks have stopped.
+    """Request repeatedly that the ranks of a job that pauses stop at one agreed step, until they have stopped.
 
     If the ranks do not stop in time, the control plane treats this as a fault: training restarts, and the control plane
     requests the pause again later. Ranks agree at the end of a step. The pause therefore waits longer if the script
@@ -220,7 +220,7 @@ def ask_to_stop(view: JobView) -> tuple[Send, ...]:
 
 
 def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Pause a job whose ranks reached the agreed stop.
+    """Pause a job whose ranks have all stopped at the agreed step.
 
     The job releases its nodes once its last step is in S3 and all ranks of every node have exited with success. After
     `_upload_patience`, a job whose last step is in S3 no longer waits for the exits. If the last step is not in S3 by

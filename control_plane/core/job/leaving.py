@@ -76,7 +76,7 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request for the agreed stop at which the job gives up nodes.
+    """Store the request that all ranks stop at one agreed step, so that the job can give up nodes.
 
     The next pass of the job loop sends this request to the coordinator.
     """

@@ -61,8 +61,8 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(not fault.cause.is_planned for fault in fresh)
     is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
-    # If the job gave up these nodes at an agreed stop, the incident already has its `decision`, and other nodes hold
-    # copies of the last step.
+    # If the job gave up these nodes as planned, after all ranks had stopped at one step, the incident already has its
+    # `decision`, and other nodes hold copies of the last step.
     if not is_planned:
         told = with_group_loss(told, plan)
         told = replace(told, decision=decision_words(told.cause, told.instance_ids))

@@ -105,7 +105,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     `blind_wait_seconds`.
 
     The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives during
-    the wait, the job trains first, and then pauses at an agreed stop without a loss.
+    the wait, the job trains first, and then pauses after all ranks have stopped at an agreed step, without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:

@@ -1,4 +1,4 @@
-"""Changes of a job's number of nodes: it shrinks in a recovery, and returns nodes or grows at an agreed stop."""
+"""Changes of a job's number of nodes: in a recovery, or after all ranks have stopped at an agreed step."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def training_words(view: JobView) -> str:
 
 
 def give_back(view: JobView) -> Decision | None:
-    """Decide to return nodes to the fleet at an agreed stop, which `core.job.leaving.leave` carries out.
+    """Decide to return nodes to the fleet after a stop at an agreed step, which `core.job.leaving.leave` carries out.
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. If the last stop
     did not release a node, because the node held the only copy of a shard, the job waits before the next stop. If the
@@ -154,7 +154,7 @@ def give_back(view: JobView) -> Decision | None:
 
 
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
-    """Return the record by which the job returns a node to its fleet at the agreed stop.
+    """Return the record by which the job returns a node to its fleet once all ranks have stopped.
 
     `departure` is None, or the record that the job already planned to give up the node, for example because of a fault.
     The result keeps this fault, so that the fleet still applies its remedy.
@@ -196,7 +196,7 @@ def with_growth(view: JobView) -> JobView:
 
 
 def grow(view: JobView) -> Decision | None:
-    """Grow in three stages: request an agreed stop, wait until the ranks have stopped, start a new generation.
+    """Grow in three stages: request a stop at an agreed step, wait until all ranks have stopped, start a generation.
 
     One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
     pass would treat the stopped ranks as a completed job. The result is None while the job continues to train.

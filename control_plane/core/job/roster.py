@@ -213,9 +213,10 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    # Nodes that AWS will reclaim. After the agreed stop, the job gives them up with or without a replacement.
+    # Nodes that AWS will reclaim. Once all ranks have stopped at the agreed step, the job gives them up with or without
+    # a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
-    # Nodes that the job returns to the fleet at the agreed stop. The job continues on fewer nodes.
+    # Nodes that the job returns to the fleet once all ranks have stopped. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
     # Nodes that the job gives up even without a replacement. Faulty nodes are among them, because they would end the
     # ranks again.

@@ -219,7 +219,7 @@ class FleetJob:
     is_settled: bool = False
     """Whether the job trains without an open incident, and its newest generation has committed a new step.
 
-    An agreed stop then loses almost no work.
+    If the job must stop then, all ranks can stop at one agreed step, which loses almost no work.
     """
     not_before: float | None = None
     no_pause_before: float | None = None

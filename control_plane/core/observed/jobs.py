@@ -186,7 +186,7 @@ class Impairment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A member that the job plans to give up at an agreed stop, so that no step is lost (ADR 0016)."""
+    """A member that the job gives up as planned: all ranks first stop at one step, so no step is lost (ADR 0016)."""
 
     node_id: NodeId
     evidence: str
@@ -321,7 +321,7 @@ class Memo:
     moves_after: float = 0.0
     """Unix time before which the job plans to give up no further node, unless AWS announced the node's end.
 
-    It is set after the job kept a node, or after an agreed stop failed.
+    It is set after the job kept a node, or after the ranks failed to stop at an agreed step.
     """
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""

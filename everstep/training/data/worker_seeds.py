@@ -102,7 +102,7 @@ class WorkerBegin:
     user_init: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        """Initialize the worker. Called once, in the worker.
+        """Initialize the DataLoader worker process that makes this call; called once per worker.
 
         Args:
             worker_id: index of the worker, from 0.
