@@ -24,7 +24,7 @@ from benchmarks.traces import Passed, first_beyond, highest_step, read_trace, st
 
 NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
-"""Number of steps of the job, larger than the benchmark needs. The harness stops the job after the measurements."""
+"""Number of steps of the job, larger than the benchmark needs. The benchmark stops the job after its measurements."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
 """Two clocks disagree if their durations differ by more than both limits: in seconds, and relative to the duration.
 

@@ -1,7 +1,7 @@
 """A training script with steps of constant duration, and a trace of its boundaries.
 
 Each step is a timed wait, one collective, and an optimizer step that changes every byte of the state. The script trains
-until the harness creates a file `finish` next to the traces.
+until the benchmark creates a file `finish` next to the traces.
 
 Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values:
 

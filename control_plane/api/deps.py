@@ -189,7 +189,7 @@ class Services:
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]
-    """Makes the server's background loops start another pass over jobs and fleets now. Callable from any thread."""
+    """Makes the server's background loops process all jobs and fleets now. Callable from any thread."""
 
 
 async def services(request: Request) -> Services:

@@ -168,7 +168,7 @@ def followed(growth: Growth | None, ready: Sequence[NodeId], now: float) -> Grow
         now: Unix seconds.
 
     Returns:
-        `growth` itself if the agreed stop was already requested, or if the same nodes are ready. Otherwise a new object
+        `growth` itself if the ranks are already asked to stop, or if the same nodes are ready. Otherwise a new object
         whose time is `now`, or None if no node is ready.
     """
     if growth is not None and (growth.asked_at is not None or growth.node_ids == tuple(sorted(ready))):

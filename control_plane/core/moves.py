@@ -63,7 +63,7 @@ def wanted(
         not_before: the earliest time, in Unix seconds, for a new departure that AWS did not announce.
 
     Returns:
-        `known` itself if the agreed stop was already requested. Otherwise one departure per node to give up. Nodes that
+        `known` itself if the ranks are already asked to stop. Otherwise one departure per node to give up. Nodes that
         AWS reclaims come first, in the order of their announced ends.
     """
     if asked(known):

@@ -25,8 +25,8 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
 
     Args:
         session: from `Database.write`.
-        lease: lease of the job whose counters the pass updated.
-        hours: result of `core.ledger_hours.full_hours` for this pass.
+        lease: lease of the job whose counters the job loop has just updated.
+        hours: result of `core.ledger_hours.full_hours` for this update of the counters.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over. Nothing was written.

@@ -269,7 +269,7 @@ class AgentRegistry:
 
         Returns:
             False if the agent is not connected, or if its release is too old for the message. In that case, the
-            message is dropped. A later pass sends the message again.
+            message is dropped. The job loop or the fleet loop sends it again later.
         """
         connection = self._connections.get(node_id)
         if connection is None or not connection.is_open or not is_supported(message, connection.protocol_minor):

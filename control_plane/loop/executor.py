@@ -132,7 +132,7 @@ class Executor:
     def send(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
 
-        If the agent is not connected, the executor drops the message. The next pass over the job or fleet repeats it.
+        If the agent is not connected, the executor drops the message. The job loop or fleet loop later repeats it.
         """
         match action:
             case Send(node_id, message):

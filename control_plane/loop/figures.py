@@ -85,7 +85,7 @@ class LoopFigures:
 
     @contextmanager
     def measured_pass(self, loop: Loop, monotonic: Callable[[], float]) -> Iterator[None]:
-        """Record the duration of the `with` block as the duration of a pass over a job or fleet.
+        """Record the duration of the `with` block, in which a loop processes one job or fleet (a pass).
 
         If the block raises StaleLease, count the pass as stale too.
         """
@@ -99,7 +99,7 @@ class LoopFigures:
             self.reconciled(loop, monotonic() - begun)
 
     def reconciled(self, loop: Loop, seconds: float) -> None:
-        """Record the duration of a pass over one job or fleet, whether or not the pass succeeded."""
+        """Record for how many seconds a loop has processed one job or fleet, successfully or not."""
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:

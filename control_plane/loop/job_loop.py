@@ -52,7 +52,7 @@ The runner pauses after a sweep for as long as the sweep took, so that the loop 
 Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
-"""Limit of consecutive passes over one job, if the decision of each pass requests another pass immediately."""
+"""Limit of decisions about one job in a row, if each decision requests another one immediately."""
 
 
 class JobLoop:
@@ -90,7 +90,7 @@ class JobLoop:
         self._protection = ProtectionWatch(context.registry, context.timeouts)
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
-        """Kinds and nodes of the messages of the previous pass over each job. Traces contain only new messages."""
+        """Kinds and nodes of the messages that the last decision about each job sent. Traces contain only new messages."""
         self._live: dict[RunId, jobs.JobRecord] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
@@ -100,9 +100,9 @@ class JobLoop:
         self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Request a pass over each unfinished job of the fleets that this server manages.
+        """Process each unfinished job of the fleets that this server manages once.
 
-        Return when the passes have begun and most of them have ended, as `Scheduler.sweep` describes.
+        Return when the work for every job has begun, and has ended or takes long (see `Scheduler.sweep`).
         """
         if any(True for _ in self._context.registry.take_lost()):
             self._cloud.poll_now()

@@ -75,9 +75,9 @@ class LogExporter(Exporter):
         self._sink = sink
         self._calls_left = 0
         self._copied_last = ""
-        """The last run that the previous pass copied.
+        """The last run whose log the previous call of `export_some` copied.
 
-        The next pass starts after this run, so that busy runs do not delay other runs for ever.
+        The next call starts with the run after it, so that busy runs do not delay other runs for ever.
         """
 
     def export_some(self) -> bool:

@@ -53,7 +53,7 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""Maximum age of a cached `FleetHistory`. Without the cache, each pass over a fleet would sum over all of its jobs."""
+"""Maximum age of a cached `FleetHistory` in seconds. Each decision about a fleet would otherwise sum over all jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

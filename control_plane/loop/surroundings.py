@@ -23,7 +23,7 @@ from everstep.protocol.ids import FleetName, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The rows about one fleet, which the job loop reads once for the passes over all jobs of the fleet."""
+    """The rows about one fleet, which the job loop reads once for its decisions about all jobs of the fleet."""
 
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
@@ -39,9 +39,9 @@ class Surroundings:
 
 
 class SharedRows:
-    """A cache of `Surroundings`, which all passes of one sweep (one round over all jobs) share.
+    """A cache of `Surroundings`, which all decisions of one sweep (one round over all jobs) share.
 
-    Without the cache, each pass would read all jobs and nodes of its fleet.
+    Without the cache, the job loop would read all jobs and nodes of a fleet for each job.
 
     Used on the server's event loop.
 

@@ -454,7 +454,7 @@ class Member:
 
         These facts are:
 
-        - on the coordinator's node: whether the coordinator proposes no further step, and the state of the agreed stop,
+        - on the coordinator's node: whether the coordinator proposes no further step, and whether all ranks stop,
         - the uploads in `CheckpointUploads.uploaded`,
         - for each shard of this node: the facts in `OwnedShard.reported`.
 

@@ -4,7 +4,7 @@
     later launches  restore, timed from the call ─▶ bytes compared with the first launch's dump ─▶ wait
 
 A span is a wait that replaces forward and backward. To detect commits, a separate thread reads the page that the agent
-writes for the rank. At the end of a launch, the script waits until the harness kills a rank or creates the file
+writes for the rank. At the end of a launch, the script waits until the benchmark kills a rank or creates the file
 `finish`.
 """
 

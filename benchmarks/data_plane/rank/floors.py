@@ -1,6 +1,6 @@
 """Measures the floors of this machine: times that no checkpoint system can beat.
 
-The harness starts two processes of this program, which measure together on request.
+The benchmark starts two processes of this program, which measure together on request.
 
     memcpy      copy of the state's bytes into shared memory with allocated pages, tensor by tensor, in one thread
     digest      xxh3-128 of the same number of bytes
@@ -128,7 +128,7 @@ class Floors:
 
 
 def main(rank: int, port: int, mebibytes: int) -> None:
-    """Measure all lower bounds (floors) once per line on stdin, until the harness closes stdin."""
+    """Measure all lower bounds (floors) once per line on stdin, until the benchmark closes stdin."""
     assert RANKS == 2
     floors = Floors(rank, Meeting(rank, port), mebibytes * 1024**2)
     floors.round()

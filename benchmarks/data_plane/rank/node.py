@@ -260,7 +260,7 @@ class Owner:
 
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
-    """Execute the harness's commands from stdin, until stdin is closed."""
+    """Execute the commands that the benchmark's main process writes to stdin, until stdin is closed."""
     node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Parameters that the harness passes to one rank's process."""
+    """Parameters that the benchmark's main process passes to the process of one rank."""
 
     adapter: str
     """Module and class of the adapter, below the package `systems`."""

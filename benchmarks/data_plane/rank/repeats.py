@@ -1,6 +1,6 @@
 """Defines how often a launch repeats each measurement.
 
-This module imports only the standard library, because the harness and the ranks both use it.
+This module imports only the standard library, because the benchmark's main process and the ranks both use it.
 """
 
 from __future__ import annotations

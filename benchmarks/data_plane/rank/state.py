@@ -168,7 +168,7 @@ def least(value: int) -> int:
 
 
 def leave(path: Path, result: Mapping[str, object]) -> None:
-    """Write a result file for the harness atomically, so that the harness never reads a partial file."""
+    """Write a result file atomically, so that the benchmark's main process never reads a partial file."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(result))
     scratch.replace(path)

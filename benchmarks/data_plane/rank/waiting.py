@@ -68,7 +68,7 @@ def _keep(session: TrainingSession, state: State, watch: CommitWatch) -> None:
 
 
 def main(owner: Path, mebibytes: int) -> None:
-    """Run one training session for each generation whose number the harness writes to stdin, until stdin is closed."""
+    """Run one training session for each generation number on stdin, until the benchmark closes stdin."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
     state = State(mebibytes, 0)

@@ -54,7 +54,7 @@ KEY_BYTES = 32
 
 
 class BenchNode:
-    """A node that takes part in the generations that the harness starts.
+    """A node that takes part in the generations that the benchmark's main process (the harness) starts.
 
     Args:
         node_id: id of the node.
@@ -154,7 +154,7 @@ class BenchNode:
 
 
 async def serve(node_id: str, folder: Path, memory_bytes: int) -> None:
-    """Execute the harness's commands from stdin, until stdin is closed."""
+    """Execute the commands that the benchmark's main process writes to stdin, until stdin is closed."""
     node = BenchNode(NodeId(node_id), folder, memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

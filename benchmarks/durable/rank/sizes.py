@@ -1,4 +1,7 @@
-"""Defines the sizes of the measured jobs. The module does not import torch, because the harness also uses it."""
+"""Defines the sizes of the measured jobs.
+
+The module does not import torch, because the benchmark's main process also uses it and must not import torch.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a rank, which the harness passes as JSON."""
+    """The settings of a rank, which the benchmark's main process passes as JSON."""
 
     size: ModelSize
     order: Sequence[str]

@@ -20,7 +20,7 @@ BATCH, CONTEXT, VOCABULARY = 4, 64, 128
 STEP_SECONDS = 0.1
 """Minimum seconds of a step. On a machine with two cores, a system needs this time to store every step."""
 MANY_STEPS = 1_000_000
-"""Number of steps of a job, larger than any benchmark needs. The harness stops the job after the measurements."""
+"""Number of steps of a job, larger than any benchmark needs. The benchmark stops the job after its measurements."""
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": BATCH,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},

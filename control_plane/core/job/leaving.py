@@ -78,7 +78,7 @@ def leave(view: JobView) -> Decision | None:
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
     """Store the request that all ranks stop at one agreed step, so that the job can give up nodes.
 
-    The next pass of the job loop sends this request to the coordinator.
+    The job loop sends this request to the coordinator the next time it processes the job.
     """
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}

@@ -40,7 +40,7 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
     The job continues with the nodes that have promised to join the next generation. The decision stores only their
-    number, and the next pass of the job loop makes the plan. A node that arrives in between takes part. The result is
+    number, and the job loop makes the plan next time. A node that arrives in between takes part. The result is
     None while the job waits.
     """
     since = view.record.vacant_since
@@ -132,7 +132,7 @@ def give_back(view: JobView) -> Decision | None:
     job already planned to give up a returned node for a fault, the fleet still applies the remedy for this fault (such
     as a reboot).
 
-    The result is None if the job keeps its nodes. It is also None while an agreed stop is already requested, to give up
+    The result is None if the job keeps its nodes. It is also None while the ranks are already asked to stop, to give up
     other nodes or to grow.
     """
     record, seen = view.record, view.seen
@@ -182,7 +182,7 @@ def with_growth(view: JobView) -> JobView:
     """Record the additional ready nodes by which a running job can grow.
 
     A job that still has to give up nodes does not grow, because it uses ready nodes as their replacements. Once the
-    control plane has requested the agreed stop for the growth, nothing changes, even if a user lowers MaxNodeCount.
+    control plane has asked the ranks to stop for the growth, nothing changes, even if a user lowers MaxNodeCount.
     """
     record = view.record
     if has_asked_to_grow(record):
@@ -198,8 +198,9 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Grow in three stages: request a stop at an agreed step, wait until all ranks have stopped, start a generation.
 
-    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
-    pass would treat the stopped ranks as a completed job. The result is None while the job continues to train.
+    The job loop stores the request to stop, and sends it the next time it processes the job. Without the stored
+    request, it would later treat the stopped ranks as a completed job. The result is None while the job continues to
+    train.
     """
     record, growth = view.record, view.record.growth
     if growth is None:

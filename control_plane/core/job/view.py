@@ -33,7 +33,7 @@ from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
-"""Longest time between two passes of a working control plane, as a multiple of the lease.
+"""Longest time between two decisions about a job by a working control plane, as a multiple of the lease.
 
 After a longer time, the job counts as unwatched in between.
 """
@@ -221,7 +221,7 @@ def has_agreed_stop(view: JobView) -> bool:
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether all ranks have finished training, with or without an agreed stop.
+    """Return whether all ranks have finished training: because the script ended, or because a stop was requested.
 
     Scripts may still write their results.
     """
@@ -301,7 +301,7 @@ def last_movement_at(view: JobView) -> float:
 def last_progress_at(view: JobView) -> float:
     """Return when the job's progress last changed, in Unix seconds.
 
-    The result is the current time if this pass has observed more progress than the database contains.
+    The result is the current time if the job loop has just observed more progress than the database contains.
     """
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (

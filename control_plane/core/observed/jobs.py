@@ -194,7 +194,7 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
+    """Unix time at which the job loop decided to ask all ranks to stop. The job cannot cancel this stop."""
     what: str = ""
     """The code of the node's fault, for example `gpu_lost`. Empty if the node has no fault."""
     is_kept: bool = False
@@ -250,7 +250,7 @@ class Growth:
     since: float
     """Time since which all nodes in `node_ids` have been ready, in Unix seconds."""
     asked_at: float | None = None
-    """Unix time at which the job loop decided to request the agreed stop, which the job then cannot cancel."""
+    """Unix time at which the job loop decided to ask all ranks to stop. The job cannot cancel this stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
