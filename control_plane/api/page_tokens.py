@@ -42,7 +42,7 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
 
 
 def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
-    """Return the parts of a token. The caller must check each part.
+    """Return the JSON values in a page token. The caller must check each value.
 
     Args:
         token: text that the caller sent.

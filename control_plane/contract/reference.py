@@ -22,7 +22,7 @@ _HEAD = (
 
 
 def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[str, str]:
-    """Return the reference pages.
+    """Return the pages of the API reference.
 
     Args:
         document: the OpenAPI document, which assigns operations to kinds of resources.

@@ -49,7 +49,7 @@ def words(session: Session) -> str:
 
 
 def pause(session: Session, wanted: PauseRecord) -> bool:
-    """Store the pause.
+    """Store a pause of Everstep's automatic actions.
 
     Args:
         session: from `Database.write`.

@@ -1,6 +1,6 @@
 """Translates AWS's answers about a fleet into the input of decisions (`control_plane.core`).
 
-Invariant: pure. The functions keep no state and call nothing.
+Invariant: pure. The functions keep no state and send no requests.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class LogFollower:
 
 
 class LogFeed:
-    """All open log followers, by run.
+    """All open log followers (clients that receive new lines of a job's log), by run.
 
     Args:
         follower_limit: limit of open log followers of one server.

@@ -100,7 +100,9 @@ class StepWatch:
         _close(self)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Check one optimizer. The hook calls this before each step of any optimizer in the process.
+        """Check that an optimizer which updates this session's parameters is registered.
+
+        The hook calls this before each step of any optimizer in the process.
 
         Args:
             optimizer: the optimizer that is about to step.
@@ -124,7 +126,7 @@ class StepWatch:
             )
 
     def check_scheduler(self, scheduler: LRScheduler) -> None:
-        """Check one scheduler.
+        """Check that a scheduler of an optimizer of this session is registered.
 
         The wrapped `step` of every scheduler calls this, except for the step that a scheduler makes in its constructor.
 

@@ -72,7 +72,7 @@ class RankPage:
 def last_agent_half(path: Path) -> AgentHalf | None:
     """Return the agent's half of a rank's page, as an earlier generation has left it.
 
-    The agent calls this for a new promise, after the rank has exited.
+    The agent calls this when it promises to join a new generation, after the rank has exited.
 
     Args:
         path: path of the page.

@@ -1,6 +1,6 @@
 """Training script of the GPU benchmark's job, which has two ranks.
 
-Rank 0 trains a GPT on the device. Rank 1 runs on the host of the node that holds rank 0's shard. Rank 1 finishes the
+Rank 0 trains a GPT on the device. Rank 1 uses no GPU and runs on the node that holds rank 0's shard. It finishes the
 same number of steps with a tiny state. The job needs rank 1, because a holder must be another node of the job.
 
     warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA…    timed by events on the training stream

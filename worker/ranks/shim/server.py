@@ -2,8 +2,8 @@
 
 Clients are agent processes that connect to the shim's socket. The loop has one thread and never blocks for longer than
 one pass through /proc, so a rank's exit is recorded and reported within milliseconds. Facts that must survive the shim
-(running ranks, exits) are on disk before the shim reports them. The only exception is an end of a rank whose write the
-disk refuses.
+(running ranks, exits) are on disk before the shim reports them. The only exception: if the disk refuses to store a
+rank's end, the shim reports the end nevertheless.
 
 A new rank process first waits at its *gate*, a pipe from the shim.
 
