@@ -18,7 +18,7 @@ from benchmarks.measures import bootstrap_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Measured values of one scheme in one case."""
+    """Measured values of one scheme of sending snapshots, for one training job (case)."""
 
     scheme: Scheme
     iterations: int

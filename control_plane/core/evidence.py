@@ -481,7 +481,7 @@ def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId
 def current_reports(
     nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
 ) -> dict[NodeId, MemberReport]:
-    """Return the members' reports about this generation of this run. Reports about earlier generations are omitted."""
+    """Return the members' newest reports by node, without reports about other generations than `generation`."""
     return {
         node_id: node.member
         for node_id, node in nodes.items()

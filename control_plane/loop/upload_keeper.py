@@ -42,7 +42,7 @@ class UploadKeeper:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete old uploads once per `POLL_SECONDS` until `stop` is set."""
+        """Delete abandoned uploads of source archives once per `POLL_SECONDS` until `stop` is set."""
         await repeat(
             self.delete_due,
             stop,
@@ -51,7 +51,7 @@ class UploadKeeper:
         )
 
     def delete_due(self) -> int:
-        """Delete uploads that are older than `KEPT`, and return the number of deleted uploads.
+        """Delete the uploads of source archives that are older than `KEPT`, and return the number of deleted uploads.
 
         Blocks: call it in a thread.
         """
