@@ -135,7 +135,7 @@ def run(
 
 
 def pause(seconds: float) -> None:
-    """Wait for a number of seconds, before the benchmark polls a state again that it cannot wait for otherwise."""
+    """Wait before the next poll of a state. The benchmark polls states of which it receives no events."""
     threading.Event().wait(seconds)
 
 

@@ -101,7 +101,7 @@ def plain_steps(compute: Callable[[], object]) -> list[float]:
 
 
 def floors() -> dict[str, list[float]]:
-    """Time plain copies of the state, and steps without a session. No snapshot can beat these times (floors)."""
+    """Time plain copies of the state, and steps without an Everstep session: floors that no snapshot can beat."""
     return {
         "memcpy": copy_seconds(settings.floor_steps),
         **{kind: plain_steps(compute) for kind, compute in computes.items()},

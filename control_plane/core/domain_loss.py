@@ -120,9 +120,10 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Return the number of domains in connected edges, and how many losses of 0, 1, 2 … of them are survivable.
+    """Count the failure domains in a group of edges, and the survivable losses of 0, 1, 2 … of these domains.
 
-    An edge is the set of failure domains that hold a shard. A loss is survivable if at least one domain of every edge
+    An edge is the set of failure domains that hold a shard; the edges of the group are connected by common domains. A
+    loss is survivable if at least one domain of every edge
     remains. The function counts losses of at most `most` domains. It adds the domains one by one, each as lost and as
     alive, and counts the ways to reach each state. A state contains one bit per edge: whether all its domains so far
     are lost.

@@ -78,11 +78,11 @@ class SnapshotDesk:
         return await asyncio.shield(task)
 
     def has_begun(self, hold_id: str) -> bool:
-        """Return whether this server remembers that the event about the start of an export (a hold) is recorded."""
+        """Return whether `note_begun` was called for this export: the event about its start is recorded."""
         return hold_id in self._begun
 
     def note_begun(self, hold_id: str) -> None:
-        """Remember that the event about the start of an export (a hold) is recorded."""
+        """Remember that the event about the start of this export is recorded, so that it is not recorded again."""
         self._begun.append(hold_id)
 
     async def hold(self, node_id: NodeId, request: HoldSnapshot) -> SnapshotHeld:

@@ -88,7 +88,7 @@ class DiskQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """Observations of one volume over several readings, which show whether it has stopped finishing requests."""
+    """Observations of one disk volume over several readings, which show whether it still finishes requests."""
 
     finished_count: int
     least_waiting: int | None

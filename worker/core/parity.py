@@ -255,7 +255,7 @@ def place(
     keep: Collection[Content],
     free: Callable[[Sequence[SlotView], Collection[Content]], int | None] = writable,
 ) -> int | None:
-    """Return the slot in which a holder accumulates its share of `content`, or None if the holder must refuse.
+    """Return the slot in which a holder builds its parity share at one step, or None if it must refuse.
 
     All other members of the group contribute their shards of one step to one slot. A member that has not received the
     newest proposal may begin to contribute an older step. Its contribution must not displace the share of a newer step,

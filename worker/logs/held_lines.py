@@ -52,7 +52,8 @@ class _Held:
 class HeldLines:
     """The log lines that this node stores for the other nodes whose shards it holds, in one generation.
 
-    The generation's `Member` object owns it. The agent calls `ship` when the generation has ended on this node.
+    The generation's `Member` object owns it. The agent calls `ship` to upload the lines when the
+    generation has ended.
 
     Args:
         state: the agent's state directory. Lines that an earlier agent of this node stored there are loaded.

@@ -292,7 +292,7 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two empty trials, which measure whether snapshots should wait for idle network time.
+    """Return two trials without measurements. A trial measures whether snapshots should wait for idle network time.
 
     The key is True for the trial with a snapshot at every step, and False for the trial with longer intervals.
     """

@@ -115,7 +115,7 @@ class Accumulation:
         self.changed.notify()
 
     async def decided(self) -> bool:
-        """Wait until the share is sealed or given up. Return whether it is sealed."""
+        """Wait until this node has sealed the share or stopped building it. Return whether the share is sealed."""
         while not self.is_over:
             await self.changed.wait(self.changed.version)
         return self.is_sealed

@@ -48,7 +48,7 @@ class Fetched:
 
 
 class TracedDataset(Dataset[object]):
-    """Wraps the dataset of a loader.
+    """Wraps the dataset of a loader, to compute the digest of each sample for a determinism check.
 
     Args:
         dataset: the user's dataset, or a wrapper of it that seeds the workers' generators.
@@ -103,7 +103,7 @@ class TracedDataset(Dataset[object]):
 
 
 class TracedCollate:
-    """Wraps the `collate_fn` of a loader.
+    """Wraps the `collate_fn` of a loader, to compute the digest of each batch for a determinism check.
 
     Args:
         collate: the loader's `collate_fn`.
