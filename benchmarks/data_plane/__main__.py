@@ -128,7 +128,7 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this benchmark has to the command line."""
+    """Define the command-line options that no other benchmark has."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="compare these systems only")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")

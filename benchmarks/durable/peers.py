@@ -163,9 +163,9 @@ def load(task: Operation) -> Outcome:
 
 
 def copy(task: Operation) -> Outcome:
-    """Copy the model from S3 to one safetensors object in S3.
+    """Read the model from S3 and write it as one safetensors object to S3.
 
-    Everstep exports its checkpoint. boto3 copies the bytes of such an object.
+    Everstep exports its checkpoint into this format. boto3 downloads an object of this format and uploads it again.
     """
     from safetensors.torch import load_file
 

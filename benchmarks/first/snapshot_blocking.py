@@ -149,6 +149,6 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return the timings of a floor (lower bound) before and after the measurement, from all ranks together."""
+    """Return all ranks' timings of one floor: an operation that no snapshot can beat, timed before and afterwards."""
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

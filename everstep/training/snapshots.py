@@ -434,8 +434,8 @@ class Snapshotter:
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            # Wait for the last copy, which may still run on a GPU. At its end, it clears the page's field `copying`,
-            # which this capture is about to set.
+            # Wait until the copies of the previous snapshot have ended, which may still run on a GPU. At their end, the
+            # copier clears the page's field `copying`, which this capture sets.
             self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)

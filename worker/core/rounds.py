@@ -638,11 +638,11 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """Return the step to upload to S3 once `committed` is committed: this step, or the step that was marked before.
+        """Return the step that the coordinator marks for upload to S3 after the commit of the step `committed`.
 
-        If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded. This also
-        applies to the base: it is uploaded if a multiple lies between the newest checkpoint and the base. An earlier
-        generation then ended before it had uploaded that checkpoint.
+        The result is `committed` if a checkpoint is due and another upload may begin. Otherwise it is the step marked
+        before. If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded.
+        This includes the base, if an earlier generation ended before it had uploaded this checkpoint.
         """
         if not self._may_mark:
             # No further upload may begin now. The checkpoint stays due, and the first commit after an upload has ended

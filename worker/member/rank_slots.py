@@ -296,7 +296,7 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            # Seal nothing: after the rank had sent this message, the agent granted the slot for another step.
+            # Seal nothing. The agent has granted the slot for another step since the rank sent this message.
             self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False

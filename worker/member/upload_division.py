@@ -61,7 +61,10 @@ class _Gathering:
 
 
 class UploadDivision:
-    """Divides equal tensors among the ranks of one generation. The generation's `Member` object owns it."""
+    """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold.
+
+    The generation's `Member` object owns it.
+    """
 
     def __init__(
         self,

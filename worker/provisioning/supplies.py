@@ -204,10 +204,10 @@ class Supplies:
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:
-    """Return whether the ranks may start only after all nodes have loaded, instead of during the load. Pure.
+    """Return whether the ranks may start only after all nodes have loaded their shards and fetched their inputs. Pure.
 
-    A node on which the job has not run before may fetch inputs for hours. Ranks on the other nodes would wait for this
-    node's ranks in the rendezvous of torch.distributed, and time out.
+    Otherwise, ranks start while their nodes still load. A node on which the job has not run before may fetch inputs for
+    hours. Ranks on the other nodes would then time out in the rendezvous of torch.distributed.
 
     Args:
         plan: the plan of the generation.
