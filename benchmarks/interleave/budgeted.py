@@ -95,11 +95,11 @@ class Budgeted:
         )
 
     def quiet_boundary(self, at: float) -> None:
-        """Report to the budget the end of a profiled iteration, in which no snapshot is sent."""
+        """Report the end of a profiled iteration, in which no snapshot is sent, to Everstep's traffic control."""
         self._tell(at, is_sending=False)
 
     def boundary(self, at: float, *, is_sending: bool) -> bool:
-        """Report to the budget the end of an iteration, and decide whether a snapshot begins.
+        """Report the end of an iteration to Everstep's traffic control, and decide whether a snapshot begins.
 
         Args:
             at: end of the iteration in monotonic seconds.

@@ -9,7 +9,7 @@ from everstep.cli.output import Json, counted, protection_words, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
-    """Return the plan of a job that is not started yet as names and values.
+    """Return names and values that describe the plan of a job that a user may start.
 
     A value is None if the service cannot determine it for this fleet yet.
 

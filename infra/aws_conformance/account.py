@@ -75,7 +75,7 @@ class Account:
         return PREFIX + self.run
 
     def create(self, place: Place) -> None:
-        """Create an empty group with the settings that Everstep requires, and a queue that receives AWS's events."""
+        """Create an empty Auto Scaling group with the settings that Everstep requires, and a queue for AWS's events."""
         tags = [{"Key": TAG, "Value": self.run}]
         sqs, events = self.client("sqs"), self.client("events")
         self.queue_url = sqs.create_queue(QueueName=self.name, tags={TAG: self.run})["QueueUrl"]

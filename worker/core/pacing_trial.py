@@ -97,11 +97,11 @@ class PacingTrial:
     """True if sending in idle network time (pacing) saves training time, False if not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
-        """Add an iteration that captured a snapshot and sent all its data in one mode, paced or unpaced.
+        """Add an iteration that captured a snapshot and sent all its data in one mode: paced or immediately.
 
         Args:
             seconds: duration of the iteration, from the end of one optimizer step to the end of the next.
-            is_paced: True if the snapshot was paced, False if it was sent immediately.
+            is_paced: True if the chunks waited for idle network time (paced), False if they were sent immediately.
             lost_count: following steps that were not captured because this snapshot was still being sent.
 
         Returns:

@@ -17,7 +17,7 @@ from benchmarks.data_plane.rank.state import Meeting, State
 
 
 class DcpAsync:
-    """Adapter of `async_save` with a thread as the writer; see `Adapter`."""
+    """Adapter of DCP's `async_save` with a thread as the writer; see `Adapter`."""
 
     writer = AsyncCheckpointerType.THREAD
     is_shared = False
@@ -70,7 +70,7 @@ class DcpAsync:
 
 
 class DcpAsyncProcess(DcpAsync):
-    """Adapter of `async_save` with a process as the writer.
+    """Adapter of DCP's `async_save` with a process as the writer.
 
     The rank copies its state into memory that it shares with this process.
     """
