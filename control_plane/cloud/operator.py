@@ -90,7 +90,10 @@ class MemberState:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the Auto Scaling group is terminating or detaching the instance, so that it is no capacity."""
+        """Whether the Auto Scaling group is terminating or detaching the instance.
+
+        Such an instance does not count as capacity.
+        """
         return self.lifecycle_state.startswith(("Terminat", "Detach"))
 
     @property
