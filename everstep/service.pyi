@@ -309,12 +309,12 @@ class ElasticConfig(TypedDict):
     MinNodeCount: NotRequired[int]
     """Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
     MaxNodeCount: NotRequired[int]
-    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them."""
+    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with these nodes, all ranks stop at the same step, and the job returns the nodes."""
     PatienceInSeconds: NotRequired[int]
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given."""
 
 class ElasticConfigUpdate(TypedDict):
-    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
+    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
     MinNodeCount: NotRequired[int]
     MaxNodeCount: NotRequired[int]
     PatienceInSeconds: NotRequired[int]
@@ -514,7 +514,7 @@ class HealthResponse(TypedDict):
     """Current problems of the service. Empty in normal operation. A condition disappears once its cause is resolved."""
 
 class HeldShard(TypedDict):
-    """The held shard of one rank, in the format of a checkpoint object in S3."""
+    """The shard of one rank that its node keeps for the export, described as a checkpoint object in S3."""
     Rank: int
     OriginGeneration: int
     ObjectBytes: int
@@ -534,7 +534,7 @@ class HoldAdvice(TypedDict):
     """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
 
 class HoldSnapshotResponse(TypedDict):
-    """The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends."""
+    """The snapshots of all ranks at one committed step. The nodes keep them in memory until the export ends."""
     TrainingJobName: str
     RunId: str
     SnapshotId: str
@@ -783,7 +783,7 @@ class LogEvent(TypedDict):
     """The line without its line feed. Lines of more than 16 KiB are split."""
 
 class LogEvents(TypedDict):
-    """A batch of lines. The service sends a batch without lines to show that the stream is alive."""
+    """A batch of a job's log lines. The service sends a batch without lines to show that the stream is alive."""
     Events: list[LogEvent]
     NextForwardToken: str
     """Token with which FollowLogs or GetLogEvents continues after these lines."""
@@ -973,7 +973,7 @@ class RecoveryOdds(TypedDict):
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
 
 class ReleaseSnapshotResponse(TypedDict):
-    """Confirms that the service has ended the hold of a snapshot."""
+    """Confirms that the nodes need not keep the snapshot in memory any more."""
     SnapshotId: str
 
 class Reliability(TypedDict):
@@ -1586,7 +1586,7 @@ class EverstepClient(Protocol):
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
         """Describe one training job: its configuration, its state, and the reason for the state."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move a node's job to another node, then keep the drained node out of use until ReleaseNode. The job moves at an agreed stop, once the other node is ready. The job loses no step. Repeated calls change nothing."""
+        """Move a node's job to another node, then keep the drained node out of use until ReleaseNode. Once the other node is ready, all ranks stop at the same step, and the job continues on that node. The job loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
         """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
     def export_incident(self, *, IncidentId: str, Format: Literal["markdown"] = ...) -> ExportIncidentResponse:
@@ -1676,11 +1676,11 @@ class EverstepClient(Protocol):
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
         """Inject one fault into a training job. Raises AccessDeniedException if the job's fleet does not set AllowDrills. Raises ConflictException if the job is not training, or if a person controls it (TakeOverTrainingJob)."""
     def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
-        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins with another node only while every job of the fleet has its full protection. A job moves off its node at an agreed stop, as with ReplaceNode. The roll replaces or reboots spares first, and skips held nodes. A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
+        """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins with another node only while every job of the fleet has its full protection. All ranks of a job stop at the same step before the job leaves its node, as with ReplaceNode. The roll replaces or reboots spares first. It skips nodes in state `held` (kept out of use). A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
     def stop_fleet_roll(self, *, FleetName: str) -> Fleet:
         """End the fleet's roll. The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
+        """Stop a training job: all ranks stop at the same step, and Everstep stores their state at this step. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
         """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:

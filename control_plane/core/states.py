@@ -25,12 +25,15 @@ class JobState(StrEnum):
         state when all members have promised and the plan is stored.
     LOADING: The plan is stored, and the members load their shards. The job leaves this state when every node has
         verified its shards.
-    STARTING: The nodes start their ranks. The job leaves this state when all ranks run. RUNNING: The ranks train.
+    STARTING: The nodes start their ranks. The job leaves this state when all ranks run.
+    RUNNING: The ranks train.
     PAUSING: The control plane has requested that all ranks stop at one agreed step, because a job of higher priority
-    needs the nodes or a person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
+        needs the nodes or a person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
     STOPPING: The control plane has requested that all ranks stop at one agreed step. The job leaves this state when all
-    ranks have exited. COMPLETED: Every rank exited with success. Final. FAILED: The control plane ended the job,
-    because another generation would fail too. Final. STOPPED: A user or a limit ended the job. Final.
+        ranks have exited.
+    COMPLETED: Every rank exited with success. Final.
+    FAILED: The control plane ended the job, because another generation would fail too. Final.
+    STOPPED: A user or a limit ended the job. Final.
 
     A fault in any state from PREPARING to PAUSING returns the job to PREPARING and opens an incident.
     """

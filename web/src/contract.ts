@@ -529,13 +529,13 @@ export interface Drill {
 export interface ElasticConfig {
   /** Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
   MinNodeCount?: number
-  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. It returns these nodes at an agreed stop when another job can start with them. */
+  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with these nodes, all ranks stop at the same step, and the job returns the nodes. */
   MaxNodeCount?: number
   /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given. */
   PatienceInSeconds?: number
 }
 
-/** Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
+/** Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
 export interface ElasticConfigUpdate {
   MinNodeCount?: number
   MaxNodeCount?: number
@@ -845,7 +845,7 @@ export interface HealthResponse {
   Conditions: ServiceCondition[]
 }
 
-/** The held shard of one rank, in the format of a checkpoint object in S3. */
+/** The shard of one rank that its node keeps for the export, described as a checkpoint object in S3. */
 export interface HeldShard {
   Rank: number
   OriginGeneration: number
@@ -884,7 +884,7 @@ export interface HoldSnapshotRequest {
   ClientRequestToken?: string
 }
 
-/** The snapshots of all ranks at one committed step. The job keeps them in memory until the hold ends. */
+/** The snapshots of all ranks at one committed step. The nodes keep them in memory until the export ends. */
 export interface HoldSnapshotResponse {
   TrainingJobName: string
   RunId: string
@@ -1305,7 +1305,7 @@ export interface LogEvent {
   Message: string
 }
 
-/** A batch of lines. The service sends a batch without lines to show that the stream is alive. */
+/** A batch of a job's log lines. The service sends a batch without lines to show that the stream is alive. */
 export interface LogEvents {
   Events: LogEvent[]
   /** Token with which FollowLogs or GetLogEvents continues after these lines. */
@@ -1585,7 +1585,7 @@ export interface ReleaseSnapshotRequest {
   SnapshotId: string
 }
 
-/** Confirms that the service has ended the hold of a snapshot. */
+/** Confirms that the nodes need not keep the snapshot in memory any more. */
 export interface ReleaseSnapshotResponse {
   SnapshotId: string
 }

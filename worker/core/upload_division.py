@@ -102,8 +102,7 @@ def divide(
 
 
 class _Table:
-    """Numbers the tensors that the ranks listed for the division. `divide` uses the numbers, to hash each tensor once.
-    """
+    """Numbers the tensors that the ranks listed for the division, so that `divide` hashes each tensor only once."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()

@@ -98,8 +98,7 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """Set which S3 upload this object divides between the owner and holders; return the object (see `ShareOf.of`).
-        """
+        """Set the S3 upload that this object divides among owner and holders. Return the object (see `ShareOf.of`)."""
         self._where, self._check = (where, object_bytes, shared), check
         return self
 
