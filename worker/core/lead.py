@@ -24,7 +24,7 @@ SOON = 2
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How many steps ahead of training the coordinator proposes a step (the lead), and when it tries a shorter lead.
+    """The lead (how many steps ahead of training the coordinator proposes a step), and when it tries a shorter lead.
 
     The coordinator holds one object per generation. A round (the proposal of one step, and the votes on it) is *clean*
     if its step was committed.
