@@ -251,6 +251,43 @@ class Job:
 
         wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
 
+    def wait_standing_committed(self, moment: str, step: int) -> str:
+        """Wait until all ranks wait at the same moment and `step` or a later step is committed. Return the moment.
+
+        On a busy machine, `step` may not be committed while the ranks wait at `moment`:
+
+        - Everstep proposes one step at a time, after the newest step that a rank has reported, and so may skip `step`.
+        - The first snapshots of a launch are audited. Such a snapshot ends only in the step after it, so it cannot be
+          committed while the ranks wait.
+
+        The ranks then train up to the proposed step, or one step further, and wait again.
+
+        Args:
+            moment: the first moment, `generation:step`, at which the ranks wait.
+            step: the lowest step that must be committed.
+
+        Returns:
+            `moment`, or a later moment of the same generation.
+        """
+        self.wait_standing(moment)
+        generation, finished = map(int, moment.split(":"))
+
+        def answered() -> Json | None:
+            seen = self.protection()
+            return seen if seen["CommittedStep"] >= step or seen["ProposedStep"] >= finished else None
+
+        seen = wait_until(f"the newest proposal of {self.name}", answered, lambda: self._told(self.describe()))
+        if seen["CommittedStep"] >= step:
+            return moment
+        later = f"{generation}:{max(seen['ProposedStep'], finished + 1)}"
+        self.hold(later)
+        self.let_go(moment)
+        return self.wait_standing_committed(later, step)
+
+    def hold(self, moment: str) -> None:
+        """Make the ranks wait at the moment `generation:step`. Call it only while they wait at an earlier moment."""
+        (self.gate / f"hold {moment}").touch()
+
     def let_go(self, moment: str) -> None:
         """Release the ranks that wait at the moment `generation:step`."""
         (self.gate / f"hold {moment}").unlink()

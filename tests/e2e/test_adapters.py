@@ -13,8 +13,8 @@ from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_in
 STEPS = 16
 """Number of steps.
 
-All ranks wait after step 6 until a step is committed, and after step 14 until the job recovers from the kill. The kill
-occurs between these two waits, while the ranks train.
+All ranks wait after step 6 or soon after it until a step is committed, and after step 14 until the job recovers from
+the kill. The kill occurs between these two waits, while the ranks train.
 """
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
@@ -57,10 +57,9 @@ def check(place: Workplace, adapter: str, precision: str, shape: Shape) -> None:
         name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=PACE_SECONDS
     )
     job.reference()
-    job.wait_standing(FIRST)
-    job.wait_committed(4)
+    moment = job.wait_standing_committed(FIRST, 4)
     victim = shape.world - 1
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.kill_rank(victim)
     job.wait_ended()
     (incident,) = job.incidents()
