@@ -98,7 +98,7 @@ class Loop(Protocol):
     """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the loop until `stop` is set. Then release the leases that the loop holds, and return."""
+        """Run this background task until `stop` is set. Then release the leases that it holds, and return."""
 
 
 def create_app(

@@ -135,7 +135,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Launch every system with every state size. Return all measured values and lower bounds (floors)."""
+    """Launch every system with every state size. Return all measured values and floors (bounds no system can beat)."""
     found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
     if "tls" in begun.parts:
         begun.say("one stream, plain, with TLS and over NIXL")

@@ -318,7 +318,7 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return how much the lower bounds (floors) of a metric changed during the measurement; None without floors.
+    """Return how much a metric's floors (bounds that no system can beat) changed in the run; None without floors.
 
     The function computes the relative change of each floor in `Goal.watched`, and of the sum of the floors from which
     the limit is computed. The result is the largest of these changes.

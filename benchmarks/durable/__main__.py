@@ -58,7 +58,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def _transfers(begun: Begun) -> Iterator[Sample]:
-    """Measure transfers by each client with each S3 server. The order of the clients rotates."""
+    """Measure uploads to and downloads from each S3 server by each S3 client. The order of the clients rotates."""
     for server, sizes in (QUICK_SIZES if begun.is_quick else SIZES).items():
         with _served(server) as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
             for mib in sizes:

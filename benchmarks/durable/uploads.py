@@ -51,7 +51,7 @@ class UploadBlock:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the upload ended before the last step of this block, whose steps the benchmark measures."""
+        """Whether the upload of the checkpoint took no longer than the counted steps (`steps`) together."""
         return self.upload_seconds <= self.seconds
 
     @property
@@ -80,7 +80,7 @@ def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
 
 
 def measure(home: Path, environment: Mapping[str, str], *, rounds: int, is_quick: bool = False) -> list[UploadBlock]:
-    """Train in one launch, in which the systems store checkpoints in turn. The order of the systems rotates.
+    """Train in one launch, in which Everstep and DCP store checkpoints in turn. The order of the systems rotates.
 
     Args:
         home: folder of the logs.

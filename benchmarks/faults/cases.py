@@ -171,7 +171,7 @@ def _is_arriving(node: str, rank: int) -> bool:
     return False
 
 
-# The following functions disturb connections.
+# The following functions disturb the connections between nodes.
 
 
 @contextmanager

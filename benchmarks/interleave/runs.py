@@ -1,4 +1,4 @@
-"""Runs one case: starts its network and nodes, and removes all of them afterwards."""
+"""Runs one case (one measurement) of the benchmark: starts its network and nodes, and removes them afterwards."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def write_case(path: Path, case: Case) -> None:
 
 
 def read_case(path: Path) -> Case:
-    """Return the case from the file that `write_case` wrote."""
+    """Return the case (the settings of one measurement) from the file that `write_case` wrote."""
     fields = json.loads(path.read_text())
     return Case(
         **{**fields, "schemes": tuple(map(Scheme, fields["schemes"])), "idle_seconds": tuple(fields["idle_seconds"])}

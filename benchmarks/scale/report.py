@@ -30,9 +30,10 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per placement function, and one row per recovery probability that has a published value.
+    """Return one row per function that places replicas, and one row per recovery probability.
 
-    The rows of the functions contain their durations for the largest measured number of nodes.
+    A function's row contains its duration for the largest measured number of nodes. A probability's row compares the
+    value that Everstep computes with the value that GEMINI's paper publishes.
     """
     limit = LIMIT_SECONDS * 1000
     found = [

@@ -170,7 +170,7 @@ _CAUSES: Final[Mapping[Cause, Callable[[Account], str]]] = {
 
 
 def _changes(account: Account) -> Iterator[str]:
-    """Yield what Everstep did with the ranks and the nodes."""
+    """Yield sentences about Everstep's response to the incident: what it did with the ranks and the nodes."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"Everstep stopped all ranks at step {account.reached_step:,}, which every rank had finished."

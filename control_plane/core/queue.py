@@ -276,7 +276,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        while more:  # Add the job's other possible sizes. Each iteration about doubles the number of added sizes.
+        # Also add the sums with the job's other sizes (node counts). Each iteration about doubles how many are covered.
+        while more:
             step = (more + 1) // 2
             with_job |= with_job << step
             more -= step

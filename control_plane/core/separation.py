@@ -115,7 +115,7 @@ class _Search:
         )
 
     def outside(self, index: int, domain: str) -> int:
-        """Return how many nodes of the placement group number `index` are in another failure domain than `domain`."""
+        """Return how many nodes of `groups[index]` are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
     # The methods below exchange nodes between groups and the ring (the last group, if it has more than `copies`

@@ -296,9 +296,9 @@ class ByNameOrRun:
     """
 
     def __init__(self, build: Callable[[Collection[ColumnElement[bool]]], Select[*tuple[Any, ...]]]) -> None:
-        """Build the variants of the statement: by name or by run id, with or without a project.
+        """Build the four variants of a SELECT of jobs: by name or by run id, with or without a project.
 
-        `build` returns the statement for given conditions. Its rows must contain the columns of the table of jobs.
+        `build` returns the SELECT for given conditions. Its rows must contain the columns of the table of jobs.
         """
         self._by_name = build(_BY_NAME)
         self._by_name_in_project = build((*_BY_NAME, _IS_IN_PROJECT))

@@ -1,7 +1,7 @@
 """The loops that reconcile jobs and fleets with their wanted state, the agents' connections, and the polls of AWS.
 
     agents ────────┐
-    cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease
+    cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass, under the lease of the job or fleet
     database ──────┘
 
 Invariant: this package decides nothing. The *core* (`control_plane.core`) decides. A *pass* handles one job or one

@@ -431,7 +431,7 @@ class CloudWatch:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            # Also count a request that failed, so that the next request waits for the usual interval.
+            # Set the time even if the request failed, so that the next request waits for the usual interval.
             about.looked_closely_at = asked_at
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {

@@ -228,7 +228,7 @@ class JobLoop:
         return decision
 
     def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
-        """Record changes of the job's state, first messages to agents and ended recoveries as OpenTelemetry spans."""
+        """Record spans of OpenTelemetry: changes of the job's state, new messages to agents, and ended recoveries."""
         tracer = self._context.tracer
         if not tracer.is_recording:
             return

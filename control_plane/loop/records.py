@@ -372,8 +372,8 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
     """Return the columns of a node's row that a decision about the node's fleet may change.
 
-    The API and agents write `release` and `evidence_at`. The result contains these two columns only if the node's state
-    changes, and then clears them.
+    The API writes `release` (a person's request for a held node), and the executor writes `evidence_at` (when the
+    node's logs were stored). The result contains these two columns only if the node's state changes, to clear them.
 
     Args:
         node: the node's record after the decision.

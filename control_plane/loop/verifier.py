@@ -52,7 +52,10 @@ S3 itself ends connections that are idle for too long.
 
 
 class Verifier:
-    """The background loop that verifies checkpoints. Tests replace `IDLE_BYTES` by the argument `idle_bytes`."""
+    """The background loop that verifies checkpoints.
+
+    `idle_bytes` limits how long a connection to S3 stays open and idle (see `IDLE_BYTES`). Tests pass a smaller value.
+    """
 
     def __init__(
         self, database: Database, objects: ObjectStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
@@ -347,10 +350,10 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
 
 
 def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_bytes: int) -> bytes:
-    """Read one chunk from S3 and return its digest. Close connections that were unused for too long.
+    """Read one chunk from S3 and return its digest.
 
     Each reader has an open connection to one S3 object. `idle_bytes` counts, for each reader, the bytes that other
-    readers have read since its last read.
+    readers have read since its last read. If this exceeds `max_idle_bytes`, the function closes the connection.
     """
     chunk = xxhash.xxh3_128()
     for piece in pieces:

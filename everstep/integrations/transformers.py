@@ -292,9 +292,9 @@ class Attachment:
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def begin(self, control: TrainerControl) -> None:
-        """Restore the running sums, and the flag that is set if training has ended.
+        """Restore the trainer's running sums, such as that of the losses, and its flag that training has ended.
 
-        The callback calls this right after the trainer's loop has reset the sums and the flag.
+        `_Callback` calls this right after the trainer's loop has reset the sums and the flag.
         """
         self._loop.apply_sums()
         control.should_training_stop = self._loop.is_over

@@ -356,7 +356,7 @@ class IndexWriter:
         """The beginning of every packed index. It is the same for all snapshots with these tensors."""
 
     def suffix(self, values: bytes) -> bytes:
-        """Return the end of the encoded index, which contains these values. The caller writes it after `prefix`."""
+        """Return the end of an encoded index, with a snapshot's `values`. The caller writes it after `prefix`."""
         return _index_end(values)
 
     def size(self, values: bytes) -> int:

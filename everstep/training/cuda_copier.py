@@ -509,8 +509,8 @@ class CudaCopier:
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except Exception as caught:
-            # The driver or the progress callback failed. Pass the error to the ticket, because training waits until the
-            # ticket ends.
+            # The driver or the progress callback failed. Pass the error to the ticket, the handle on which training
+            # waits for this copy.
             error = caught
             self._finish()
             for buffer in self._ring:

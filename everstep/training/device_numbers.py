@@ -48,7 +48,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """The values of one record that one device is still computing or copying."""
+    """The values of one log call (a record) that one device is still computing or copying."""
 
     places: _Places
     taken: Mapping[str, int]

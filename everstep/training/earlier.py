@@ -240,7 +240,7 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Number of logical tensors, and number of optimizer-state tensors without elements, in the mapped shards.
+        """Number of logical (whole) tensors, and of optimizer-state tensors with zero elements, in the mapped shards.
 
         Both numbers only grow. As long as they do not change, `Adapter.targets` would return the same tensors, so the
         caller need not call it again.

@@ -108,7 +108,7 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # A signal handler called `reach` while this call waited, and that call has checked the copy.
+            return  # During this wait, a signal handler called `reach`, which has already checked the copy.
         self._flight = (
             # Forget the snapshot only after the wait. If an exception interrupts the wait and the script catches it,
             # the next step must wait again.

@@ -290,7 +290,10 @@ class _Cover:
         return True
 
     def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
-        """Return the copy operations that fill one piece of a target. None if mapped shards lack a part of it."""
+        """Return the copy operations that fill one piece of `target`, a tensor of this rank.
+
+        None if the earlier shards that are mapped so far lack a part of the piece.
+        """
         held = self._earlier.get(part.name)
         if held is None:
             return None

@@ -1,4 +1,4 @@
-"""Executes one conformance run: creates the resources, asks the questions, and always removes the resources."""
+"""Executes one conformance run: creates AWS resources, runs an experiment per question, and removes the resources."""
 
 from __future__ import annotations
 

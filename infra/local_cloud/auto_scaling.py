@@ -322,8 +322,8 @@ class AutoScaling:
     def rebalance(self, instance_id: str) -> None:
         """Replace a member after a rebalance recommendation, if its group has CapacityRebalance.
 
-        AWS may wait until the replacement is in service. The engine terminates the member at once. Protection from
-        scale-in has no effect on the replacement.
+        AWS may wait until the new instance is in service. The local cloud terminates the member at once. Protection
+        from scale-in does not prevent the replacement.
         """
         for group in self.groups():
             for member in list(group.instance_states):

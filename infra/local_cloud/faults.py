@@ -49,7 +49,10 @@ Delay = Seconds | Uniform | Lognormal
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The conditions of a local cloud. A change replaces the whole object and never modifies it."""
+    """How the local cloud behaves: its delays, capacity, rate limits and errors.
+
+    A change replaces the whole object and never modifies it.
+    """
 
     boot_delay_seconds: Delay = 0.5
     """Time from `pending` to `running`."""

@@ -89,8 +89,8 @@ class Departure:
 
         Args:
             run: the run that no longer needs this node. The call does nothing if the node works for another run.
-            then: called after the wait for uploads, with the record that binds the node to the run. The agent then
-                calls `finish`, after it has executed the control plane's commands that arrived before.
+            then: called after the wait for uploads, with the record that binds the node to the run. The agent first
+                executes the control plane's commands that arrived during the wait, and then calls `finish`.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return

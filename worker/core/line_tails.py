@@ -76,7 +76,7 @@ class Tail:
         return self.since(self.end - count)
 
     def batches(self) -> Iterator[Tail]:
-        """Yield the lines in order, in batches of about `MESSAGE_BYTES`."""
+        """Yield the log lines in order, in batches of about `MESSAGE_BYTES` for one message each."""
         begin = size = 0
         for index, row in enumerate(self.rows):
             size += len(row)

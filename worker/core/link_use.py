@@ -45,7 +45,7 @@ class LinkUse:
     """
 
     def until(self, now: float) -> LinkUse:
-        """Return the link's use until `now`, without the time in which the agent's process was stopped.
+        """Return the measurement with the time up to `now` added, except time in which the agent's process was stopped.
 
         A value of `now` before `at_seconds` changes nothing.
         """

@@ -216,7 +216,7 @@ class Shard:
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
-    # The properties and methods below derive the state and decide the next step.
+    # The members below derive facts from this shard's state, and choose the step that each holder receives next.
 
     def wanted(self, peer: NodeId) -> Step:
         """Return the step that the owner sends to the holder `peer` next, or `NONE`.
@@ -499,7 +499,7 @@ class Coordinator:
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
-    # The properties and methods below derive the state and decide the next step.
+    # The members below derive facts from the ranks' reports, and choose the step that the coordinator proposes next.
 
     @property
     def highest_boundary(self) -> Step:

@@ -403,7 +403,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # if this call fails, the next write cuts off the invalid bytes
+            with contextlib.suppress(OSError):  # if truncate fails, the next write cuts off the incomplete data
                 file.truncate(size)
             raise
     return size + len(data)

@@ -58,7 +58,10 @@ class _Hold:
 
 
 class HeldSnapshots:
-    """The snapshots that this node keeps for an export. The generation's `Member` object owns it."""
+    """Keeps slots of one committed step unchanged while a client reads (exports) the job's state from node memory.
+
+    The generation's `Member` owns this object.
+    """
 
     def __init__(
         self,

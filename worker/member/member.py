@@ -403,7 +403,8 @@ class Member:
     def _keep_distance(self, distance: int) -> None:
         """Pass the number of steps between two snapshots to the coordinator, if the coordinator runs on this node.
 
-        The budget of this node computes the number. All ranks iterate together, so one node's measurements suffice.
+        This node's `Budget` computes the number from the limit on the slowdown by snapshots (`MaxSlowdown`). All ranks
+        iterate together, so one node's measurements suffice.
         """
         if self.server is not None:
             self.server.keep_distance(distance)

@@ -194,7 +194,7 @@ class SharedReads:
     async def _request(
         self, session: Session, peer: NodeId, receiver: Receiver, parts: ObjectParts, transfer: int
     ) -> None:
-        """Request a peer's parts of one object, and wait until all have arrived."""
+        """Request the parts of one S3 object that `peer` reads for this node, and wait until all have arrived."""
         loop = asyncio.get_running_loop()
         landed: set[int] = set()
 

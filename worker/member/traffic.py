@@ -204,7 +204,7 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count the steps that are not captured because the last snapshot is still being sent.
+        """After a capture, count the steps that are not captured because this snapshot is still being sent.
 
         The count ends at the next capture.
         """

@@ -106,7 +106,7 @@ class RoundServer:
 
     @property
     def ending(self) -> tuple[bool, StopState]:
-        """Whether the coordinator proposes no further step, and the state of a stop of all ranks at the same step."""
+        """Whether the coordinator proposes no further step, and the progress of a requested stop of all ranks."""
         return self.core.is_finished, self.core.stop_state
 
     def status(self) -> RoundStatus:

@@ -59,7 +59,7 @@ class NixlPath:
 
 
 class NixlSocket(socket.socket):
-    """A connected, blocking socket whose blocks travel over NIXL. `TcpSession.detach` creates it.
+    """A connected, blocking socket that sends large data through NIXL memory blocks. `TcpSession.detach` creates it.
 
     One side sends, the other receives. The methods wait as long as SO_SNDTIMEO and SO_RCVTIMEO allow, and then raise
     BlockingIOError, like a plain socket. After this error, `send` must get the same bytes again.

@@ -231,7 +231,8 @@ class SpanPacer:
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
         """Return the seconds until the chunk may be sent.
 
-        If the wait is at most `patience_seconds`, this time is reserved for the chunk.
+        If the wait is at most `patience_seconds`, the pacer reserves this time for the chunk. Otherwise it reserves
+        nothing, and the sender must ask again.
         """
         with self._lock:
             at = self._opening(cost, asked_at)
@@ -351,7 +352,7 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk, as set by the present rule for the times at which chunks are sent (`current`)."""
+        """Bytes per chunk that the pacer in use (`current`) prefers."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:

@@ -374,9 +374,9 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
-        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate of earlier transfers. Transfers share the
-        link: a second in which n transfers send counts as 1/n of a second for this rate. The best rate counts full
-        seconds, because the earlier transfers may have used different network paths.
+        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n
+        transfers share the link counts as 1/n of a second for the transfer's rate. For the best rate, it counts as a
+        full second, because the earlier transfers may have used different network paths.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 

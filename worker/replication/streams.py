@@ -330,9 +330,10 @@ class ChunkQueue:
             )
 
     def _turn(self) -> None:
-        """Start or stop to count sending time, after the queue of chunks has changed or streams began or ended a wait.
+        """Start or stop the count of this transfer's sending time.
 
-        Time counts while the transfer has chunks and at least one stream need not wait for idle network time.
+        Called after the queue of chunks has changed, or a stream has begun or ended a wait for idle network time. Time
+        counts while the transfer has chunks to send and at least one stream does not wait.
         """
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
@@ -652,7 +653,7 @@ class IncomingShard:
             return memory
 
     def come(self, size: int) -> None:
-        """Count received bytes of chunks that are arriving, so that `settled` notices progress. Thread-safe."""
+        """Count received bytes of incomplete chunks, which prove to `settled` that the sender is alive. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 

@@ -74,6 +74,6 @@ class ChunkDigests:
         self.changed.notify()
 
     def seal(self) -> None:
-        """Record that the slot with this payload is sealed. Senders may now send the end of the shard to holders."""
+        """Record that the slot with this payload is sealed. Senders may now send `EndShard` to the holders."""
         self.is_sealed = True
         self.changed.notify()

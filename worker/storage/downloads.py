@@ -99,9 +99,9 @@ class ObjectShare(Protocol):
     """
 
     async def read(self) -> None:
-        """Read the parts that this node reads for all nodes from S3 into the slot. Called once.
+        """Read this node's share of the parts from S3 into the slot. Called once.
 
-        Meanwhile the other nodes send the parts that they read.
+        This node also sends these parts to the other nodes. Meanwhile, the other nodes send the parts that they read.
 
         Raises:
             StorageError: the store refused a read.

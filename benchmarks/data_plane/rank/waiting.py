@@ -1,4 +1,4 @@
-"""Program of a rank that has built its model, calls `init`, and waits for its state before the state arrives.
+"""Program of a rank whose model is ready before its node receives the shard to restore: the rank waits for the shard.
 
 The benchmark starts it together with `node.py`. For each generation number on stdin, the program runs one session from
 `init` to the session's end. The answer is one line of JSON on stdout.

@@ -480,7 +480,7 @@ class NamedOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write state and groups into the live optimizer.
+        """Write the saved state and the options of the parameter groups into the live optimizer.
 
         The method deletes state entries that the snapshot does not contain.
 
@@ -594,7 +594,7 @@ class ExtraStates:
         self._loaded = values
 
     def finish(self) -> None:
-        """Pass the states from `load` to the modules. Called after all tensors are loaded."""
+        """Pass the saved extra states to the modules' `set_extra_state`. Called after all tensors are loaded."""
         for name, module in self._modules.items():
             module.set_extra_state(self._loaded[name])
         self._loaded = {}

@@ -185,9 +185,8 @@ class DeepSpeedAdapter:
                 msgspec.structs.replace(part, name=f"{self._optimizer.prefix}{part.name.removeprefix('model/')}/{key}")
                 for part in of_master
             ]
-            if (
-                state.tensor.dim() == 0
-            ):  # A scalar, such as the count of steps, is one value for all parameters of the master weight.
+            # A master weight contains many parameters. A scalar, such as the count of steps, belongs to each of them.
+            if state.tensor.dim() == 0:
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
                 # The state has another number of elements than the master weight, so the adapter cannot know which
