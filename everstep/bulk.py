@@ -189,7 +189,7 @@ class Part:
         return self._pieces[first]
 
     def tell(self) -> int:
-        """Return the number of bytes that botocore has read from this part."""
+        """Return the number of bytes that botocore has read from this part of the upload."""
         return sum(len(piece) for piece in self._pieces[: self._next])
 
     def seek(self, offset: int) -> int:

@@ -95,9 +95,9 @@ class Figure(Row):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFloor:
-    """Milliseconds per GiB that one floor's operation took, in each launch of one system.
+    """Milliseconds per GiB of one reference operation (a floor, such as memcpy) in each launch of one system.
 
-    The operation is measured before and after every launch of the system. No system can beat its time.
+    The benchmark measures the operation before and after every launch of the system. No system can be faster.
     """
 
     launches: tuple[Summary, ...]

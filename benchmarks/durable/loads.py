@@ -139,7 +139,7 @@ class _Restored:
 def _launch(
     nodes: Members, talks: Sequence[Talk], size: ModelSize, generation: int, world_size: int, found: Inventories | None
 ) -> _Restored:
-    """Start the ranks of a generation, and wait until each rank has its state. The generation stays open."""
+    """Start the ranks of a generation, and wait until each rank has its state. The caller later ends the generation."""
     with members.meeting_port() as port:
         nodes.open(generation, world_size, found=found)
         for rank, talk in enumerate(talks[:world_size]):

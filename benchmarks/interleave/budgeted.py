@@ -88,7 +88,8 @@ class Budgeted:
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         """Pass the duration of an iteration and its idle network spans to Everstep's traffic control.
 
-        The control sends chunks in these spans and limits the slowdown by snapshots (the budget).
+        The traffic control sends the chunks of snapshots in these spans. It makes snapshots rarer if they slow the
+        training down by more than the allowed fraction (the budget).
         """
         self._traffic.spans(
             self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)

@@ -23,7 +23,7 @@ MAX_CHARACTERS: Final = 32_768
 
 
 def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:
-    """Return the token of a position.
+    """Return the page token of a position in a job's log.
 
     Args:
         cursor: position from which a later call continues.

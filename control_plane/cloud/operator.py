@@ -250,7 +250,8 @@ class CloudOperator(Protocol):
     def complete_group(self, group: GroupState) -> GroupState:
         """Return an Auto Scaling group from `list_groups`, completed by its hooks, scaling policies and instance type.
 
-        These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag.
+        These settings may be up to half a minute old. Raises `GroupNotOurs` if the group lacks the tag `FLEET_TAG`,
+        which permits Everstep to change the group.
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:

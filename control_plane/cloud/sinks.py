@@ -71,7 +71,7 @@ class EventSink(Protocol):
 
 
 class _ServiceSink(ABC):
-    """`EventSink` over an AWS operation that accepts or refuses each entry separately."""
+    """Sends events by an AWS operation that accepts or refuses each entry separately. Implements `EventSink`."""
 
     SERVICE: ClassVar[str]
     OPERATION: ClassVar[str]
@@ -81,7 +81,7 @@ class _ServiceSink(ABC):
         self._arn = arn
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
-        """Send entries (see `EventSink`)."""
+        """Send events of different jobs to the bus or topic (see `EventSink.put`)."""
         with translated():
             refused = self._send(entries)
         return None if refused is None else CloudUnavailable(f"{self.OPERATION}: {refused.message}", code=refused.code)
@@ -98,7 +98,7 @@ class _Refused:
 
 
 class EventBusSink(_ServiceSink):
-    """`EventSink` over EventBridge."""
+    """Sends events to an EventBridge bus. Implements `EventSink`."""
 
     SERVICE = "events"
     OPERATION = "PutEvents"
@@ -126,7 +126,7 @@ class EventBusSink(_ServiceSink):
 
 
 class TopicSink(_ServiceSink):
-    """`EventSink` over SNS."""
+    """Sends events to an SNS topic. Implements `EventSink`."""
 
     SERVICE = "sns"
     OPERATION = "PublishBatch"
@@ -200,10 +200,7 @@ class LogSink(Protocol):
 
 
 class LogGroupSink:
-    """`LogSink` over CloudWatch Logs.
-
-    The log group must exist.
-    """
+    """Sends log lines to a CloudWatch log group, which must exist. Implements `LogSink`."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._logs = connection.client("logs")

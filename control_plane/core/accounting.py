@@ -119,7 +119,7 @@ Calculations use only the ratio of the two numbers, so 1 stands for any number o
 
 
 def members_of(record: JobRecord) -> Members:
-    """Return the size of the newest generation: its number of nodes, and the number of nodes that it lacks."""
+    """Return the number of nodes of the newest generation, and how many fewer these are than the job's NodeCount."""
     return record.member_count, record.missing_count
 
 

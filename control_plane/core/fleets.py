@@ -251,7 +251,7 @@ class _Table:
         )
 
     def follow_aws(self) -> None:
-        """Add new members of the group to the table, and record agents that connected and instances that ended.
+        """Add new members of the group to the node table; record agents that connected and instances that ended.
 
         AWS still lists an ended instance for some time. Such an instance does not become a new member.
         """

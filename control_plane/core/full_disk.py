@@ -47,7 +47,7 @@ def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
 
 
 def stored(record: DiskRecord | None) -> DiskRecord | None:
-    """Record a successful write in the history of a disk that was full. None if the disk has no history of failures."""
+    """Return a disk's history of failed writes, in which a later write has succeeded. None if no write has failed."""
     return None if record is None else replace(record, has_stored=True)
 
 

@@ -153,9 +153,9 @@ def _unknown(account: Account) -> str:
 
 
 def _facts(account: Account) -> tuple[str, ...]:
-    """Return the evidence of an incident, except sentences that the control plane was not running.
+    """Return the evidence of an incident, without the sentences which state that the control plane was not running.
 
-    `why` describes such an absence in its own words.
+    The function `why` states this in its own words.
     """
     return tuple(each for each in account.evidence if not each.startswith(ABSENCE))
 

@@ -165,11 +165,11 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         raise ImpossiblePlacement(
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
-    # A group is m nodes that hold each other's shards; a shard is lost if its whole group is lost. The last group may
-    # have more than m nodes: a ring, in which m successive nodes hold each shard. Count the sets of lost nodes that
-    # contain no whole group, then subtract those with m or more successive lost nodes of the ring. The ring has fewer
-    # than 2m nodes, so it has at most one such sequence. The sequence begins after a live node, at one of `ring`
-    # positions, unless all nodes of the ring are lost.
+    # A group is m nodes that hold each other's shards: a shard is lost if all nodes of its group are lost. The last
+    # group may be a ring of more than m nodes, in which m successive nodes hold each shard. First count the sets of k
+    # lost nodes that contain no whole group. Then subtract those in which m or more successive nodes of the ring are
+    # lost. The ring has fewer than 2m nodes, so a set contains at most one such sequence: the whole ring, or a sequence
+    # that follows a node which is not lost, for which there are `ring` positions.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
     ways = _without_whole_groups(groups, copies, node_count, lost_count)

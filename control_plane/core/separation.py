@@ -123,7 +123,7 @@ class _Search:
 
     @property
     def ring(self) -> int | None:
-        """The index of the last group if it has more than `copies` members (a ring), else None."""
+        """The index of the last placement group if it has more than `copies` nodes (a ring), else None."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
@@ -139,7 +139,7 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield other orders of the last group, the ring: one member is moved, or two members change places."""
+        """Yield each order of the ring's nodes in which one node has another position or two nodes change places."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):

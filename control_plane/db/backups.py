@@ -151,7 +151,7 @@ def newest_time(database: Database) -> datetime | None:
 def runs(database: Database) -> tuple[RestoredRun, ...]:
     """Return every unfinished run of a loaded backup, by run id.
 
-    A finished run launches no more generations, so a restore need not raise its numbers.
+    A finished run launches no more generations, so a restore need not raise the generation numbers of this run.
     """
     with database.read() as session:
         numbers: dict[str, set[ids.Generation]] = {}

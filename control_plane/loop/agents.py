@@ -222,12 +222,12 @@ class AgentRegistry:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Return whether another control-plane server manages this fleet, according to the last call of `leave`."""
+        """Return whether another control-plane server manages this fleet. The fleet loop reports this with `leave`."""
         return fleet in self._elsewhere
 
     @property
     def elsewhere(self) -> frozenset[FleetName]:
-        """The fleets that other control-plane servers manage, according to the last call of `leave`."""
+        """The fleets that other control-plane servers manage, as the fleet loop last reported with `leave`."""
         return self._elsewhere
 
     def refusals(self) -> Mapping[NodeId, int]:

@@ -202,7 +202,7 @@ def retry_seconds(failure_count: int) -> float:
 
 
 class _Taken:
-    """The events that one call to the receiver sends: the oldest unsent events, at most one per job."""
+    """The events that one call sends to the bus, topic or webhook: the oldest unsent events, at most one per job."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

@@ -127,7 +127,7 @@ class JobLoop:
         await self._scheduler.close()
 
     def cancel(self) -> None:
-        """Cancel all passes in progress, when the server cannot wait for them."""
+        """Cancel all decisions about jobs that are in progress, because the server cannot wait for them."""
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:
@@ -137,7 +137,7 @@ class JobLoop:
         """
         job = self._live.get(run)
         if job is None:
-            return  # Since the pass was requested, the job has ended, or another server has taken its fleet over.
+            return  # The job has ended, or another server has taken its fleet over, since this call was scheduled.
         with about(job=job.name, run=run, generation=job.generation or None):
             try:
                 await self.make_pass(run)

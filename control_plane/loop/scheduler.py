@@ -96,7 +96,7 @@ class Scheduler(Generic[K]):
             self._succeeded(key)
 
     async def idle(self) -> None:
-        """Wait until no job or fleet (key) is being processed, or waits for its processing after a call of `wake`."""
+        """Wait until no job or fleet is being processed, and all processing that `wake` has requested has ended."""
         while self._running:
             await asyncio.wait(self._running.values())
 

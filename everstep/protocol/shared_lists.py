@@ -78,8 +78,8 @@ class SharedLists:
             if not upload.lists:
                 return upload
             if upload.frozen or upload.replicated:
-                # Do not verify the digest. It only names the lists, and a newer sender computes it over fields that
-                # this process ignores.
+                # Do not verify the digest `upload.lists`. It only identifies the lists in later reports, and a newer
+                # sender computes it over fields that this process ignores.
                 known[upload.lists] = upload.frozen, upload.replicated
             if upload.lists not in known:
                 raise MalformedMessage(f"rank {upload.rank} names lists of shared objects that were not sent")

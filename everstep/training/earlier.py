@@ -270,9 +270,9 @@ class EarlierTensors:
         return self._empty.get(owner, {})
 
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
-        """Yield (owner, state tensors by key) for every parameter of one optimizer.
+        """Yield a pair for every parameter of one optimizer: the parameter's path, and its state tensors by key.
 
-        `prefix` is the beginning of the names of this optimizer's state tensors.
+        A path is an `owner` of `entries`. `prefix` is the beginning of all names of this optimizer's state tensors.
         """
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 

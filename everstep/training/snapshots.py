@@ -204,7 +204,7 @@ class _Tensors:
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the adapters' lists after a later step contain the same tensors, with unchanged shapes."""
+        """Return whether the adapters' lists after a later step equal this object's lists, with unchanged shapes."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -337,8 +337,9 @@ class Snapshotter:
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            announce: sends the agent a message. The background thread calls it first. If the training thread called
-                it, the agent that wakes up could take the training thread's core on a node with few cores.
+            announce: sends the agent a message, which wakes the agent up. The background thread calls the function
+                before it maps slots. The training thread does not call the function, because on a node with few cores
+                the agent could then take the training thread's core.
         """
         self._tell = announce
         self._may_map.set()

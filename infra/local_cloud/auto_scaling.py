@@ -352,7 +352,10 @@ class AutoScaling:
     # The methods below advance groups and members over time.
 
     def reconcile(self) -> None:
-        """Advance every member of every group by one lifecycle state. The server calls this on every pass."""
+        """Advance every member of every group by one lifecycle state.
+
+        The server calls this at least ten times per second (`aws.PASS_SECONDS`).
+        """
         for group in self.groups():
             for member in list(group.instance_states):
                 self._check_health(group, member)

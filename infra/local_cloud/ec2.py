@@ -277,7 +277,7 @@ class Ec2:
             seconds: delay from now.
 
         Returns:
-            The plan. A later pass carries it out, unless `unplan` cancels it first.
+            The plan. The local cloud executes the plan after the delay, unless `unplan` cancels it first.
 
         Raises:
             FaultRefused: the instance does not exist or has ended.

@@ -35,6 +35,6 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Report to the guardian that this process has ended its cluster, and wait until the guardian exits."""
-        with contextlib.suppress(BrokenPipeError):  # The guardian was killed and no longer reads the pipe.
+        with contextlib.suppress(BrokenPipeError):  # Another process has killed the guardian, so nobody reads the pipe.
             self._process.communicate(b".")
         self._process.wait()

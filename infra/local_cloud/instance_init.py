@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    # Write no file with an exit code, because the user data did not end before the instance.
+    # The instance ends while the user data script may still run, so this call stores no exit code for the script.
     _reap(user_data_pid, told_in=None)
     remove_memory(instance_id)
     remove_cgroups(instance_id)

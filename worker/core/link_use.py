@@ -58,12 +58,12 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the measurement at the time `now`, at which one more transfer begins to use the link."""
+        """Return the link's use until `now` (monotonic seconds), when one more transfer begins to use the link."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the measurement at the time `now`, at which one transfer ends its use of the link."""
+        """Return the link's use until `now` (monotonic seconds), when one transfer ends its use of the link."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 

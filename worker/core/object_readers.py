@@ -67,7 +67,7 @@ class ObjectReaders:
         return self.here
 
     def exclude(self, *nodes: NodeId) -> ObjectReaders:
-        """Record nodes from which this node expects no part any more: lost nodes, and nodes that took too long."""
+        """Record nodes from which this node expects no part of the object any more: lost nodes and too slow nodes."""
         return replace(self, excluded=self.excluded | set(nodes))
 
     def lack(self, node: NodeId, key: str) -> ObjectReaders:

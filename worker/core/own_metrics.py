@@ -93,8 +93,8 @@ class OwnMetrics:
             usage: present use of the node's devices.
 
         Returns:
-            Values by name, and the new sums. The values are means since the last set; rates are included from the
-            second set on. Before the period has passed, the values are empty and the sums are unchanged.
+            Values by name, and the new sums. The values are means since the last set. Rates are included from the
+            second set on. If the last set is less than `PERIOD_SECONDS` old, there are no values, and the sums stay.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

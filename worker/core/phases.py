@@ -42,14 +42,15 @@ class PhaseClock:
     """Limit in seconds that the script has announced for this phase; 0 if it has announced none."""
 
     def seen(self, half: RankHalf, now: float) -> PhaseClock:
-        """Return the measurement after the agent has read the rank's page again.
+        """Return the clock after the agent has read the rank's page again.
 
         Args:
             half: the part of the shared page that the rank writes.
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The new clock. If the rank has changed its phase, boundary or limit, `longest` includes the time before.
+            The new clock. If the rank has changed its phase, boundary or limit since the last reading, `longest` also
+            counts the time that the rank spent in the previous phase at the previous boundary.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):

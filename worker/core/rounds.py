@@ -154,7 +154,8 @@ class Shard:
     def capture(self, step: Step) -> Shard:
         """Record that the rank is copying its state at `step` into a slot, and has finished the first parts.
 
-        Senders may now send these parts to the holders. A step that is not awaited changes nothing.
+        Senders may now send these parts to the holders. If `step` is not the proposed step, or the rank has already
+        voted on it or sealed it, the call changes nothing.
         """
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self

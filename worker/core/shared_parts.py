@@ -142,7 +142,10 @@ class SharedParts:
         return replace(self, outstanding=outstanding, finished={**self.finished, number: helper})
 
     def exclude(self, helper: NodeId) -> SharedParts:
-        """Withdraw a helper node's unfinished parts, and assign no more parts to it. Its finished parts stay valid."""
+        """Withdraw a helper node's unfinished parts of the S3 object, and assign no more parts to this node.
+
+        The parts that the node has finished stay valid.
+        """
         lost = {number for number, part in self.outstanding.items() if part.helper == helper}
         return replace(
             self,

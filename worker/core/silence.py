@@ -109,8 +109,8 @@ class Silence:
     def given_up(self) -> Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
-        The call also sets how long the holder must then stay out of view. During such a time (`may_return` is False), a
-        further call changes nothing: the holder is then in view only because it already held the committed step.
+        The call also sets how long the holder must then stay out of the view. A call during that time (`may_return` is
+        False) changes nothing. In this case, the owner counted the holder only because it had the committed step.
         """
         if not self.may_return:
             return self

@@ -1,8 +1,8 @@
 """Decides when a node drops strays: shards in its slots that the new plan places on other nodes.
 
 Strays protect their shards until the new holders have replicas. A node without spare memory has no room for its strays
-and the new replicas at the same time. The node then drops one content of one stray at a time, and only if the shard
-stays protected without this content.
+and the new replicas at the same time. The node then drops one content (the shard at one step of one generation) of one
+stray at a time, and only if the shard stays protected without this content.
 
     content of the stray    dropped if a new slot lacks room                  dropped in any case
     ---------------------   -----------------------------------------------   ------------------------------------------

@@ -240,7 +240,8 @@ class HeldSnapshots:
         """End the export `hold_id`: ranks may overwrite its slots again, and its later requests are refused.
 
         Args:
-            hold_id: id from `HoldSnapshot`. This node need not have received that message yet; it then refuses it.
+            hold_id: id from the message `HoldSnapshot`. If this message arrives only after this call, the node
+                refuses it.
             why: reason with which this node refuses later requests of the export; part of a message for users.
         """
         self._ends.setdefault(hold_id, why)

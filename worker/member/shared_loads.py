@@ -105,7 +105,7 @@ class HelpedLoad(PartSharing):
         return super().claim(self._places[number])
 
     def ended(self, number: int) -> None:
-        """Record that this node has read a part, or that the read has failed (see `LoadShare.ended`)."""
+        """Record that this node has read a part of the shard from S3, or failed to read it (see `LoadShare.ended`)."""
         self._end_own(self._places[number])
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
@@ -176,9 +176,9 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """Stop the help of one node: stop all threads that can write this node's bytes into the slot.
+        """End the transfer from one helper node: stop all threads that write bytes from this helper into the slot.
 
-        Then mark the parts that it has not delivered as missing, so that the owner of the shard reads them.
+        Then mark the parts that the helper has not delivered as missing, so that the owner of the shard reads them.
         """
         incoming.shut()
         await streams.close()

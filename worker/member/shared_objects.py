@@ -84,7 +84,7 @@ class SharedReads:
         self._divide(readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
-        """Assign each part that the slot does not contain yet to the node that reads this part from S3."""
+        """Assign each part of the shared S3 objects to the node that reads it, except parts that the slot contains."""
         self._readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:
@@ -94,7 +94,7 @@ class SharedReads:
         self._changed.notify()
 
     def _absent(self, reader: NodeId) -> list[tuple[ObjectParts, int]]:
-        """Return the parts that a node reads and that the slot does not contain yet."""
+        """Return the parts of shared S3 objects that the node `reader` reads, and that this node's slot still lacks."""
         division = self._division.get(reader, {}).items()
         return [(each, number) for each, numbers in division for number in numbers if number not in each.present]
 
@@ -105,7 +105,10 @@ class SharedReads:
             self._changed.notify()
 
     async def read(self) -> None:
-        """Read this node's parts from S3, and request the other parts from their readers (see `ObjectShare.read`)."""
+        """Read this node's parts of the shared objects from S3, and request the other parts from the other nodes.
+
+        Implements `ObjectShare.read`.
+        """
         self._begun = monotonic()
         self._tasks = [asyncio.create_task(self._run(peer), name=f"objects of {peer}") for peer in self._readers.peers]
         await self._read_own()

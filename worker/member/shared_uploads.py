@@ -112,7 +112,7 @@ class HelpedUpload(PartSharing):
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def sent(self, number: int) -> None:
-        """Record that this node has sent a part, or that sending it has failed (see `Helpers.sent`)."""
+        """Record that this node has sent a part of the upload to S3, or failed to send it (see `Helpers.sent`)."""
         self._end_own(number)
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:

@@ -113,15 +113,15 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The pacing trial for the present interval between proposed steps.
+        """The trial that now compares paced sending (in idle network time) with unpaced sending of snapshots.
 
-        A trial compares paced with unpaced sending. One trial applies while every step is proposed, the other for
-        longer intervals. While every step is proposed, a snapshot that is sent for two iterations leaves the next step
-        without a snapshot, and the trial counts this step as lost. Longer intervals lose no steps this way.
+        One trial applies while the coordinator proposes every step, the other for longer intervals. If every step is
+        proposed and the transfer of a snapshot takes two iterations, the next step gets no snapshot, and the first
+        trial counts this step as lost. Longer intervals lose no steps this way.
 
-        After the budget has enlarged the interval once, only the second trial applies until the ranks end. Otherwise
-        the decisions would oscillate: pacing would permit a snapshot of every step again, and then unpaced sending
-        would exceed the budget again.
+        Once the limit of the slowdown by snapshots (the budget) has enlarged the interval, only the second trial
+        applies until the ranks end. Otherwise the decisions would oscillate: pacing would permit a snapshot of every
+        step again, and then unpaced sending would exceed the budget again.
         """
         return self._trials[self._is_every_step]
 

@@ -182,7 +182,10 @@ class UploadDivision:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
-        """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3."""
+        """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3.
+
+        None if this node has deleted the lists of the step, or if the rank's first list for the step was another one.
+        """
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
         if gathering is None:  # The lists of this step were deleted, because it is older than the `KEPT_STEPS` newest.

@@ -179,8 +179,8 @@ class RoundServer:
     def _with_due_checkpoint(self) -> Coordinator:
         """Return the coordinator, with a request to upload the next commit if a checkpoint is due by time.
 
-        This server of the commit rounds calls the method at each report. Only a commit can become a checkpoint, and
-        commits result from reports, so the server needs no timer.
+        The `RoundServer` calls the method whenever a report of a node arrives. Only a commit can become a checkpoint,
+        and commits result from reports, so the server needs no timer.
         """
         core = self.core
         if core.wanted > core.persist or not self.schedule.is_due(self._clock()):

@@ -360,7 +360,10 @@ class NodePacer:
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve a chunk's sending time with the pacer in use (`current`), if the wait is short (see `Pacer.book`)."""
+        """Reserve the time to send a chunk if the chunk has to wait only briefly (see `Pacer.book`).
+
+        The pacer in use (`current`) decides when each chunk may be sent.
+        """
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:

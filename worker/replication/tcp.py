@@ -700,7 +700,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # Close it here too: a task that is cancelled before it starts does not close its session.
+        session.close()  # Close the session here too, because a task that is cancelled before it starts closes nothing.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:

@@ -162,7 +162,7 @@ async def send_shard(
     async def news() -> list[Message]:
         """Return messages with the digests of the chunks that the rank has finished since the last call.
 
-        Once the slot is sealed, the messages include the end of the shard.
+        Once the slot is sealed, the messages include `EndShard`.
         """
         nonlocal named_count, is_ended
         found: list[Message] = []

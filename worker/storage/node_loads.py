@@ -167,8 +167,8 @@ class NodeLoad:
             target: slot that receives this load's shard. The caller verifies the copied bytes.
 
         Returns:
-            The S3 objects whose tensors were copied. The caller reads the remaining objects from S3: their load failed,
-            its slot was reused, or the shards contradict each other.
+            The S3 objects whose tensors were copied. The caller reads each other object from S3: the earlier load of
+            this object failed, its slot was overwritten, or the object's tensors have other sizes in the other shard.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

@@ -54,8 +54,8 @@ class _Source:
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
         """Return which bytes of this S3 object belong to the range `begin` to `end` of the payload.
 
-        The result is the position of these bytes in the object, and the ranges of the payload that they fill. Bytes
-        before the position `after` of the object are omitted.
+        The result is the position of the first of these bytes in the object, and the ranges of the payload that the
+        bytes fill. Bytes of the object before its position `after` are left out.
         """
         found: list[Span] = []
         place = 0

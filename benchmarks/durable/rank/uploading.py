@@ -115,8 +115,9 @@ class Nothing:
 class Everstep(Nothing):
     """The system `everstep`: a training session with the default budget for snapshots (`MaxSlowdown`).
 
-    Each block begins with some steps whose durations are not counted. The plan's field `EverySteps` requests an upload
-    of the last of these steps. If the budget skips the snapshot of this step, the agents upload the next snapshot.
+    Each block of steps that the benchmark measures begins with some steps whose durations are not counted. The plan's
+    field `EverySteps` requests an upload of the last of these steps. If the budget skips the snapshot of this step, the
+    agents upload the next snapshot.
     """
 
     def __init__(self, training: Training, settings: Settings) -> None:

@@ -196,11 +196,11 @@ def with_growth(view: JobView) -> JobView:
 
 
 def grow(view: JobView) -> Decision | None:
-    """Grow in three stages: request a stop at an agreed step, wait until all ranks have stopped, start a generation.
+    """Decide how a job continues on more nodes: stop all ranks at an agreed step, then start a new generation.
 
-    The job loop stores the request to stop, and sends it the next time it processes the job. Without the stored
-    request, it would later treat the stopped ranks as a completed job. The result is None while the job continues to
-    train.
+    The job loop first stores the request to stop, and sends it the next time it processes the job. Without the stored
+    request, the job loop would later treat the stopped ranks as a completed job. While the ranks have not stopped yet,
+    further calls repeat the request. The result is None while the job continues to train.
     """
     record, growth = view.record, view.record.growth
     if growth is None:

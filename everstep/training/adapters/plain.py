@@ -448,5 +448,5 @@ def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Return whether a restore can place this parameter's gradient in a block of host memory for many gradients."""
+    """Return whether the parameter is contiguous in host memory. Its gradient can then share a block with others."""
     return local.device.type == "cpu" and local.is_contiguous()
