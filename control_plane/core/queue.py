@@ -273,7 +273,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
         True if the following holds for every subset of the jobs that hold nodes, and for all their possible sizes: if
         the head fits beside the subset, it also fits beside the subset and the new job.
     """
-    reachable = 1  # Bit n is set if some subset of the jobs with nodes holds exactly n nodes.
+    reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
         # Also add the sums with the job's other sizes (node counts). Each iteration about doubles how many are covered.
@@ -282,9 +282,9 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
             with_job |= with_job << step
             more -= step
         reachable |= with_job
-    # Suppose that some jobs have ended and the remaining jobs hold n nodes. If n < `least`, the first job of the queue
-    # and the new job both fit. If n is in `critical`, the new job would keep the first job from its nodes. If n is
-    # larger, the first job does not fit even without the new job.
+    # Suppose that some jobs have ended and the remaining jobs hold n nodes. If n < `least`, the fleet has room for both
+    # the first job of the queue and the new job. If n is in `critical`, only one of them has room, so the new job would
+    # delay the first job. If n is larger, the first job has no room even without the new job.
     least = max(0, capacity - head_count - newcomer_count + 1)
     critical = range(least, capacity - head_count + 1)
     return not any(reachable >> taken & 1 for taken in critical)

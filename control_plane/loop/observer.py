@@ -173,7 +173,7 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until one more agent has been silent for longer than its lease, or infinity.
+        """Return the seconds until the next agent has been silent for its whole lease. Infinity without such an agent.
 
         At that time, the background loops decide about their jobs and fleets again.
         """

@@ -101,7 +101,7 @@ class Scheduler(Generic[K]):
             await asyncio.wait(self._running.values())
 
     async def close(self) -> None:
-        """Begin to process no further job or fleet, and wait until the present processing of each has ended."""
+        """Start no further processing of a job or fleet, and wait until the processing in progress has ended."""
         self._is_closed = True
         for ended in self._due.values():
             ended.cancel()

@@ -81,9 +81,10 @@ class Rebuild(Message, frozen=True):
 
 
 def share_owner(holder: Rank) -> Rank:
-    """Return the number that names the parity share of the rank `holder` where a slot's owner rank is expected.
+    """Return the number that identifies the parity share of the rank `holder`.
 
-    Slot headers, inventories and requests for shards contain this number.
+    Slot headers, inventories and requests for shards contain this number in the field of the owner rank. It differs
+    from all ranks.
     """
     return Rank(holder | SHARE_BIT)
 

@@ -568,8 +568,8 @@ class Snapshotter:
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:
-                # Send the queued report of the finished step now. After a short copy, it is sent together with
-                # `Captured` instead, so that the agent wakes up only once.
+                # The copy takes long, so send the queued report of the finished step now. If the copy is short, the
+                # report is sent together with `Captured` instead, so that the agent wakes up only once.
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return

@@ -114,7 +114,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        # Before this object's first capture, transfers belong to an earlier snapshot, which it does not measure.
+        # Before this object's first capture, transfers belong to an earlier snapshot. The budget does not measure them.
         if not has_begun:
             return (
                 loaded

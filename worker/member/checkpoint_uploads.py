@@ -296,9 +296,9 @@ class CheckpointUploads:
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
-        """Cancel the upload of a step, then grant the shard's slot for the final step.
+        """Cancel the upload of a step, because the final step needs its slot. Then grant the rank a free slot.
 
-        If the final step was committed in another slot meanwhile, its upload begins now.
+        If the final step was committed in another slot meanwhile, the upload of the final step begins now.
         """
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)

@@ -86,7 +86,7 @@ class RoleCredentials:
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
-        """Serve credentials to ranks of an earlier agent process; assume the role at their first request."""
+        """Serve credentials to ranks that an earlier agent process started; assume the role at their first request."""
         await self.withdraw()
         self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
         if self._server is None:

@@ -214,7 +214,7 @@ class Nixl:
         return self._base + block
 
     def memory(self, block: int) -> memoryview:
-        """Return the memory of a block, uint8[BLOCK_BYTES]."""
+        """Return the memory of a block (a piece of this node's registered memory), uint8[BLOCK_BYTES]."""
         return self._pool[block : block + BLOCK_BYTES]
 
     def read(

@@ -262,7 +262,7 @@ class RoundMember:
             self.changed.notify()
 
     def newest_reports(self) -> Reports:
-        """Return the newest report of this node and of each node below it in the tree."""
+        """Return the newest commit report of this node and of each node below it in the tree of agents."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1

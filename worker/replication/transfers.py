@@ -221,8 +221,8 @@ async def send_shard(
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
     """Wait until the rank has finished the next chunks of the capture.
 
-    `paused` receives +1 before the wait and -1 after it. During the wait, the receiver has nothing to answer. The
-    sender must therefore not treat it as silent.
+    `paused` receives +1 before the wait and -1 after it. During the wait, the receiver has nothing to answer, so the
+    sender must not treat the receiver as silent.
     """
     paused(1)
     try:

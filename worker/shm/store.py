@@ -198,10 +198,10 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Empty the slots of a rank that count as busy, because no process writes into them any more.
+        """Empty the slots of a rank into which a process may have written until now (busy slots).
 
-        The caller knows this for one of three reasons: the rank has stopped copying, the rank has exited, or the rank
-        is on another node and its stream has ended.
+        The caller has checked that no process writes into these slots any more: the rank has stopped copying, the rank
+        has exited, or the rank is on another node and the stream with its chunks has ended.
         """
         for slot in self.shards.get(rank, []):
             if slot.is_busy:

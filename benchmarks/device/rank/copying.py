@@ -116,7 +116,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # Warm up: do not count the first capture after registration.
+        _capture(hardware, copier, slot, Captures())  # Ignore the first capture after the slot's registration.
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":

@@ -54,7 +54,7 @@ class Model:
         self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=1e-3, capturable=device.type == "cuda")
 
     def step(self) -> None:
-        """Run one training step, the function that is captured as a graph."""
+        """Run one training step. The benchmark captures this function as a CUDA graph."""
         self._optimizer.zero_grad(set_to_none=False)
         torch.nn.functional.mse_loss(self._net(self._inputs), self._targets).backward()
         self._optimizer.step()
