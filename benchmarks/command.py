@@ -94,7 +94,7 @@ def run(
 
     Args:
         page: the benchmark's page.
-        measure: returns the benchmark's own results, for `Begun.write`; raises BenchmarkFailed.
+        measure: measures, and returns the benchmark's own results; raises BenchmarkFailed.
         argv: the command line's arguments; None: the arguments of this process.
         parts: names of the parts that `--only` selects.
         options: adds the benchmark's own options.

@@ -142,7 +142,7 @@ class Part:
         self._bytes = 0
         self._sha256 = b""
         self.crc = 0
-        """CRC64NVME of the pieces."""
+        """CRC64NVME of this part of the upload, as far as its pieces were appended."""
 
     def append(self, piece: Piece) -> None:
         """Add a piece without copying. If its bytes change before the upload, S3 rejects the part by its checksum."""
@@ -152,7 +152,7 @@ class Part:
 
     @property
     def sha256(self) -> bytes:
-        """SHA-256 of the pieces. The first access computes it."""
+        """SHA-256 of this part of the upload. The first access computes it."""
         if not self._sha256:
             digest = hashlib.sha256()
             for piece in self._pieces:

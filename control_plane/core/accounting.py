@@ -249,8 +249,8 @@ def follow(
         after: this incident as it is after the decision, and all incidents that the decision opened.
         seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
         stalled_since: Unix seconds since when the ledger counts the job's time as STALL, or None if it is not stalled.
-        members: the size of the generation that trained before the incidents (`members_of`). It divides TRAIN and
-            SHORTAGE.
+        members: numbers of present and missing nodes before the incidents (`members_of`). While nodes were missing,
+            their fraction of the training time counts as SHORTAGE, and the rest as TRAIN.
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent

@@ -181,8 +181,8 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # Most agents report again, so remove the user's confirmation that the silent nodes are lost. A confirmation
-            # that a user gave after the caller read the fleet's row stays.
+            # Most agents report again, so remove the user's confirmation that the silent nodes are lost. The update
+            # keeps a newer confirmation, which a user gave after this pass of the fleet loop read the fleet's row.
             changes["blindness_lifted_at"] = None
         if decision.roll_progress is not None:
             changes["roll_progress"] = rolls.stored(decision.roll_progress)

@@ -160,7 +160,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # The stream ended while the events were read, so they are not yielded.
+                    break  # The follower's stream ended while the events were read. Do not yield them.
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._options.heartbeat_seconds):

@@ -116,9 +116,9 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease that permits this server to store the position of this event export.
+        """Return this server's lease of the event export, without which it must not store the export's position.
 
-        If a renewal of the lease is due, the method renews it first.
+        The method first renews the lease if a renewal is due.
         """
         assert self._lease is not None
         if self._leaser.is_due(self._lease):

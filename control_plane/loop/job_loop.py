@@ -102,7 +102,7 @@ class JobLoop:
     async def sweep(self) -> None:
         """Process each unfinished job of the fleets that this server manages once.
 
-        Return when the work for every job has begun, and has ended or takes long (see `Scheduler.sweep`).
+        Return when the work for every job has ended, or `PATIENCE_SECONDS` after the last job's work has begun.
         """
         if any(True for _ in self._context.registry.take_lost()):
             self._cloud.poll_now()

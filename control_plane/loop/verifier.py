@@ -161,10 +161,8 @@ class KnownContents:
     def digest_of(self, pieces: Sequence[_Piece]) -> bytes | None:
         """Return the digest of a chunk if it is known, or None if the chunk must be read from S3.
 
-        `pieces` are the ranges of S3 objects of which the chunk consists.
-
-        The chunk must be read if it has bytes of an object that is not verified yet, or if no earlier chunk consisted
-        of equal pieces.
+        `pieces` are the ranges of S3 objects of which the chunk consists. The digest is known if all these objects are
+        verified, and if a chunk of an earlier shard consists of the same ranges.
         """
         if any(piece.source is not None and piece.source.key not in self.intact for piece in pieces):
             return None

@@ -355,8 +355,8 @@ class Arriving(Message, frozen=True):
 
     `Welcome` follows. The snapshot's index is complete. The shared page's field `verified` is the number of bytes at
     the beginning of the payload that are verified. The rank may copy these bytes, but must not train before `Welcome`.
-    If the page's `load` differs from this message's `load`, the agent may overwrite the slot. All copied bytes are then
-    invalid, and another `Arriving` or a `Welcome` follows.
+    `load` is the number of the agent's attempt to load the snapshot. If the page's `load` differs, a new attempt has
+    begun and may overwrite the slot. All copied bytes are then invalid, and another `Arriving` or a `Welcome` follows.
     """
 
     generation: Generation

@@ -375,7 +375,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
 
 
 def _format_of(shared: SharedGroups) -> str:
-    """Return the oldest format version that can list these groups: tensors of a shard in shared S3 objects."""
+    """Return the oldest version of the header's format that can list these shared S3 objects."""
     if shared.replicated:
         return _FORMAT_WITH_REPLICATED
     return _FORMAT_WITH_FROZEN if shared.frozen else _FORMAT

@@ -63,7 +63,7 @@ def decode_facts(data: bytes) -> dict[str, str]:
 
 
 class Restorable(Protocol):
-    """A saved state of a rank that has passed its checks.
+    """A saved state of a rank, which the rank has checked against its models, optimizers and other objects.
 
     `RankState.load` and `RankState.complete` write it into the script's live objects.
     """

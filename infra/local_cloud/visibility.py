@@ -85,7 +85,10 @@ class Visibility:
             yield
 
     def _show(self, instance: Instance, restore: ExitStack) -> bool:
-        """Set an instance's state to the delayed state, and return whether answers contain the instance."""
+        """Set an instance's state to the delayed state that EC2 would report now.
+
+        Return whether responses contain the instance.
+        """
         self.note(instance)
         shown, now = self._shown[instance.id], self._monotonic()
         while shown.coming and shown.coming[0][0] <= now:

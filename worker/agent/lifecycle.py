@@ -100,7 +100,7 @@ class Lifecycle:
         Args:
             settings: names the node's folders and users.
             node: the parts of this node that a generation uses.
-            promise: the node's promise, which every phase changes.
+            promise: the node's promise, which each command of a launch (such as Prepare or Load) changes.
             supervisor: starts, watches and ends this node's ranks.
             ranks: accepts the connections of ranks.
             supplies: provides inputs, packages and secrets.

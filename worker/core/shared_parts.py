@@ -32,7 +32,7 @@ The limit grows with the owner's own slowest part.
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A part that a shard's owner has requested from a helper node, and that the helper has not finished yet."""
+    """A part of a shard that its owner asked a helper node to transfer, and that the helper has not finished yet."""
 
     helper: NodeId
     since: float

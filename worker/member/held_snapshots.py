@@ -206,7 +206,7 @@ class HeldSnapshots:
         return ""
 
     async def read(self, wanted: ReadSnapshot) -> SnapshotBytes:
-        """Return a range of bytes of the checkpoint object of a shard that an export keeps in memory.
+        """Return a range of a shard's bytes, in the format of a checkpoint. An export keeps this shard in memory.
 
         Args:
             wanted: the request of the control plane, for the running generation.

@@ -87,7 +87,7 @@ class PartSharing:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time that the owner needed for a part of its shard.
+        """Return the longest time in seconds that the shard's owner itself needed to transfer one part.
 
         Unfinished parts count with their time so far. The caller holds the lock.
         """

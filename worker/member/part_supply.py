@@ -56,8 +56,8 @@ class PartSupply:
         Args:
             parts: divides the payload into the parts that the other node may request.
             read: fills memory of exactly one part with the bytes of the part with this number.
-            room: limits the number of parts in memory, for all supplies of the generation together.
-            transfer: number of the transfer in the requests and the chunks.
+            room: limits the number of parts in memory. All `PartSupply` objects of the generation share this semaphore.
+            transfer: number that identifies this transfer in the requests and the chunks.
             is_ready: waits until `read` can return a part without waiting for other nodes. None if it always can.
         """
         self._parts = parts

@@ -233,7 +233,9 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the newest announcement to a child: at the start, after every change, and otherwise periodically.
+        """Send the coordinator's newest announcement to a child of this node in the tree of agents.
+
+        The node sends it at the start of the session, after every change, and otherwise periodically.
 
         The period is a third of the time after which a node counts as silent. The first message may be an empty
         announcement, if this node has received none yet.

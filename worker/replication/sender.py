@@ -442,7 +442,7 @@ class ReplicaSender:
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record the failure `words` of the holder's connection, if this node still had a step to send."""
+        """Record that the connection to the holder broke, if a step was still to be sent; `words` is the error."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 

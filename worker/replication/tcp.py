@@ -575,7 +575,7 @@ class PeerListener:
             node_id: this node.
             limits: limits of sessions and handshakes.
             identity: identity with which the listener answers peers that begin TLS; None refuses TLS.
-            nixl: this node's NIXL agent, for the credentials of generations without TLS; None without NIXL.
+            nixl: this node's NIXL agent, which transfers chunks by RDMA in generations without TLS; None without NIXL.
         """
         self.node_id = node_id
         self.identity = identity

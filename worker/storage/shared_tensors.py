@@ -245,7 +245,7 @@ class SharedTensors:
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
     """Return which tensors of a shard are stored in which shared S3 object.
 
-    The header of the S3 object that only this shard uses contains the result.
+    The upload writes the result into the header of the shard's own S3 object, so that a load finds the shared objects.
     """
     return SharedGroups(
         frozen=tuple(each.group for each in planned if each.is_frozen),

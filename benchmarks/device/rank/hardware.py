@@ -99,7 +99,7 @@ class Timeline(Protocol):
         """Record a mark at the current end of the training stream, without waiting."""
 
     def seconds(self) -> list[float]:
-        """Wait for the device, return the seconds between consecutive marks, and delete the marks."""
+        """Wait for the device, return the seconds between consecutive calls of `mark`, and delete the marks."""
 
 
 class Hardware(Protocol):

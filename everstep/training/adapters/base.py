@@ -220,9 +220,9 @@ class Adapter(Protocol):
 
 
 class NamedTensors:
-    """Caches a list of named tensors as long as the tensor objects are the same.
+    """Caches the named tensors of a state, until a tensor object of this state is replaced.
 
-    If the caller receives the same list object as before, it need not compare the single tensors.
+    The same list object is returned until then, so the caller can compare lists by identity.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,10 @@ class SampleOrder:
         return SampleOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the position in the epoch's order after all ranks have received `batch_count` batches from `begin`."""
+        """Return the position in the epoch's order after each rank has read `batch_count` batches.
+
+        The ranks began to read at the position `begin`.
+        """
         left = self.samples % self.replicas
         end = self.samples - left if self.drop_last else self.samples + (self.replicas - left if left else 0)
         return min(begin + batch_count * self.batch * self.replicas, max(begin, end))
