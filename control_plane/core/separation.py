@@ -255,7 +255,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # All exchanges between these two groups (of nodes that hold each other's shards) are equally good. Try one.
+            # After any exchange between the two groups, each group has a node outside `domain`. Try only the first one.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

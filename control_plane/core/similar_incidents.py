@@ -41,7 +41,7 @@ class Candidate:
 
 
 def likeness(one: Candidate, other: Candidate) -> tuple[Likeness, ...]:
-    """Return the properties that two incidents share, the closest likeness first. Symmetric in its arguments."""
+    """Return the properties that two incidents share, in the order of `Likeness`. The arguments may be exchanged."""
     shares = {
         Likeness.INSTANCE: bool(one.instance_ids & other.instance_ids),
         Likeness.INSTANCE_TYPE: bool(one.instance_types & other.instance_types),

@@ -78,8 +78,9 @@ def free_probability(count: int, under_way: float) -> float:
 def failures_per_node_second(history: FleetHistory) -> float:
     """Return the failure rate to plan for, as an upper confidence bound.
 
-    The bound is computed from the fleet's history plus an assumed history (`PRIOR_FAILURES`, `PRIOR_NODE_SECONDS`).
-    After `ENOUGH_FAILURES` failures in the fleet, the bound of its own history replaces it if that bound is higher.
+    The bound is computed from the fleet's history plus an assumed history (`PRIOR_FAILURES`, `PRIOR_NODE_SECONDS`). A
+    second bound is computed from the fleet's history alone. Once this history has `ENOUGH_FAILURES` failures, the
+    function returns the higher of the two bounds.
     """
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)

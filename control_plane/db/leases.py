@@ -102,7 +102,8 @@ class Leaser:
     def sees_another(self, kind: LeaseKind, key: str) -> bool:
         """Return whether another control-plane server holds this lease and still renews it.
 
-        True if a claim of this server read a changed counter within the last `ttl_seconds`.
+        Each renewal changes the lease's counter. The result is True if an attempt of this server to claim the lease has
+        read a new value of the counter within the last `ttl_seconds`.
         """
         moved_at = self._moved_at.get((kind, key))
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds

@@ -81,7 +81,7 @@ class Interest:
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Return whether the follower requests this event and may see it.
+        """Return whether the follower (an API client's open stream) requests this event and may see it.
 
         `events.page` applies the same filter in SQL.
         """

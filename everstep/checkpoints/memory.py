@@ -40,7 +40,7 @@ while the caller reads nothing.
 def held(service: Any, name: str) -> Generator[Checkpoint]:
     """Make a job's nodes keep the newest committed step, and open this step as a checkpoint.
 
-    A background thread renews the hold, so the block may take any time between two reads.
+    A background thread asks the nodes repeatedly to keep the step, so the block may take any time between two reads.
 
     Args:
         service: client of the control plane (`everstep.client()`).

@@ -118,7 +118,7 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Record iterations with the profiler if they were never recorded, or if their duration has changed since."""
+        """Start to profile iterations, if none was profiled yet or if their usual duration has changed since."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS

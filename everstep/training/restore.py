@@ -63,7 +63,7 @@ def decode_facts(data: bytes) -> dict[str, str]:
 
 
 class Restorable(Protocol):
-    """A saved state of a rank, which the rank has checked against its models, optimizers and other objects.
+    """A saved state for one rank, whose format and layout were checked when it was read.
 
     `RankState.load` and `RankState.complete` write it into the script's live objects.
     """

@@ -152,11 +152,14 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Enter the generation's phase that follows `event` if the disk stores it. Return whether the disk did."""
+        """Store the generation's phase (such as PREPARING or LOADING) that follows `event`, and then enter it.
+
+        Return False, without a change, if the disk refuses the write.
+        """
         return self.store(self._after(event))
 
     def finish(self, event: Event) -> None:
-        """Enter the generation's phase that follows `event`, even if the disk cannot store the phase.
+        """Enter the phase of this node's generation that follows `event`, even if the disk cannot store the phase.
 
         If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
         """

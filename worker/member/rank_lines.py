@@ -179,7 +179,7 @@ class RankLines:
         return self.background.is_idle
 
     async def idle(self) -> None:
-        """Wait until the background tasks have ended that messages of ranks and of the coordinator have started."""
+        """Wait until no background task runs that a message of a rank or of the coordinator has started."""
         await self.background.idle()
 
     async def close(self) -> None:

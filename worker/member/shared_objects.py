@@ -282,7 +282,7 @@ class ObjectSupply:
             wanted = message
 
     def _is_known(self, place: ObjectReference) -> bool:
-        """Return whether it is already decided if one of this node's shards reads this S3 object."""
+        """Return whether this node knows already if a load of one of its own shards reads this S3 object."""
         is_complete = self._is_loaded.is_set() or self._loads.joined >= self._expected
         return is_complete or self._loads.reader(place) is not None
 

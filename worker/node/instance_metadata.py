@@ -147,9 +147,9 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request the path of each kind of notice, and return the notices by path.
+        """Request all kinds of notices from the metadata service, and return them by URL path (one path per kind).
 
-        Runs in a thread, one call at a time.
+        Runs in a thread, one call at a time. A path whose request fails keeps its notices in `told`.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:

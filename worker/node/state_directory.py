@@ -69,7 +69,9 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            raise  # The agent must not start: `OWNER` names the old node, so the next agent would delete its promise.
+            # The agent must not start, because `OWNER` still names the old node. At its next start, the agent would
+            # take its own new files for files of the old node, and delete them, the promise included.
+            raise
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 
 

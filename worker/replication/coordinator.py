@@ -57,7 +57,7 @@ class RoundServer:
         """Create the server for the commits of one generation. No step is proposed yet.
 
         Args:
-            generation: the generation of these rounds.
+            generation: the generation whose steps this coordinator commits.
             core: a new coordinator, or a recovering coordinator after a restart of this agent.
             final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
             now: returns Unix time, for timestamps that users see.

@@ -166,7 +166,7 @@ class NixlSocket(socket.socket):
             try:
                 data = data[super().send(data) :]
             except BlockingIOError:
-                continue  # Send again: the kernel's buffer stays full until the peer reads or the connection is cut.
+                continue  # The timeout of a send has passed, because the peer does not read. Wait for the peer again.
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
         """Receive bytes: over the TCP connection, or over NIXL from blocks of the peer's memory.

@@ -368,7 +368,7 @@ class ReplicaSender:
                 await session.send(PreparingShard())
 
     def is_slow(self, queue: ChunkQueue) -> bool:
-        """Return whether the transfer has been slow for longer than the time limit for holders."""
+        """Return whether the transfer has been slow for longer than `holder_deadline_seconds`."""
         return self._crawls(queue, self._deadline)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:

@@ -635,7 +635,7 @@ class PeerListener:
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
-        """Accept sessions of other nodes from now on, if they prove these credentials of a generation.
+        """Accept sessions of those nodes, from now on, that prove possession of the generation's key.
 
         The listener passes each accepted session to `serve`, which handles it until the session ends.
         """

@@ -216,8 +216,8 @@ class OwnedShard:
     def lacks_base(self) -> bool:
         """True while this node has no copy of the base of its own shard.
 
-        Without the base, the shard cannot vote for a commit. After the first commit the base is no longer needed, and
-        the value is False.
+        Without the base, the agent cannot vote for a commit on behalf of this shard. After the first commit the base is
+        no longer needed, and the value is False.
         """
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed

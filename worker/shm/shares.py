@@ -140,16 +140,16 @@ class Shares:
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
     ) -> None:
-        """Create the object for one generation, without a share that is being filled.
+        """Create the object for one generation. No share is being built yet.
 
-        `Member.adopt` empties the slots that an earlier agent process was filling. No rank writes into slots
+        If an earlier agent process was building shares, `Member.adopt` empties their slots. No rank writes into slots
         of shares, so these slots are free (`SlotStore.settle_copiers`).
 
         Args:
             store: this node's slots of the run.
             stripes: the members of the stripe of each rank on this node; empty with copies.
-            keep: returns which steps of a share or shard this node must not overwrite, given the newest committed step
-                that the owner of a combined shard has reported.
+            keep: returns which steps of a share or shard this node must not overwrite. Its second argument is the
+                newest committed step, which the owners of the shards in the share report.
             slot_count: maximum number of slots per share.
         """
         self.memberships: dict[Rank, Membership] = {

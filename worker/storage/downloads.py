@@ -81,7 +81,10 @@ class LoadShare(Protocol):
         """
 
     def end(self) -> None:
-        """Stop all helper nodes. Afterwards, none of their bytes reach the slot. Called once after `begin`."""
+        """End the help of all other nodes with this load. Afterwards, none of their bytes reach the slot.
+
+        Called once after `begin`.
+        """
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile, Sequence[int]], LoadShare]

@@ -50,7 +50,7 @@ class ObjectParts(Parts):
         self._slot = slot
 
     def mark(self, number: int) -> None:
-        """Record that the slot contains a part. Called on the event loop."""
+        """Record that the slot contains part `number` of the shared S3 object. Called on the event loop."""
         self.present.add(number)
         self.changed.notify()
 

@@ -41,7 +41,7 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
         case Course.GIVE_UP:
             return view, ruling.why
         case Course.OTHER_NODE:
-            assert last.node_id is not None  # OTHER_NODE applies only if the failure names a node
+            assert last.node_id is not None  # `rule` chooses OTHER_NODE only after a failure of a known node
             change = f"{last.node_id} is replaced once, to find out whether the node or the script is at fault"
             words = f"{change}: {ruling.why}".partition("\n")[0]
             exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)

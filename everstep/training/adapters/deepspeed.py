@@ -506,7 +506,9 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Raise an error if `replay_powers` could not restore a CPU Adam, which keeps powers of the betas privately.
+    """Raise an error if `replay_powers` could not restore the powers of the betas in this CPU Adam.
+
+    CPU Adam keeps these powers in its C++ code, and its state dict does not contain them.
 
     Args:
         name: registered name of the engine, for the error.

@@ -59,7 +59,7 @@ class Order(Protocol):
         ...
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the position in the epoch after all ranks have received `batch_count` batches from `begin`."""
+        """Return the position in the epoch after each rank has read `batch_count` batches, beginning at `begin`."""
         ...
 
 
