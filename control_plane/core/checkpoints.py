@@ -166,7 +166,7 @@ class Retention:
 
     @property
     def is_limited(self) -> bool:
-        """Whether any checkpoint can exceed a limit."""
+        """Whether at least one of the limits that can delete a checkpoint (number or age) is set."""
         return self.max_count is not None or self.max_age_seconds is not None
 
 

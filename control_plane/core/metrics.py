@@ -135,9 +135,10 @@ def first_step(chunk: int, width: int) -> int:
 
 
 def kept_chunks(width: int) -> int:
-    """Return how many chunks (points stored together) a metric keeps, of those whose points span `width` steps.
+    """Return the number of chunks that the control plane stores of one metric at one resolution.
 
-    These chunks contain 4,096 points of width 1, and 1,024 points of each larger width.
+    A chunk is a row with several points, and each point of this resolution spans `width` steps. All chunks of one
+    resolution contain at most 4,096 points for width 1, and 1,024 points for each larger width.
     """
     return 32 if width == 1 else 8
 

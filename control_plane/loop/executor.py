@@ -309,7 +309,8 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # The fleet loop decides this action repeatedly. The stored intent prevents a second call to AWS.
+                    # Each pass of the fleet loop decides this action again. The intent, a row that the executor stores
+                    # before the call to AWS, prevents a second call.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)

@@ -56,7 +56,10 @@ class ServiceManager:
                 log.warning("systemd does not receive %s: %s", state, error)
 
     async def keep_alive(self) -> None:
-        """Report that the event loop runs, until the task is cancelled. Return at once without a watchdog."""
+        """Report to systemd repeatedly that the event loop runs, until the task is cancelled.
+
+        Return immediately if systemd does not watch this process (no WatchdogSec).
+        """
         while self.report_seconds is not None:
             self.notify("WATCHDOG=1")
             await asyncio.sleep(self.report_seconds)

@@ -68,7 +68,7 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
 
 
 def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, world_size: int) -> Relaid:
-    """Map the shards that this rank needs of the launch that saved the step, and plan the load.
+    """Map those shards of the earlier launch (which saved the step) that this rank needs, and plan the load.
 
     The session calls this once per rank, before the ranks agree to load. The live state does not change.
 

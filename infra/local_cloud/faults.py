@@ -129,7 +129,7 @@ class Faults:
         return self._delay("boot", self.conditions.boot_delay_seconds)
 
     def slot_release_delay(self) -> float:
-        """Return for how many seconds an instance that ends now still counts against the capacity."""
+        """Return for how many seconds an instance that ends now still occupies capacity of its instance type."""
         return self._delay("slot", self.conditions.slot_release_seconds)
 
     def is_throttled(self, service: str) -> bool:

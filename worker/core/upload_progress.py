@@ -32,7 +32,7 @@ class UploadProgress:
     """Name of another rank's object for which this upload waits, because S3 lacks the object; otherwise empty."""
 
     def begun(self, name: str, object_bytes: int, now: float) -> UploadProgress:
-        """Return the progress at the start of an attempt to upload the object, under the new name `name`."""
+        """Return the progress at the start of an attempt to upload. Each attempt uploads to a new S3 URI (`name`)."""
         return replace(self, name=name, object_bytes=object_bytes, stored_bytes=0, awaited="", moved_at=now)
 
     def waiting(self, name: str, now: float) -> UploadProgress:

@@ -194,7 +194,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # The loop reads these lines again after `READ_SECONDS`.
+                    )  # After `READ_SECONDS`, this loop reads the same lines again from the ranks' output files.
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -2,8 +2,8 @@
 
     other node ── ShardWanted ──▶ PartSupply: waits for the part, copies it into a buffer ── chunks on streams ──▶
 
-Invariant: all supplies of a generation together keep at most `MAX_HELPED_PARTS` parts in memory. After `run`, no thread
-reads or sends a part.
+Invariant: all `PartSupply` objects of a generation together keep at most `MAX_HELPED_PARTS` parts in memory. After
+`run`, no thread reads or sends a part.
 """
 
 from __future__ import annotations

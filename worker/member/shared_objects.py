@@ -1,4 +1,6 @@
-"""Shares the reads of S3 objects that shards of several nodes use between all nodes that load from S3.
+"""Divides the reads of shared S3 objects among the nodes that load from S3, normally one node per part.
+
+A shared object contains tensors that shards of several nodes use.
 
     node A   reads parts 1, 3 ◀── S3        sends them to B ──▶
     node B   reads parts 2, 4 ◀── S3        sends them to A ──▶

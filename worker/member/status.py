@@ -90,9 +90,9 @@ class MemberStatus:
         self.clocks = {rank: PhaseClock(self._plan.base_step) for rank in self._here.ranks}
 
     def longest(self) -> dict[str, float]:
-        """Return the longest time in seconds, by phase, that a rank spent in it without finishing a step.
+        """Return, for each phase, the longest time in seconds in which a rank of this node finished no step.
 
-        A time counts only when the rank has then left the phase or finished a step.
+        A time counts only once the rank has left the phase or finished a step.
         """
         longest: dict[str, float] = {}
         for clock in self.clocks.values():

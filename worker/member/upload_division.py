@@ -188,7 +188,7 @@ class UploadDivision:
         """
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
-        if gathering is None:  # The lists of this step were deleted, because it is older than the `KEPT_STEPS` newest.
+        if gathering is None:  # This node deleted the step's lists, and keeps those of the `KEPT_STEPS` newest steps.
             return None
         await gathering.settled.wait()
         return gathering.divisions.get(rank) if gathering.hashes.get(rank) == hash(items) else None

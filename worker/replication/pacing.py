@@ -119,13 +119,13 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send over this link. Return the link's use until now."""
+        """Record that one more transfer has data to send over this link. Return the measurement up to this moment."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send over this link. Return the link's use until now."""
+        """Record that a transfer has no more data to send over this link. Return the measurement up to this moment."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
@@ -192,7 +192,7 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Record that a training step ended: times at which chunks may be sent now count from this boundary.
+        """Record that a training step ended. The pacer computes when to send chunks relative to the newest boundary.
 
         Args:
             at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node

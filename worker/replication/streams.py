@@ -524,7 +524,7 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # The peer reads nothing. `ReplicaSender` decides when to disconnect.
+        except BlockingIOError:  # The peer has read nothing for `PROGRESS_SECONDS`. `ReplicaSender` may disconnect it.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count

@@ -237,7 +237,7 @@ def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) 
 
 
 def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
-    """Return how each rank that has ended exited, as the members' agents report it."""
+    """Return the exit (such as the exit code) of each ended rank, as the members' agents report it."""
     return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
 
 
