@@ -309,8 +309,7 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass of the fleet loop decides this action again. The intent, a row that the executor stores
-                    # before the call to AWS, prevents a second call.
+                    # Each pass of the fleet loop decides this again. The stored intent prevents a second call to AWS.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
