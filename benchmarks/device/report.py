@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(BenchmarkRun):
-    """The results of all parts on the page, from this run and from earlier runs on the same device."""
+    """The results of all parts of the GPU benchmark, from this run and from earlier runs on the same device."""
 
     device: Mapping[str, Any]
     """Name, driver and properties of the GPU, as `rank/probe.py` printed them."""
@@ -87,7 +87,7 @@ def earlier(
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page's template.
+    """Return the text for each placeholder of the template of this benchmark's page.
 
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """

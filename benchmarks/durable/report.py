@@ -192,7 +192,7 @@ def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page's template.
+    """Return the text for each placeholder of the template of this benchmark's page.
 
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """

@@ -43,7 +43,7 @@ def row(figure: Figure) -> Row:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page's template.
+    """Return the text for each placeholder of the template of this benchmark's page.
 
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """

@@ -78,7 +78,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def values(run: Run) -> dict[str, str | None]:
-    """Return the text for each placeholder of the page's template."""
+    """Return the text for each placeholder of the template of this benchmark's page."""
     return {
         "machine": run.machine.words("torch"),
         "nodes": str(NODES),

@@ -111,7 +111,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive iterations under one scheme. The first iteration is not measured."""
+    """Consecutive iterations under one scheme (rule for sending snapshots). The first iteration is not measured."""
 
     scheme: Scheme
     iterations: int

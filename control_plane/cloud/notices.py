@@ -84,7 +84,7 @@ class CloudEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedMessage:
-    """A message as the queue delivers it."""
+    """A message with an event of AWS, as the SQS queue delivers it."""
 
     message_id: str
     receipt: str

@@ -71,5 +71,8 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
 
 
 def resume(session: Session) -> bool:
-    """End the pause of all automatic actions. Return whether they were paused. `session`: `Database.write`."""
+    """End the pause of all automatic actions. Return whether they were paused.
+
+    `session` comes from `Database.write`.
+    """
     return bool(changed_rows(session.execute(delete(AutomationPause))))

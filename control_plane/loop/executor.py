@@ -301,7 +301,7 @@ class Executor:
         for action in actions:
             is_end = isinstance(action, TerminateMember | CompleteTermination)
             if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
-                continue  # The node still uploads logs. A later pass of the fleet loop decides again to end it.
+                continue  # The node still uploads logs. A later pass of the fleet loop terminates the instance.
             try:
                 if isinstance(action, MemberAction):
                     # Poll again before and after the call, because a concurrent poll may return the older state.

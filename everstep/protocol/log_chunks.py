@@ -115,7 +115,7 @@ _lines = msgspec.json.Decoder(LogLine)
 
 
 def parse_name(path: str) -> ChunkName | None:
-    """Return the parsed name of a chunk, or None if the object name below `gen=<g>/` is not a chunk's."""
+    """Return the parsed name of a log chunk, or None if `path`, an S3 key after `gen=<g>/`, is not a log chunk's."""
     node, _, file = path.partition("/")
     first, _, at = file.removesuffix(SUFFIX).partition("-")
     is_chunk = node.startswith("node=") and file.endswith(SUFFIX) and first.isdecimal() and at.isdecimal()

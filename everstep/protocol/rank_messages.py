@@ -223,8 +223,8 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         (sequence,) = _SEQUENCE.unpack_from(page, offset)
         start = _place(offset, sequence)
         body = bytes(page[start : start + size])
-        # Use the content only if the sequence number is unchanged. Otherwise the writer may have started to overwrite
-        # it.
+        # Use this half of the page only if its sequence number is unchanged. Otherwise the writer may have started to
+        # overwrite it.
         if _SEQUENCE.unpack_from(page, offset) == (sequence,):
             return body
     return None

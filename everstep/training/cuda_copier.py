@@ -502,7 +502,7 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # First copy the pinned buffers into the slot, because the progress below includes them.
+            self._drain()  # Copy the pinned buffers into the slot before `progress` reports their bytes as copied.
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()

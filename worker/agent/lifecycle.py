@@ -372,8 +372,8 @@ class Lifecycle:
             boundary = next(status.boundary for status in member.status.rank_statuses() if status.rank == exited.rank)
             found = self.exits[exited.rank] = exited.describe(boundary)
             if found.exit_class is ExitClass.ERROR:
-                # Search the last lines for a full disk, which may have prevented the rank's start or a write of its
-                # script.
+                # Search the rank's last output lines for the error of a full disk, which may have prevented the rank's
+                # start or a write of its script.
                 self._full_disks.note_words(found.last_lines)
                 if refused := refused_task(found.last_lines):
                     self.fault(FaultCode.TASKS_FULL, f"rank {exited.rank}: {refused}")

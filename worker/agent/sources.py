@@ -42,7 +42,7 @@ class SourcePrefetch:
         return tuple(sorted({*self._archives.held, *self._unsound}))
 
     async def run(self) -> None:
-        """Fetch the requested archives until cancelled.
+        """Fetch the source archives that the control plane requests, until cancelled.
 
         After a failed fetch, the agent retries when the control plane sends its next request.
         """

@@ -102,7 +102,7 @@ class DiskWait:
 
     @property
     def limit_seconds(self) -> float:
-        """Seconds without a finished request after which the agent reports that the volume has stopped."""
+        """Seconds without a finished I/O request after which the agent reports that the volume has stopped."""
         return FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
 
     def is_stuck(self, now: float) -> bool:

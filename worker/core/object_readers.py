@@ -43,7 +43,10 @@ def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class ObjectReaders:
-    """The nodes that one node asks for parts of shared objects during one load. Each method returns the next state."""
+    """The nodes that one node asks for parts of shared S3 objects during one load.
+
+    Immutable: a method that records an event returns a changed copy.
+    """
 
     here: NodeId
     """The node that loads."""

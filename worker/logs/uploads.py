@@ -143,7 +143,7 @@ class LogShipper:
         return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
-        """Stop reading and uploading. The node's next agent uploads the remaining lines. Idempotent."""
+        """Stop reading and uploading log lines. The node's next agent process uploads the rest. Idempotent."""
         tasks, self._tasks = self._tasks, []
         await end(*tasks)
 

@@ -116,7 +116,7 @@ class SharedReads:
         await self._read_own()
 
     async def settle(self) -> None:
-        """Wait for the other nodes' parts, and read the parts that do not arrive (see `ObjectShare.settle`)."""
+        """Wait for the object parts that other nodes read, and read those that do not arrive (see `ObjectShare`)."""
         now = monotonic()
         until = now + self._patience(now - self._begun)
         while self._absent_count:

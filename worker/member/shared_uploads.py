@@ -287,7 +287,7 @@ class UploadHelper:
                 part.add_done_callback(sending.discard)
         finally:
             self._serving.pop(task, None)
-            session.close()  # Do not wait for parts that threads still send: the owner sends these parts itself.
+            session.close()  # Do not wait for parts that threads still send: their owner sends them itself from now on.
             try:
                 await end(*sending)
             finally:  # If this task is cancelled, `end` raises CancelledError. Unpin the slot nevertheless.

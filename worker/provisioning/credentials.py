@@ -175,7 +175,7 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials of the job's role. Near their end, request new credentials in the background."""
+        """Return valid credentials of the job's role. Before they expire, request new ones in the background."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):

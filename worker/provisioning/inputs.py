@@ -170,7 +170,7 @@ class InputCache:
         """Delete a run's folders. Its objects stay cached for later jobs. May be called in any thread."""
         _remove(self._runs / run)
 
-    # The methods below fetch objects.
+    # The methods below fetch objects of input channels from S3.
 
     def _bring(
         self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event

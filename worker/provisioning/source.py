@@ -137,7 +137,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
 
     def work() -> Path:
         _check_wanted(cancelled)
-        # Other archives are deleted before the ranks start, because a rank could read all archives.
+        # Delete the archives of other jobs before the ranks start, because a rank could read all archives.
         archives.keep({script.source.sha256})
         return unpack(archives.get(script.source), script, folder, cancelled)
 

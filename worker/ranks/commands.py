@@ -102,7 +102,7 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """Kill all running commands, and answer each request with a refusal."""
+        """Kill all commands that users run on this node, and answer each request with a refusal."""
         await end(*self._running.values())
         # Answer here for each command whose task was cancelled before it ran, because such a task sends no answer.
         for command_id in list(self._running):

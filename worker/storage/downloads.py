@@ -294,7 +294,7 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> ShardParts:
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
-    """Raise an error for an object that differs from the plan, before the caller changes any slot."""
+    """Raise an error for an S3 object that differs from the plan, before the caller changes any slot."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
             f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "

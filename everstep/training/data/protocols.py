@@ -37,7 +37,7 @@ class Order(Protocol):
         ...
 
     def tree(self) -> dict[str, Tree]:
-        """Return the order's fields by name, for a snapshot."""
+        """Return the fields of this order of samples by name, for a snapshot."""
         ...
 
     def differences(self, tree: dict[str, Tree]) -> str:

@@ -54,7 +54,7 @@ class SampleOrder:
         )
 
     def tree(self) -> dict[str, Tree]:
-        """Return the order's fields as a state tree, for a snapshot."""
+        """Return the fields of this order of samples as a state tree, for a snapshot."""
         return {
             "samples": self.samples,
             "shuffle": self.shuffle,

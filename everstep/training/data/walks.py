@@ -117,7 +117,7 @@ class Walk:
 
     def _draw(self) -> object:
         if self._items is None:
-            self._items = iter(self._source)  # Create the iterator only now, because `iter` may draw random numbers.
+            self._items = iter(self._source)  # Do not call `iter` before the first item, as it may draw random numbers.
         return next(self._items, END)
 
 

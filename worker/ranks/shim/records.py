@@ -90,7 +90,7 @@ class RankRecords:
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # The file was removed during the listing, or no shim has written it.
+                continue  # Skip the file: it was removed during this loop, or no shim has written it.
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:
