@@ -238,7 +238,7 @@ class Helpers(Protocol):
         ...
 
     def sent(self, number: int) -> None:
-        """Record that the caller's attempt to send a part has succeeded or failed. Called in the part's thread."""
+        """Record that the caller has sent a part of the upload, or failed to send it. Called in the sending thread."""
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         """Wait for the helpers, and return the number of a part that the caller must send because no helper stored it.

@@ -37,9 +37,9 @@ KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 
 The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
 """
-# A commit of lm-resiliency has the floors of one copy and two transfers: its only gloo thread first sends this rank's
-# state, and then receives the other rank's state. DCP async in a thread needs three times the state's memory: its own
-# copy of the state, and two files that the benchmark's adapter keeps on tmpfs.
+# The lower bound of a commit of lm-resiliency is one copy and two transfers: its only gloo thread first sends this
+# rank's state, and then receives the other rank's state. DCP async in a thread needs three times the state's memory:
+# its own copy of the state, and two files that the benchmark's adapter keeps on tmpfs.
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
     ("lm-resiliency", "commit"): (

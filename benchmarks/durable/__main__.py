@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the parts that `--only` names, by default all."""
+    """Measure the parts of the benchmark that `--only` names, by default all."""
     return {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
 
 

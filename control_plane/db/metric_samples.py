@@ -44,7 +44,7 @@ class _Chunk:
 
     @property
     def first_step(self) -> int:
-        """First step of the chunk's first point, read from the start of `packed`."""
+        """First step of the chunk's first point, decoded from the chunk's first bytes."""
         return int(_STEP.unpack_from(self.packed)[0])
 
     @property

@@ -123,7 +123,7 @@ class JobLoop:
         await self._scheduler.idle()
 
     async def close(self) -> None:
-        """Start no further pass over a job, and wait for running passes. The caller then releases the leases."""
+        """Begin no further decision about a job, and wait for those in progress. The caller then releases the leases."""
         await self._scheduler.close()
 
     def cancel(self) -> None:

@@ -99,7 +99,7 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Record that every node has loaded and verified the base (the step to restore), so that the ranks train now."""
+        """Record that every node has loaded and verified the base (the step to restore). The ranks begin to train."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:

@@ -101,7 +101,7 @@ class HelpedLoad(PartSharing):
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def claim(self, number: int) -> bool:
-        """Return True if the owner (this node) must read a part, False if a helper node reads it."""
+        """Return True if the owner (this node) must read a part of the shard from S3, False if a helper does."""
         return super().claim(self._places[number])
 
     def ended(self, number: int) -> None:

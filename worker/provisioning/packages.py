@@ -158,7 +158,7 @@ class PackageLayers:
             order: the requirements, their source and the environment.
 
         Returns:
-            The layer's folder and modules.
+            The folder of the installed packages (the layer), and the modules in it.
 
         Raises:
             RequirementsRefused: the installation failed; the text contains pip's last lines.

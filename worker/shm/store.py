@@ -146,8 +146,8 @@ class SlotStore:
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
 
-        A process may still write to a slot that was incomplete when the last agent process ended. This slot stays busy
-        until the caller calls `settle_copiers`.
+        A process may still write to a slot that was incomplete when the last agent process ended. This slot stays busy,
+        so that no rank receives it, until the caller calls `settle_copiers`.
         """
         if self.run == run:
             return

@@ -75,7 +75,7 @@ class CheckLink(NullLink):
         self._pass = current
 
     def welcome(self) -> Welcome:
-        """Return the step to restore: none in pass 1; in passes 2 and 3, the kept step, which pass 1 stored."""
+        """Return the step to restore. The check's first run (pass 1) restores none; later runs restore `kept_step`."""
         if self._pass.number <= 1:
             return super().welcome()
         return Welcome(

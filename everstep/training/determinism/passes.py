@@ -75,7 +75,7 @@ class Pass:
 
     @property
     def kept_step(self) -> int:
-        """The step whose snapshot pass 1 stores and passes 2 and 3 restore."""
+        """The step whose snapshot the check's first run (pass 1) stores, and its second and third run restore."""
         return max(1, self.last_step // 4)
 
     def variables(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Pass:
         return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
 
     def following(self) -> Pass:
-        """Return the pass that follows this pass of the check."""
+        """Return the next of the check's runs of the same steps (passes)."""
         return replace(self, number=self.number + 1)
 
 
