@@ -123,7 +123,7 @@ class JobLoop:
         await self._scheduler.idle()
 
     async def close(self) -> None:
-        """Begin no further decision about a job, and wait for those in progress. The caller then releases the leases."""
+        """Begin no further decision about a job, and wait for those in progress. The caller later releases leases."""
         await self._scheduler.close()
 
     def cancel(self) -> None:
