@@ -12,7 +12,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.contract.test_object_store import environment
-from tests.unit.worker.member.loading_nodes import Nodes, use_small_chunks
+from tests.small_chunks import use_small_chunks
+from tests.unit.worker.member.loading_nodes import Nodes
 from tests.unit.worker.member.sharing_nodes import Cluster
 from tests.unit.worker.storage.slots import Tensors
 from worker.member.shared_loads import HelpedLoad

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from everstep.protocol import slot
+import pytest
+
+from tests.small_chunks import use_small_chunks
 
 CHUNK_BYTES = 512
 """Size of a chunk during the tests. It is small, so that small shards have several chunks."""
@@ -59,11 +61,9 @@ class Counts:
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Give all payloads chunks of `CHUNK_BYTES` bytes."""
-    before, slot.CHUNK_BYTES = slot.CHUNK_BYTES, CHUNK_BYTES
-    try:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_small_chunks(monkeypatch, CHUNK_BYTES)
         yield
-    finally:
-        slot.CHUNK_BYTES = before
 
 
 def flipped(data: bytes, draw: random.Random) -> bytes:

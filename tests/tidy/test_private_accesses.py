@@ -21,7 +21,7 @@ NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
 """Public methods of named tuples, although their names begin with an underscore."""
 
 
-MAX_REPLACED_CONSTANTS = 5
+MAX_REPLACED_CONSTANTS = 1
 """Maximum number of product constants that tests replace.
 
 Lower it with each one that you remove, and never raise it.

@@ -13,7 +13,7 @@ from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource
 from everstep.protocol.slot import chunk_range
 from tests.fakes.storage import MemoryObjectStore
-from tests.unit.worker.member.loading_nodes import use_small_chunks
+from tests.small_chunks import use_small_chunks
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.object_readers import ObjectReaders, patience_seconds, reading_order
 from worker.core.shared_parts import LATE_SECONDS, reading_nodes

@@ -17,7 +17,8 @@ from everstep.protocol.slot import SlotIndex, TensorEntry, pack_index
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.agent import fleet as agent_fleet
 from tests.integration.worker.agent.fleet import Fleet, Node, state, until
-from tests.unit.worker.member.loading_nodes import source_of, use_small_chunks
+from tests.small_chunks import use_small_chunks
+from tests.unit.worker.member.loading_nodes import source_of
 from worker.core.slots import Content
 from worker.core.upload_division import LEAST_BYTES
 from worker.errors import PeerLost

@@ -10,7 +10,6 @@ import socket
 
 import pytest
 
-from everstep.protocol import slot as slots
 from everstep.protocol.ids import Step
 from everstep.protocol.peer_messages import (
     CHUNK_HEADER,
@@ -26,6 +25,7 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotState, payload_digest
 from tests.integration.worker.replication.pair import HOLDER, LAYOUT, RANK, Pair, content, payload
 from tests.integration.worker.replication.test_replicas import CHUNK, Recorded, by_hand, landed
+from tests.small_chunks import use_small_chunks
 from worker.errors import PeerLost
 from worker.replication.tcp import TcpSession
 
@@ -35,7 +35,7 @@ DATA = payload(1, 4500)
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
+    use_small_chunks(monkeypatch, CHUNK)
 
 
 def arrived(pair: Pair, step: int) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from benchmarks.interleave.uniform import UniformPacer
-from everstep.protocol import slot as slots
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import (
@@ -49,6 +48,7 @@ from tests.integration.worker.replication.pair import (
     credentials,
     payload,
 )
+from tests.small_chunks import use_small_chunks
 from worker.core.broken_line import CUTS, BrokenLine
 from worker.core.transfers import TRIES, StreamCount
 from worker.errors import PeerLost
@@ -77,7 +77,7 @@ Tests call the check themselves.
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
+    use_small_chunks(monkeypatch, CHUNK)
 
 
 class ByHand:

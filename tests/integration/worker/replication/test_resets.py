@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
-from everstep.protocol import slot as slots
 from everstep.protocol.ids import Step
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import payload_digest
 from tests.integration.worker.replication.pair import HOLDER, Pair
+from tests.small_chunks import use_small_chunks
 from worker.replication.tcp import TcpSession
 from worker.replication.transport import Session
 from worker.tasks import end
@@ -128,7 +128,7 @@ def chunks_of(passed: bytearray) -> list[int]:
 async def test_a_stream_that_is_reset_anywhere_goes_on_behind_the_chunks_that_were_verified(
     make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, chunk: int, position: str
 ) -> None:
-    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
+    use_small_chunks(monkeypatch, CHUNK)
     pair = make(payload_bytes=PAYLOAD)
     pair.listen()
     wire = Wire(pair, chunk, POSITIONS[position](min(CHUNK, PAYLOAD - chunk * CHUNK)))

@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import pytest
-
-from everstep.protocol import slot as slot_layout
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
@@ -32,11 +29,6 @@ RANK = Rank(0)
 CONTENT = Content(Generation(1), Step(7))
 OWNER = NodeId("i-0")
 StoreT = TypeVar("StoreT", bound=ObjectStore)
-
-
-def use_small_chunks(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
-    """Divide payloads into chunks of `chunk_bytes` bytes, and into parts of two chunks."""
-    monkeypatch.setattr(slot_layout, "CHUNK_BYTES", chunk_bytes)
 
 
 class Nodes(Generic[StoreT]):

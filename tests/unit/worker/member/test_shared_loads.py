@@ -28,8 +28,9 @@ from everstep.protocol.peer_messages import (
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
+from tests.small_chunks import use_small_chunks
 from tests.unit.worker.member.lines import Line
-from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes, use_small_chunks
+from tests.unit.worker.member.loading_nodes import OWNER, RANK, Nodes
 from tests.unit.worker.storage.slots import Tensors
 from worker.core import shared_parts
 from worker.errors import CorruptCheckpoint, PeerLost, StoreUnavailable

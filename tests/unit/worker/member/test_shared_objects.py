@@ -17,8 +17,8 @@ from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.peer_messages import LoadObject, ReadyToLoad, ShardRefused, ShardWanted
 from everstep.protocol.plan import ObjectReference
+from tests.small_chunks import use_small_chunks
 from tests.unit.worker.member.lines import Line
-from tests.unit.worker.member.loading_nodes import use_small_chunks
 from tests.unit.worker.member.sharing_nodes import Cluster
 from tests.unit.worker.member.test_shared_loads import ReadStore
 from tests.unit.worker.storage.slots import Tensors
