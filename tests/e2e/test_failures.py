@@ -36,10 +36,7 @@ The test releases the ranks from the first wait and injects its fault before the
 time.
 """
 PACE_SECONDS = 0.1
-"""Minimum duration of a step.
-
-A slow machine commits a step in half this time, so several steps are committed before the ranks wait at FIRST.
-"""
+"""Minimum duration of a step. A slow machine commits a step in half this time."""
 MOST_LOST = 3
 """Maximum number of steps that an incident may cost (`assert_incident`)."""
 PAIRS = Shape(nodes=4)
@@ -58,11 +55,14 @@ def start(place: Workplace, request: pytest.FixtureRequest) -> Callable[..., Job
     return submit
 
 
-def in_mid_training(job: Job, moment: str = FIRST) -> None:
-    """Wait until all ranks wait at the moment `generation:step`, and a step shortly before it is committed."""
+def in_mid_training(job: Job, least: int = int(FIRST.split(":")[1]) - MOST_LOST) -> str:
+    """Wait until all ranks wait at FIRST or soon after it, and a step of at least `least` is committed.
+
+    Returns:
+        The moment, `generation:step`, at which the ranks wait.
+    """
     job.reference()  # the undisturbed run ends before the fault, so that it does not slow the recovery
-    job.wait_standing(moment)
-    job.wait_committed(int(moment.split(":")[1]) - MOST_LOST)  # waiting ranks commit no later step
+    return job.wait_standing_committed(FIRST, least)
 
 
 # -- instances --------------------------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def in_mid_training(job: Job, moment: str = FIRST) -> None:
 
 def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> None:
     job = start(MIXED)
-    in_mid_training(job)
+    moment = in_mid_training(job)
     victim = job.node_of(3)
     (spare,) = place.cluster.instances().keys() - set(job.describe()["NodeIds"])
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.terminate(victim)
     job.wait_ended()
     (incident,) = job.incidents()
@@ -87,12 +87,12 @@ def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> N
 
 def test_a_terminated_instance_of_a_parity_group(place: Workplace, start: Callable[..., Job]) -> None:
     job = start(PARITY)
-    in_mid_training(job)
+    moment = in_mid_training(job)
     before = job.protection()
     assert (before["ParityGroupSize"], before["Copies"], before["ProtectionState"]) == (4, 1, "Protected")
     assert [odds["Probability"] for odds in before["RecoveryOdds"]] == [1.0, 0.0, 0.0]
     victim = job.node_of(1)
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.terminate(victim)
     job.wait_ended()
     (incident,) = job.incidents()
@@ -104,10 +104,10 @@ def test_a_terminated_instance_of_a_parity_group(place: Workplace, start: Callab
 
 def test_a_spot_warning_moves_ranks_before_the_instance_goes(place: Workplace, start: Callable[..., Job]) -> None:
     job = start(PAIRS)
-    in_mid_training(job)
+    moment = in_mid_training(job)
     victim = job.node_of(1)
     place.cluster.inject(SpotWarning(target=victim, after=PATIENCE_SECONDS))
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="notice", source="peer", lost_steps=0)
@@ -120,11 +120,11 @@ def test_a_spot_warning_moves_ranks_before_the_instance_goes(place: Workplace, s
 def test_a_lost_group(start: Callable[..., Job]) -> None:
     interval = 4
     job = start(PAIRS, request={"CheckpointConfig": {"EverySteps": interval}})
-    in_mid_training(job)
+    moment = in_mid_training(job, least=interval)
     job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))
     victims = job.groups()[0]
     assert len(victims) == 2
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.terminate(*victims)
     job.wait_ended()
     (incident,) = job.incidents()
@@ -136,10 +136,10 @@ def test_a_lost_group(start: Callable[..., Job]) -> None:
 
 def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]) -> None:
     job = start(PAIRS)
-    in_mid_training(job)
+    moment = in_mid_training(job)
     groups = job.groups()
     first, second = sorted(groups[0])[0], next(sorted(group)[0] for group in groups if group.isdisjoint(groups[0]))
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.terminate(first)
     job.wait("the incident", lambda seen: seen["IncidentCount"] == 1)
     job.terminate(second)
@@ -165,6 +165,8 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
     job.reference()
     for step in itertools.count(1):
         job.wait_standing(f"1:{step}")
+        # Once a step from `step` on is proposed, the round of the earlier capture is over.
+        wait_until("a proposal", lambda: job.protection()["ProposedStep"] >= step)  # noqa: B023 — asked at once
         wait_until("the slots to come to rest", lambda: slot_states(job, victim) == slot_states(job, victim))
         if job.describe()["CommittedStep"] > 0 and SlotState.WRITING in slot_states(job, victim):
             break
@@ -252,13 +254,13 @@ def flip(path: Path) -> None:
 def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job]) -> None:
     later = "1:12"
     job = start(PAIRS, holds=(FIRST, later))
-    in_mid_training(job)
+    moment = in_mid_training(job)
     ranks = place.rank_processes()
     place.cluster.kill_control_plane()
-    job.let_go(FIRST)
+    job.let_go(moment)
     job.wait_standing(later)  # training continues without a control plane
     place.cluster.restart_control_plane()
-    job.wait_committed(10)
+    later = job.wait_standing_committed(later, 10)
     assert place.rank_processes() == ranks
     job.let_go(later)
     assert job.wait_ended()["Generation"] == 1
@@ -284,12 +286,12 @@ def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[...
     and the ranks, and votes on new steps.
     """
     job = start(PAIRS, holds=(FIRST,), steps=100, pace_seconds=0.08)
-    in_mid_training(job)
+    moment = in_mid_training(job)
     ranks = place.rank_processes()
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]
     node = coordinator if whose == "coordinator" else next(node for node in seen["NodeIds"] if node != coordinator)
-    job.let_go(FIRST)
+    job.let_go(moment)
     place.cluster.kill_agent(node)
     place.wait_all_connected([node])
     job.wait_committed(job.describe()["Boundary"] + 1)
@@ -301,8 +303,8 @@ def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[...
 
 def test_an_agent_and_a_rank_of_its_node_are_killed_together(place: Workplace, start: Callable[..., Job]) -> None:
     job = start(PAIRS)
-    in_mid_training(job)
-    job.let_go(FIRST)
+    moment = in_mid_training(job)
+    job.let_go(moment)
     node = job.node_of(1)
     place.cluster.kill_agent(node)
     place.cluster.kill_rank(node, 1)
@@ -327,8 +329,8 @@ def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> No
     """
     chance = random.Random(seed)
     job = start(MIXED, holds=(FIRST,), steps=200, pace_seconds=0.1)
-    in_mid_training(job)
-    job.let_go(FIRST)
+    moment = in_mid_training(job)
+    job.let_go(moment)
     faults = chance.sample(["rank", "rank", "instance", "instance", "agent", "control plane"], k=6)
     hurts = 0
     for fault in faults:

@@ -35,15 +35,19 @@ def cleared(place: Workplace) -> Iterator[None]:
     place.cluster.clear_faults()
 
 
-def in_training(place: Workplace, name: str, *holds: str, steps: int = STEPS, **more: Any) -> Job:
-    """Submit a job of four nodes. Return it when its ranks wait at FIRST and a step is committed."""
+def in_training(
+    place: Workplace, name: str, *holds: str, steps: int = STEPS, least: int = 3, **more: Any
+) -> tuple[Job, str]:
+    """Submit a job of four nodes, and wait until its ranks wait at FIRST or soon after it.
+
+    Returns:
+        The job, with `least` or a later step committed, and the moment `generation:step` at which its ranks wait.
+    """
     job = place.submit(
         name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more
     )
     job.reference()
-    job.wait_standing(FIRST)
-    job.wait_committed(3)
-    return job
+    return job, job.wait_standing_committed(FIRST, least)
 
 
 def fleet(place: Workplace) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     Everstep resumes launches that AWS suspended, but not launches that a person suspended. A repeated recommendation of
     AWS becomes one event.
     """
-    job = in_training(place, "held-up", SECOND)
+    job, first = in_training(place, "held-up", SECOND)
     nodes = job.describe()["NodeIds"]
     advised, victim, spares = nodes[0], nodes[3], spares_of(place, job)
     place.fault("bad-events", "--double", "1", "--delay", '{"kind":"uniform","low_seconds":0.1,"high_seconds":1}')
@@ -76,7 +80,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     before = resumed(place)
     place.fault("suspend-launch", "--administrative")
 
-    job.let_go(FIRST)
+    job.let_go(first)
     place.fault("terminate", victim)
     wait_until("AWS's suspension to be lifted", lambda: resumed(place) > before, lambda: fleet(place)["Reason"])
     wait_until(
@@ -118,13 +122,13 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     The announcements are a retirement, the end of a capacity block, and a termination that a hook delays. All ranks
     stop at an agreed step.
     """
-    job = in_training(place, "announced", steps=60)
+    job, first = in_training(place, "announced", steps=60)
     retired, reserved, ended = (job.node_of(rank) for rank in range(3))
     place.fault("maintenance", retired, "--after", PATIENCE_SECONDS)
     place.fault("block-end", reserved)
     with closing(place.cluster.aws("autoscaling")) as auto_scaling:
         auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=ended, ShouldDecrementDesiredCapacity=False)
-    job.let_go(FIRST)
+    job.let_go(first)
     job.wait_ended()
     incidents = job.incidents()
     for incident in incidents:  # the source is S3 if both holders of a shard leave the job together
@@ -147,7 +151,7 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
 
     Everstep does not terminate the instance. It keeps the instance out of use until a person decides.
     """
-    job = in_training(place, "crashed")
+    job, _ = in_training(place, "crashed")
     victim, spares = job.node_of(1), spares_of(place, job)
     place.fault("crash", victim)  # The other ranks wait between two steps, so no rank notices the loss.
     job.wait_ended()
@@ -167,7 +171,7 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
     The job restores the checkpoint from S3, and reads no bytes of the corrupt copy.
     """
     interval = 4
-    job = in_training(place, "corrupt", request={"CheckpointConfig": {"EverySteps": interval}})
+    job, _ = in_training(place, "corrupt", least=interval, request={"CheckpointConfig": {"EverySteps": interval}})
     job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))
     victim = job.node_of(0)
     (holder,) = next(group for group in job.groups() if victim in group) - {victim}

@@ -66,7 +66,9 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     """
     shape, steps = SHAPES[4], 20
     place.reference(shape, {"steps": str(steps)})
-    job = place.submit("deadlock", shape, steps=steps, pace_seconds=0.1, waits_after=12)
+    first = "1:8"
+    job = place.submit("deadlock", shape, steps=steps, pace_seconds=0.1, waits_after=12, holds=(first,))
+    job.let_go(job.wait_standing_committed(first, 9))  # the hang after step 12 then costs at most three steps
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="hang", source="local")
@@ -103,13 +105,10 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
 @pytest.mark.full
 @pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}")
 def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workplace) -> None:
-    steps, moment = 60, "1:6"
-    job = place.submit(
-        "narrow", SHAPES[2], steps=steps, pace_seconds=0.1, adapter="plain", width=WIDTH, holds=(moment,)
-    )
+    steps, first = 60, "1:6"
+    job = place.submit("narrow", SHAPES[2], steps=steps, pace_seconds=0.1, adapter="plain", width=WIDTH, holds=(first,))
     job.reference()
-    job.wait_standing(moment)
-    job.wait_committed(3)
+    moment = job.wait_standing_committed(first, 3)
     holder = job.node_of(1)
     place.fault("slow-network", holder, "--megabits", MEGABITS)
     job.let_go(moment)

@@ -23,8 +23,7 @@ PAIRS = Shape(nodes=4)
 def test_a_stop_is_agreed_and_kept(place: Workplace) -> None:
     first = "1:6"
     job = place.submit("stopped", PAIRS, steps=200, holds=(first,), pace_seconds=0.02)
-    job.wait_standing(first)
-    job.wait_committed(1)  # a busy machine may take a snapshot of only one of the first six steps
+    first = job.wait_standing_committed(first, 1)
     place.client.stop_training_job(TrainingJobName=job.name)
     job.let_go(first)
     seen = job.wait_ended("Stopped")
@@ -49,7 +48,9 @@ def test_a_script_that_ends_at_once(place: Workplace) -> None:
 
 
 def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
-    job = place.submit("bad-data", PAIR, steps=20, crash_after=5, pace_seconds=0.2)
+    first = "1:2"
+    job = place.submit("bad-data", PAIR, steps=20, crash_after=5, pace_seconds=0.2, holds=(first,))
+    job.let_go(job.wait_standing_committed(first, 1))
     seen = job.wait_ended("Failed")
     assert "the data of step 6 are bad" in seen["FailureReason"]
     assert attempts_at("after step 5", seen) in (3, 4, 5), (
@@ -132,12 +133,11 @@ def test_a_paused_job_lends_its_nodes_and_ends_where_an_undisturbed_one_does(pla
     with room_for(place, 6):
         job = place.submit("paused", PAIRS, steps=18, holds=("1:6",), pace_seconds=0.05)
         job.reference()
-        job.wait_standing("1:6")
-        job.wait_committed(1)
+        first = job.wait_standing_committed("1:6", 1)
         nodes = set(job.describe()["NodeIds"])
         other = place.submit("in-between", PAIRS, adapter="plain", steps=10)
         place.client.pause_training_job(TrainingJobName=job.name)
-        job.let_go("1:6")
+        job.let_go(first)
         paused = job.wait("its pause", lambda seen: seen["SecondaryStatus"] == "Paused")
         assert paused["NodeIds"] == []
         checkpoint = place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"][0]

@@ -36,7 +36,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         rebooted = job.node_of(1)
         place.client.reboot_node(NodeId=rebooted)
         job.let_go("1:6")
-        job.wait_standing("2:40")
+        later = job.wait_standing_committed("2:40", 38)
         assert rebooted not in job.describe()["NodeIds"]
         wait_until(
             "the rebooted node to be a spare",
@@ -46,7 +46,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
 
         failed = job.node_of(2)
         place.cluster.inject(Xid(target=failed, code=MECHANICAL))
-        job.let_go("2:40")
+        job.let_go(later)
         job.wait_ended()
         incidents = job.incidents()
         by_cause = {incident["Cause"]: incident for incident in incidents}
@@ -86,11 +86,10 @@ def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Wo
             "humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True}
         )
         humble.reference()
-        humble.wait_standing("1:6")
-        humble.wait_committed(1)
+        first = humble.wait_standing_committed("1:6", 1)
         urgent = place.submit("urgent", PAIRS, adapter="plain", steps=10, request={"Priority": 5})
         urgent.wait("its place in the queue", lambda seen: seen["SecondaryStatus"] == "Pending")
-        humble.let_go("1:6")
+        humble.let_go(first)
         interrupted = humble.wait("its interruption", lambda seen: seen["SecondaryStatus"] == "Interrupted")
         assert "urgent (priority 5)" in interrupted["Reason"]
         urgent.wait_ended()
