@@ -182,8 +182,8 @@ def restore(
         now: the time in UTC.
 
     Returns:
-        The number that all new generation numbers exceed. By unfinished run, the changes that made the restored rows
-        match the run's manifests in S3.
+        The number that all new generation numbers exceed, and for each unfinished run the changes that made the
+        restored rows match the run's manifests in S3.
 
     Raises:
         DatabaseError: the backup or the database cannot be used. See `backups`.

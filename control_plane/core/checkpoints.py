@@ -228,9 +228,10 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 
 
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
-    """Return the first checkpoint at or after each multiple of `every_steps`; these checkpoints are exempt from limits.
+    """Return the first checkpoint at or after each multiple of `every_steps`.
 
-    A later checkpoint only adds to the result, and removes no earlier checkpoint from it.
+    The job's limits on age and number of checkpoints do not apply to these. A later checkpoint only adds to the result,
+    and removes no earlier checkpoint from it.
     """
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]

@@ -337,8 +337,8 @@ def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
     """Return by how much each category of a job's time grew between neighbouring states of the job's ledger.
 
     The states are those at the bounds of a report's time buckets. If the control plane detects a failure late, it moves
-    time, for example from `train` to `detect`. If a bound lies in between, `train` would be negative in the later time
-    bucket. The function therefore counts such a move in the earlier time bucket.
+    time, for example from `train` to `detect`. If a bucket ended between the failure and its detection, `train` would
+    be negative in the next bucket. The function therefore counts such a move in the earlier bucket.
     """
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}

@@ -97,9 +97,9 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 def put_upload(
     session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime
 ) -> None:
-    """Reserve a project's quota for an upload.
+    """Reserve space for an upload in a project's quota of stored source archives.
 
-    The reservation replaces an earlier reservation of the same archive.
+    The reservation replaces an earlier reservation for the same archive.
 
     The function also deletes expired reservations of all projects.
     """

@@ -80,7 +80,7 @@ class InstanceRefreshes:
         ]
 
     def reconcile(self) -> None:
-        """End the next member to replace in each group whose members are all InService.
+        """Terminate the next instance to replace in each Auto Scaling group whose instances are all InService.
 
         The server of the local AWS calls this method in each of its regular passes over instances and groups.
         """

@@ -180,7 +180,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
 
 
 class Aim:
-    """Resolves the targets of faults, and remembers the job that the previous role selected.
+    """Resolves the targets of faults, and remembers the job that the previous role (such as `job 0 node 2`) selected.
 
     Args:
         jobs: returns the running jobs. It raises `NotUp` while the control plane is down, and `Aim` then uses the

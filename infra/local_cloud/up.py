@@ -790,7 +790,7 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End all remaining processes that carry the cluster's marker in their environment, for example instances.
+        """End all remaining processes whose environment names this cluster's state directory, for example instances.
 
         The cluster keeps no list of its instances' processes. An instance ends by itself when the local AWS ends or
         crashes. This method kills an instance that has not ended after two seconds.

@@ -355,7 +355,7 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load from shards made by another number of ranks.
+        """Return the optimizer state that this rank will load from the shards of a launch with another number of ranks.
 
         The rank maps these shards one after another. The result contains each state tensor that the shards mapped so
         far list. The tensors are on the meta device and have the sizes that they will have on this rank.
