@@ -77,7 +77,7 @@ class CloudView:
 
 @dataclass(slots=True)
 class _Known:
-    """What the poller stores about one fleet between polls: answers of AWS, and the times of its requests."""
+    """The state that the poller keeps about one fleet between polls: answers of AWS, and the times of its requests."""
 
     not_before: float = float("-inf")
     """Earliest time of the next poll in monotonic seconds, after AWS throttled a poll."""

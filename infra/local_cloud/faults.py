@@ -49,7 +49,7 @@ Delay = Seconds | Uniform | Lognormal
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the local cloud behaves: its delays, capacity, rate limits and errors.
+    """The behaviour of the local cloud: its delays, capacity, rate limits and errors.
 
     A change replaces the whole object and never modifies it.
     """
