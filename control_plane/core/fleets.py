@@ -813,9 +813,9 @@ def _held_back(
 ) -> list[FleetAction]:
     """Return the actions for instances that a terminating lifecycle hook holds.
 
-    The fleet completes the hook once no job uses the instance, or once the agent is silent for
-    `coordinator_deadline_seconds`. While a job moves away from the instance at an agreed stop, the fleet extends the
-    hook, for at most `HOLD_SECONDS`.
+    The fleet completes the hook, so that AWS ends the instance, once no job uses the instance, or once the agent is
+    silent for `coordinator_deadline_seconds`. While a job moves away from the instance at an agreed stop, the fleet
+    extends the hook, for at most `HOLD_SECONDS`.
     """
     actions: list[FleetAction] = []
     asked_at = {

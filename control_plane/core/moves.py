@@ -215,7 +215,8 @@ def due(
 def last_moment(ends_at: float, upload_seconds: float | None, timeouts: Timeouts) -> float:
     """Return the Unix time until which training may continue before AWS ends a node that has no replacement.
 
-    The remaining time until the node's end is just long enough for a stop, its commit and the checkpoint.
+    Between the result and the node's end (`ends_at`), the job just has time to stop, to commit its last step, and to
+    upload this step as a checkpoint.
     """
     return ends_at - timeouts.final_round_seconds - UPLOAD_MARGIN * (upload_seconds or 0.0)
 

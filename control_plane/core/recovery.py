@@ -306,9 +306,10 @@ def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
 
 
 def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:
-    """Add a rebuild by parity to the sources of each shard of the base that a node still has, before the source S3.
+    """Add a rebuild by parity to the sources of shards of the base, although a node's memory still has these shards.
 
-    A node uses this source if its own slot is damaged, or if its agent loses the base before the first commit.
+    The new source precedes S3. A node uses it if its own slot is damaged, or if its agent loses the base before the
+    first commit.
     """
     contents = {(source.origin_generation, base.step) for sources in shards.values() for source in sources}
     for (origin, step), rebuild in rebuilding.rebuilds(_usable_slots(survey), survey.worlds, existing=contents):

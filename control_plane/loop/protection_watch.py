@@ -29,7 +29,7 @@ class ProtectionWatch:
 
     Args:
         registry: the source of the agents' newest reports.
-        timeouts: the timeouts, whose lease decides which nodes are silent.
+        timeouts: the timeouts. A node counts as silent once its agent has not reported for `lease_seconds`.
     """
 
     def __init__(self, registry: AgentRegistry, timeouts: Timeouts) -> None:

@@ -118,7 +118,7 @@ class CheckpointSchedule:
     def observe(
         self, now: float, *, boundary: Step, persist: Step, is_uploading: bool, stored: Step, node_bytes: int
     ) -> CheckpointSchedule:
-        """Return the schedule after the coordinator's state was read again.
+        """Return the schedule, updated with the coordinator's newest state.
 
         Args:
             now: monotonic time in seconds.

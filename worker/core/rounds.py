@@ -763,7 +763,10 @@ class Coordinator:
 
     @property
     def ends_exports(self) -> bool:
-        """True if agents must end the export of a snapshot, to free its slot for a checkpoint after AWS's notice."""
+        """True if agents must end an export of a snapshot, so that its slot is free for an urgent checkpoint.
+
+        A checkpoint is urgent, for example, after AWS's notice that it will end a node.
+        """
         return self.persist < self.urgent and self._is_full and any(each.held_step != NONE for each in self.ranks)
 
     @property

@@ -65,7 +65,7 @@ def divide(
 
     Args:
         offers: the tensors (`Item`) that each rank holds, in the order of the data in the rank's slot.
-        least_bytes: minimum mean size in bytes of the objects with equal tensors, by default `LEAST_BYTES`.
+        least_bytes: minimum mean size in bytes of the objects with equal tensors. It limits the number of objects.
         max_writers: maximum number of ranks among which equal tensors are divided, by default `MAX_WRITERS`.
 
     Returns:

@@ -290,7 +290,7 @@ class UploadHelper:
             session.close()  # Do not wait for parts that threads still send: their owner sends them itself from now on.
             try:
                 await end(*sending)
-            finally:  # If this task is cancelled, `end` raises CancelledError. Unpin the slot nevertheless.
+            finally:  # Unpin the slot even if this task is cancelled while it waits for the parts.
                 if slot is not None:
                     slot.pins -= 1
 

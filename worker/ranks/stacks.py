@@ -184,7 +184,7 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Sample the ranks' stacks for the request `number`, once per number and not during another sample.
+        """Start to sample the ranks' stacks for request `number`, unless this was done or another sample is running.
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """

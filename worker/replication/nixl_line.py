@@ -141,7 +141,7 @@ class NixlSocket(socket.socket):
         return size
 
     def _take_acknowledgements(self) -> None:
-        """Free the blocks that the peer has read. If all blocks are in use, wait for at most SO_SNDTIMEO.
+        """Free the blocks of registered memory that the peer has read. If all are in use, wait at most SO_SNDTIMEO.
 
         Raises BlockingIOError if no block became free, and ConnectionResetError if the peer closed the connection.
         """

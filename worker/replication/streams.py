@@ -724,7 +724,7 @@ class IncomingShard:
         self._look()  # Report the last chunk to `notify`, if this was not done yet.
 
     def shut(self) -> bool:
-        """Let no thread begin to receive another chunk. Return True if no thread is receiving a chunk at present."""
+        """Stop all threads from receiving further chunks. Return True if no thread is receiving a chunk at present."""
         with self._lock:
             self._is_closed = True
             return not self._claimed

@@ -44,7 +44,7 @@ class RankPage:
             write_agent_half(self._view, self.agent)
 
     def write(self, half: AgentHalf) -> bool:
-        """Write the agent's half of the shared page. Return whether the half differs from the half that was there."""
+        """Write the agent's half of the shared page. Return whether this has changed the half's content."""
         if half == self.agent:
             return False
         write_agent_half(self._view, half)

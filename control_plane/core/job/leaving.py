@@ -47,9 +47,9 @@ def leave(view: JobView) -> Decision | None:
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
-            # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation: this loses no
-            # step. For nodes that the job must return to the fleet, `asked_at` stays set, so that the job gives up
-            # these nodes when it plans the new generation.
+            # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation, which loses no
+            # step. `asked_at` stays set only for nodes that the job returns to the fleet. The job gives up these nodes
+            # when it plans the new generation.
             unasked = tuple(move if move.is_returned else replace(move, asked_at=None) for move in record.moves)
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None

@@ -69,10 +69,10 @@ def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
 
 
 def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
-    """Return the decision with the record to store: its own record, or the stored record if no write is due.
+    """Return the decision with the job's record that the job loop stores after the decision.
 
-    If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. The function
-    also removes a closed incident from the record.
+    If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. Until then,
+    the result has the stored record `before`. The function also removes a closed incident from the record.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
