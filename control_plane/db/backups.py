@@ -68,7 +68,7 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """The changes of one run's rows after a restore of the database, and the manifests of the checkpoints to add."""
+    """The changes that adapt one run's rows in a restored database to S3, with the manifests of checkpoints to add."""
 
     changes: Reconciliation
     manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]

@@ -690,7 +690,7 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
     """Return the newest `LAUNCHES_LIMIT` generations of a run with their nodes, oldest first.
 
-    The function reads the node ids from a column of their own, because decoding the plans would take longer.
+    The function reads the node ids from a separate column, because decoding the plans would take longer.
     """
     query = (
         select(Generation.created_at, Generation.node_ids)

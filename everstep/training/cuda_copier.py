@@ -267,7 +267,7 @@ class _Registered:
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return the end of the piece that contains an address. The driver need not have registered the piece yet."""
+        """Return the end of the piece (`piece_bytes` of the slot) that contains an address, registered or not."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
@@ -599,8 +599,8 @@ class CudaCopier:
         if registered is None:
             return  # Stop, because the slot was released while its pieces were being registered.
         piece = min(begin + size - registered.end, registered.piece_bytes)
-        # The driver rejects a piece if the limit of locked memory is reached. Copies to the remaining pages then pass
-        # through the copier's own pinned buffers, which is slower.
+        # The driver does not pin the next piece of the slot if the limit of locked memory is reached. Copies to the
+        # remaining pages then pass through the copier's own pinned buffers, which is slower.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece

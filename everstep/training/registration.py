@@ -205,7 +205,7 @@ def _is_own(optimizer: object, engine: Any) -> bool:
 
 
 def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
-    """Reject a registered optimizer that updates parameters of a registered engine."""
+    """Reject a registered optimizer that updates parameters of a registered engine, such as DeepSpeed's."""
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):
