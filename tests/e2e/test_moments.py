@@ -25,10 +25,12 @@ from tests.e2e.reference import References
 FAULT_POINTS = Path(__file__).parent / "fault_points"
 SHAPE = Shape(nodes=2, ranks_per_node=2)
 FIRST = "1:10"
-"""The ranks wait after step 10 of generation 1 while the test arms a fault point.
+"""The ranks wait after step 10 of generation 1, or soon after it, while the test arms a fault point.
 
 By then, the snapshots with audits are over and a step is committed.
 """
+LEAST = 8
+"""The lowest step that is committed when the test arms a fault point. The ranks then lose at most three steps."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
@@ -53,18 +55,21 @@ def place(request: pytest.FixtureRequest, references: References, armed_folder: 
 
 
 @pytest.fixture
-def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
-    """Start a job with the test's name, and wait until its ranks wait at FIRST."""
+def waiting(place: Workplace, request: pytest.FixtureRequest) -> tuple[Job, str]:
+    """Start a job with the test's name. Return it with the moment at which its ranks wait."""
     return in_mid_training(place, request.node.name, SHAPE, steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
 
 
-def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) -> Job:
+def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) -> tuple[Job, str]:
+    """Start a job, and wait until its ranks wait and `LEAST` or a later step is committed.
+
+    Returns:
+        The job, and the moment `generation:step` at which its ranks wait.
+    """
     name = test.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").replace(" ", "-")
     job = place.submit(name, shape, holds=(FIRST,), adapter="plain", **given)
     job.reference()
-    job.wait_standing(FIRST)
-    job.wait_committed(1)
-    return job
+    return job, job.wait_standing_committed(FIRST, LEAST)
 
 
 @pytest.fixture
@@ -93,9 +98,10 @@ def wait_struck(armed: Path) -> int:
 # -- during snapshots and commits -------------------------------------------------------------------------------------
 
 
-def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Path]) -> None:
+def test_a_rank_dies_in_the_middle_of_a_capture(waiting: tuple[Job, str], dies: Callable[..., Path]) -> None:
+    job, moment = waiting
     armed = dies(Moment.CAPTURE, "rank 2")
-    job.let_go(FIRST)
+    job.let_go(moment)
     wait_struck(armed)
     job.wait_ended()
     (incident,) = job.incidents()
@@ -116,7 +122,9 @@ def test_an_agent_dies_while_steps_are_kept(
 
     The new agent takes over the slots, the ranks and the agreement on steps. No incident opens.
     """
-    job = in_mid_training(place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
+    job, first = in_mid_training(
+        place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH
+    )
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]
     (member,) = set(seen["NodeIds"]) - {coordinator}
@@ -124,7 +132,7 @@ def test_an_agent_dies_while_steps_are_kept(
     ranks, agent = place.rank_processes(), place.agent_pid(node)
     assert os.getsid(agent) == agent, "what it is given while ranks wait is given to nobody else"
     armed = dies(moment, node)
-    job.let_go(FIRST)
+    job.let_go(first)
     assert wait_struck(armed) == agent
     boundary = job.describe()["Boundary"]
     place.wait_all_connected([node])
@@ -142,13 +150,15 @@ def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
 
     Its connections stay open but silent. The ranks continue to train, and no process is restarted.
     """
-    job = in_mid_training(place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS)
+    job, first = in_mid_training(
+        place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS
+    )
     seen = job.describe()
     (node,) = set(seen["NodeIds"]) - {seen["CoordinatorNodeId"]}
     other = 1 - seen["NodeIds"].index(node)
     ranks, agent = place.rank_processes(), place.agent_pid(node)
     armed = dies(Moment.REPLICA_RECEIVED, node, signal.SIGSTOP)
-    job.let_go(FIRST)
+    job.let_go(first)
     try:
         assert wait_struck(armed) == agent
         wait_until(
@@ -189,16 +199,17 @@ def states_on(node: str, rank: int) -> set[SlotState]:
     "moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str
 )
 def test_an_agent_dies_while_ranks_are_restarted(
-    place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
+    place: Workplace, waiting: tuple[Job, str], dies: Callable[..., Path], moment: Moment
 ) -> None:
     """A rank is killed, and during the recovery the agent of the other node dies.
 
     The new agent finishes the recovery.
     """
+    job, first = waiting
     node = job.node_of(0)
     agent = place.agent_pid(node)
     armed = dies(moment, node)
-    job.let_go(FIRST)
+    job.let_go(first)
     job.kill_rank(3)
     assert wait_struck(armed) == agent
     assert job.wait_ended()["Generation"] == 2
@@ -209,14 +220,15 @@ def test_an_agent_dies_while_ranks_are_restarted(
 
 @pytest.mark.parametrize("moment", [Moment.BASE_SENT, Moment.BASE_RECEIVED], ids=str)
 def test_an_agent_dies_while_a_replacement_is_filled(
-    place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
+    place: Workplace, waiting: tuple[Job, str], dies: Callable[..., Path], moment: Moment
 ) -> None:
+    job, first = waiting
     nodes = job.describe()["NodeIds"]
     (spare,) = place.cluster.instances().keys() - set(nodes)
     node = spare if moment is Moment.BASE_RECEIVED else nodes[0]
     agent = place.agent_pid(node)
     armed = dies(moment, node)
-    job.let_go(FIRST)
+    job.let_go(first)
     job.terminate(nodes[1])
     assert wait_struck(armed) == agent
     job.wait_ended()
