@@ -101,7 +101,7 @@ class Running:
         return Span(begin, end)
 
     def wait_whole(self) -> float:
-        """Wait until the API reports Protected. Return the time of that report in monotonic seconds."""
+        """Wait until the API reports the job as Protected. Return the time of that report in monotonic seconds."""
         return self.wait("protection", lambda: self.word == WHOLE)
 
 

@@ -125,7 +125,10 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
 
 
 def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
-    """Return the row of one state size and one substitute for forward and backward, over the samples of all ranks."""
+    """Return the table row for one size of the state and one substitute for forward and backward.
+
+    The row summarizes the samples of all ranks.
+    """
     is_first = compute == COMPUTES[0]
     skipped = AUDITED_COUNT if is_first else 0
     later = [seconds for rank in ranks for seconds in rank["blocked"][compute][skipped:]]

@@ -241,10 +241,11 @@ class CloudOperator(Protocol):
         """
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
-        """Return groups by name, with one request per 100 names. The poller of AWS calls this method for each poll.
+        """Return Auto Scaling groups as a mapping from their names, with one request per 100 names.
 
-        The result omits groups that do not exist, and contains groups without the tag. The fields `hooks`,
-        `scaling_policies` and `instance_type` are valid only after `complete_group`.
+        The poller of AWS calls this method for each poll. The result omits groups that do not exist, and includes
+        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies` and `instance_type` are valid only after
+        `complete_group`.
         """
 
     def complete_group(self, group: GroupState) -> GroupState:

@@ -120,13 +120,12 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 
 
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
-    """Count the failure domains in a group of edges, and the survivable losses of 0, 1, 2 … of these domains.
+    """Return the number of failure domains in `edges`, and in how many ways 0, 1, 2 … of them can be lost.
 
-    An edge is the set of failure domains that hold a shard; the edges of the group are connected by common domains. A
-    loss is survivable if at least one domain of every edge
-    remains. The function counts losses of at most `most` domains. It adds the domains one by one, each as lost and as
-    alive, and counts the ways to reach each state. A state contains one bit per edge: whether all its domains so far
-    are lost.
+    An edge is the set of failure domains that hold a shard. Common domains connect the given edges. The function counts
+    only losses that every shard survives: at least one domain of each edge remains. It counts losses of at most `most`
+    domains. It adds the domains one by one, each as lost and as alive, and counts the ways to reach each state. A state
+    contains one bit per edge: whether all its domains so far are lost.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}

@@ -254,8 +254,8 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
     """Return whether training still completes steps.
 
-    The result is False only if the control plane has observed no new step for T_max (`exclude_seconds`). It is
-    True while `impairment` is None, because no member then trains with a problem.
+    The result is False only if a member trains with a problem (its impairment), and the control plane has observed no
+    new step for T_max (`exclude_seconds`).
     """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 

@@ -223,7 +223,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
-    """Return one fault per connected agent that does not report this plan's generation.
+    """Return one fault for each connected agent of a node in `plan` that does not report the plan's generation.
 
     Such an agent has restarted and lost its state, or has promised to join another generation.
     """

@@ -369,7 +369,10 @@ def _seconds(seconds: float) -> str:
 
 
 def verdict(move: Departure) -> Verdict:
-    """Return the verdict that a member is gone, because the job gives it up, with the reason as evidence."""
+    """Return the verdict (conclusion about a node) that a member is lost, because the job gives it up as planned.
+
+    The evidence of the verdict is the reason for which the job gives the member up.
+    """
     return Verdict(
         node_id=move.node_id,
         standing=Standing.GONE,

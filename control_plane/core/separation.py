@@ -163,10 +163,11 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield exchanges of a whole group with nodes of the ring (the last group, if it is larger than the others).
+        """Yield every exchange of all nodes of group `other` with `copies` successive nodes of the ring.
 
-        `copies` successive nodes of the ring become a group, and the nodes of another group join the ring. Such an
-        exchange changes the holders of fewer shards (one fewer) than an exchange of two nodes.
+        The ring is the last group, if it has more than `copies` nodes; `ring` is its index. In an exchange, the
+        successive nodes become group `other`, and the earlier nodes of that group join the ring. Such an exchange
+        changes the holders of one shard fewer than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):

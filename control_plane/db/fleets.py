@@ -155,13 +155,12 @@ _EVERY: Final = select(Fleet).order_by(Fleet.name)
 
 
 def every(session: Session) -> tuple[FleetRecord, ...]:
-    """Return all fleets by name."""
+    """Return all fleets, sorted by name."""
     return tuple(record_of(row, FleetRecord) for row in session.scalars(_EVERY))
 
 
 def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:
-    """Return fleets by name.
-
+    """Return one page of the fleets, sorted by name.
     Args:
         session: from `Database.read` or `Database.write`.
         after: name of the previous page's last fleet. None means the first page.

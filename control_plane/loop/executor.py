@@ -304,7 +304,7 @@ class Executor:
                 continue  # The node still uploads logs. A later pass of the fleet loop terminates the instance.
             try:
                 if isinstance(action, MemberAction):
-                    # Poll again before and after the call, because a concurrent poll may return the older state.
+                    # Invalidate AWS's answers before and after the call: a concurrent poll may return the older state.
                     changed()
                     await self._change(lease, action)
                     changed()

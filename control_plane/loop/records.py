@@ -438,7 +438,10 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return the notices in the agent's last report. The agent reads them from the node's instance metadata."""
+    """Return AWS's notices about the instance's end or maintenance, from the agent's last report.
+
+    The agent reads them from the node's instance metadata.
+    """
     if report is None:
         return ()
     return tuple(

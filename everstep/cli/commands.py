@@ -176,7 +176,7 @@ It returns None if no confirmation is needed.
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The result of a command."""
+    """The result of a command, which the command line prints for a program (`body`) or for people (`person`)."""
 
     body: Json
     """The service's answer, for `--query` and for the formats `json`, `yaml` and `text`."""

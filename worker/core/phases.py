@@ -62,5 +62,8 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds for which the rank's phase, boundary and announced limit have not changed, until the last reading."""
+        """Seconds without a change of the rank's phase, boundary and limit, until the last reading of its page.
+
+        The limit is the time limit that the script has announced for the phase.
+        """
         return self.seen_at - self.since

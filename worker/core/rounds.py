@@ -563,8 +563,8 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the moment a step is marked for upload until no agent uploads the step any more.
 
-        An agent reports the commit of the marked step and its upload at the same time. Until all agents have reported
-        the commit, the value stays True.
+        The value stays True until every agent has reported that the marked step is committed and that no upload of the
+        step runs on its node. The report that first contains the commit also contains the running upload.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
@@ -718,9 +718,10 @@ class Coordinator:
 
     @property
     def _held_base(self) -> Step:
-        """The base, or 0 if the base was saved by a launch with another number of ranks (after a relayout).
+        """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
 
-        Slots never contain such a base in the shards of this generation.
+        If another number of ranks saved the base (a relayout), its shards are not the shards of this generation, so no
+        slot contains the base of a present shard.
         """
         return FIRST_STEP if self.is_relayout else self.base
 

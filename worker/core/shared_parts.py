@@ -181,9 +181,9 @@ class SharedParts:
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Assign to the owner a part that a helper node failed to transfer.
+        """Assign to the owner a part of the S3 object that a helper node failed to transfer.
 
-        Return the next state and the part's number, or None as the number if no such part is left.
+        Return the state after this assignment and the part's number, or None as the number if no such part is left.
         """
         if not self.missing:
             return self, None

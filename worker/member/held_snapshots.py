@@ -288,7 +288,7 @@ class HeldSnapshots:
             slot.pins += 1
 
     def _unpin(self, slots: Mapping[Rank, Slot]) -> None:
-        """Allow the ranks to overwrite the exported slots again, and grant these slots to ranks that wait."""
+        """End the protection of slots whose snapshots a user exported, and grant these slots to ranks that wait."""
         for slot in slots.values():
             slot.pins -= 1
         if not self._is_closed:

@@ -47,9 +47,10 @@ class KeptContents:
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return the step (with its generation) at which this generation's ranks read a shard of an earlier launch.
+        """Return which version of an earlier launch's shard this generation restores: its step and generation.
 
-        `rank` owned the shard in that launch. Return None unless the number of ranks has changed (a relayout).
+        `rank` is the rank that owned the shard in that launch. Return None unless this generation restores a step of
+        another number of ranks (a relayout), or if that launch had no such rank.
         """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:

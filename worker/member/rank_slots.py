@@ -121,7 +121,7 @@ class RankSlots:
     # The methods below create and grant slots.
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
-        """Create the slots that a rank requests in the background, then grant a slot for the proposed step."""
+        """Create the slots that a rank has requested, then grant one for the proposed step, in a background task."""
         self._background.begin(self._reserve(shard, request))
 
     def grant_if_due(self, shard: OwnedShard) -> None:
@@ -181,7 +181,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The rank has sent a later request for slots. Its handler grants the slots.
+            return  # The rank has sent a later request for slots, and the handler of that request grants the slots.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -311,7 +311,7 @@ class RankSlots:
             shard.abandon(captured.step, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # If the slot is already sealed, the message is a duplicate.
+        if not digests.is_sealed:  # If the slot is already sealed, the rank has repeated its message `Captured`.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)

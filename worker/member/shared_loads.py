@@ -93,7 +93,7 @@ class HelpedLoad(PartSharing):
         self._landed: set[int] = set()
         """Chunks that helper nodes have sent and that match their digests."""
 
-    # The methods below are called in the threads of the load.
+    # The methods below are called in the threads that read this node's shard from S3.
 
     def begin(self, check: Callable[[], None]) -> None:
         """Ask other nodes to read parts of the shard from S3 (see `LoadShare.begin`)."""

@@ -98,7 +98,10 @@ class HelpedUpload(PartSharing):
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
     ) -> HelpedUpload:
-        """Set the S3 upload that this object divides among owner and holders. Return the object (see `ShareOf.of`)."""
+        """Set which S3 upload the owner of the shard divides among itself and the holders (see `ShareOf.of`).
+
+        Return this object.
+        """
         self._where, self._check = (where, object_bytes, shared), check
         return self
 

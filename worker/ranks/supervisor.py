@@ -559,7 +559,7 @@ class Supervisor:
     # The methods below exchange messages with the shim.
 
     def _send(self, message: Message) -> None:
-        """Send a message to the shim, the parent process of all ranks. Drop it if no shim and so no rank runs."""
+        """Send a message to the shim, the parent process of all ranks. Drop the message if no shim runs."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 

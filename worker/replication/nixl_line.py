@@ -235,7 +235,10 @@ class NixlSocket(socket.socket):
         return True
 
     def _wait(self, event: int, limit: int) -> None:
-        """Wait for an event of the connection. Raises BlockingIOError after the socket's time limit."""
+        """Wait until the connection can be read or written, as `event` says.
+
+        Raises BlockingIOError after the socket's time limit.
+        """
         seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))
         poll = select.poll()
         poll.register(self, event)

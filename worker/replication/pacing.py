@@ -205,8 +205,8 @@ class SpanPacer:
     def pause(self) -> None:
         """Send chunks immediately until the next boundary.
 
-        Called when the rank does not train, so that no training step uses the network, and when another pacer replaces
-        this pacer.
+        Called in two cases: the rank does not train now, so replicas delay no training traffic; or another pacer
+        replaces this pacer.
         """
         self._boundary_at = None
         self._changed.notify()

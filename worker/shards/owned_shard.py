@@ -461,7 +461,7 @@ class OwnedShard:
         self._apply(self._core.answer(peer))
 
     def drop(self, peer: NodeId) -> None:
-        """Record that `peer` missed the holder deadline, so that votes no longer wait for this peer."""
+        """Record that the holder `peer` was silent for too long (the holder deadline). Votes no longer wait for it."""
         self._apply(self._core.drop(peer))
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:

@@ -55,8 +55,8 @@ class Accumulation:
     def begin(self, contribution: Contribution) -> bool:
         """Record that a rank of the stripe begins to contribute a part of its shard to this share.
 
-        Return False if the member has contributed another shard before. The caller must then begin with a new object,
-        because a combined chunk cannot be removed.
+        Return False if the same rank has begun to contribute a different shard before. The caller must then begin with
+        a new object, because no chunk of that shard can be removed from the share.
         """
         with self._lock:
             begun = self.share.begin(contribution)

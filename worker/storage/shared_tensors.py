@@ -173,8 +173,8 @@ class SharedTensors:
             slot: mapped file of the slot, which is sealed and pinned.
             entries: all tensors of the slot, in order.
             where: bucket and key of the shard's own object.
-            offer: the result of `look`.
-            division: assigns the tensors of all ranks' offers to objects, and each object to the rank that writes it.
+            offer: the result of `look`: the tensors that this rank may share with other ranks, with their digests.
+            division: assigns the offered tensors of all ranks to objects, and each object to the rank that writes it.
                 None if the ranks could not agree: the rank then writes each object of frozen tensors, and its own
                 object contains all other tensors.
             check: raises an error if the upload was cancelled.

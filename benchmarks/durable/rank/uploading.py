@@ -280,7 +280,10 @@ def run(settings: Settings) -> list[Block]:
 
 
 def main(words: str) -> None:
-    """Run the rank, print the measurements of its blocks as one line, and exit when the benchmark closes stdin."""
+    """Train all blocks of steps, print their measurements as one line, and exit when the benchmark closes stdin.
+
+    In each block, one system stores one checkpoint.
+    """
     given = json.loads(words)
     settings = Settings(**{**given, "size": ModelSize(**given["size"])})
     dist.init_process_group("gloo")

@@ -64,7 +64,7 @@ def create_fleet(
 def list_fleets(
     _caller: Reader, services: ServicesDep, max_results: MaxResults = 100, next_token: NextToken = None
 ) -> fleets_schemas.ListFleetsResponse:
-    """List fleets by name."""
+    """List fleets, sorted by name."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = fleets.page(session, after=after, limit=max_results + 1)

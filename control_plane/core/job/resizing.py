@@ -40,8 +40,8 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
     The job continues with the nodes that have promised to join the next generation. The decision stores only their
-    number, and the job loop makes the plan next time. A node that arrives in between takes part. The result is
-    None while the job waits.
+    number. In its next pass, the job loop makes the plan, which includes a node that has arrived meanwhile. The result
+    is None while the job waits.
     """
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
