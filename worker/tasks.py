@@ -28,9 +28,9 @@ class Signal:
         self._event = asyncio.Event()
 
     async def wait(self, seen: int, timeout_seconds: float | None = None) -> int:
-        """Wait for a change, and return the signal's version.
+        """Wait for the next call of `notify`, and return `version`.
 
-        The call returns as soon as the version differs from `seen`, or after the timeout.
+        The wait ends as soon as `version` differs from `seen`, or after the timeout.
         """
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -78,7 +78,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
     `core.incident_accounts` derives the verdict, the outcome and the recommended actions from these facts.
     """
     job = jobs.get_run(session, record.run_id)
-    fleet = fleets.find(session, job.fleet_name)  # None if a user has deleted the fleet after the job ended.
+    fleet = fleets.find(session, job.fleet_name)  # `fleet` is None if a user deleted the fleet after the job's end.
     checkpoint = checkpoints.newest_complete(session, record.run_id)
     lost = nodes.among(session, record.instance_ids)
     course = incidents.jobs_of(session, [record.run_id])[record.run_id]

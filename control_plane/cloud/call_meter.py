@@ -94,7 +94,7 @@ class TokenBucket:
 
 
 class CallMeter:
-    """Counts and limits the calls of one connection. Thread-safe.
+    """Counts and limits the calls that one control-plane server sends to AWS. Thread-safe.
 
     Args:
         budgets: limits by boto3's name of the service and AWS's name of the operation.

@@ -167,9 +167,9 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE (another node takes over the failing ranks) if this course applies, else None.
+    """Return OTHER_NODE if another node should take over the failing ranks, else None.
 
-    It applies if one node caused all of the similar failures in `alike`, a spare exists, and the job has not tried
+    This is so if one node caused all of the similar failures in `alike`, a spare exists, and the job has not tried
     another node yet (`tried`).
     """
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
@@ -177,9 +177,9 @@ def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_s
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE (the job restores an older step) if this course applies, else None.
+    """Return OLDER_STATE if the job should restore an older step, else None.
 
-    It applies if the last two attempts restored the same step, an older step exists, and the control plane has not
+    This is so if the last two attempts restored the same step, an older step exists, and the control plane has not
     yet tried an older step (`tried`) after these failures.
     """
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0

@@ -108,7 +108,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # The drill is in state STRUCK, and the control plane sets both at the same time.
+    assert struck_at is not None  # The control plane sets `struck_at` together with the state STRUCK.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS

@@ -114,14 +114,14 @@ def parity_groups(
 
 
 def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the placement groups (nodes that hold each other's shards) from which the holders in a stored plan follow.
+    """Compute the placement groups (nodes that hold each other's shards) from the holders in a stored plan.
 
     Args:
         holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
 
     Returns:
-        Groups of GROUP_RANKs, last the group with more than `copies` members (the ring), if any. Empty if these holders
-        follow from no groups.
+        Groups of GROUP_RANKs, last the group with more than `copies` members (the ring), if any. Empty if no groups
+        have exactly these holders.
     """
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):

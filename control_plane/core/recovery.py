@@ -206,11 +206,11 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the newest step whose parity shares are in memory, to restore it on another number of ranks.
+    """Return the step to restore on another number of ranks: the newest step whose parity shares are all in memory.
 
-    If no newer step has all of its shares, the result is the committed step. Until the new generation's first commit,
-    nodes keep only the restored step. Without its shares, the loss of one more node would lose the restored step, and
-    nodes have dropped the committed step. Without parity, the result is `newest`.
+    If no step after the committed step has all of its shares, the result is the committed step. Until the new
+    generation's first commit, nodes keep only the shards and shares of the restored step. If shares of this step were
+    missing, the loss of one more node would lose it. Without parity, the result is `newest`.
     """
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)
@@ -237,9 +237,9 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
     """Return all sources of each usable shard, by state and by the rank that owns the shard.
 
     Usable shards belong to the history that the job continues (`Survey.path`). The sources of a shard are sorted: the
-    rank's own node in the new generation, then other nodes, then parity, then S3. No source is local if the state has
-    another number of ranks or belongs to another job. A state of another job has no source from parity either, because
-    this job's nodes hold no shares of it.
+    rank's own node in the new generation, then other nodes, then parity, then S3. If the state has another number of
+    ranks or belongs to another job, no node counts as a rank's own node. A state of another job has no source from
+    parity either, because this job's nodes hold no shares of it.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     new_world, usable = len(survey.owners), _usable(survey)

@@ -196,10 +196,10 @@ def of_fault(fault: NodeFault, history: Sequence[Implication], now: float) -> Re
 
 
 def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: float) -> Finding | None:
-    """Return the most severe fault of a node, if it requires that the job gives up the node, or None.
+    """Return the most severe fault of a node that requires a reboot or a replacement, or None without such a fault.
 
     `faults` are the faults of the node, as its live agent reports them. If several faults are equally severe, the
-    result is the first. It is None if no fault requires a reboot or a replacement.
+    result is the first.
     """
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:

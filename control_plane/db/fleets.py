@@ -161,6 +161,7 @@ def every(session: Session) -> tuple[FleetRecord, ...]:
 
 def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:
     """Return one page of the fleets, sorted by name.
+
     Args:
         session: from `Database.read` or `Database.write`.
         after: name of the previous page's last fleet. None means the first page.

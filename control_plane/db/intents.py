@@ -39,7 +39,7 @@ class IntentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentRecord:
-    """A row of the table of intents."""
+    """A row of the table of intents (external calls that the control plane records before it makes them)."""
 
     key: str
     subject: str

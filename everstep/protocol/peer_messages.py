@@ -455,7 +455,7 @@ def nixl_offer(
 def offered_nixl(
     offer: bytes, key: bytes, role: Literal["dialler", "listener"], nonce: bytes, challenge_nonce: bytes
 ) -> bytes:
-    """Return the description in an offer of the other side; empty without an offer.
+    """Return the description of the other side's NIXL agent, from its offer to use NIXL; empty without an offer.
 
     Args:
         offer: value of the field `nixl`.

@@ -376,9 +376,10 @@ class Snapshotter:
             self._ask_for_less(self._plan)
 
     def forget(self) -> None:
-        """Forget which step the rank captured or abandoned last (`settled`), because the agent no longer proposes it.
+        """Clear `settled`, the step that the rank captured or abandoned last.
 
-        At the end of training the agent may propose the step again, and the rank must answer the new proposal too.
+        The session calls this when the agent proposes another step or none. At the end of training, the agent may
+        propose the same step a second time, and the rank must then answer again.
         """
         self.settled = NONE
 

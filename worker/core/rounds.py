@@ -706,11 +706,11 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the newest complete step for upload when a stopped job has finished.
+        """Mark the newest complete step for upload once all ranks of a job with a stop request have finished.
 
-        The newest complete step is the committed step; without a commit, it is the base. The step is also marked if the
-        final step was marked but not committed: the upload of an older step was then cancelled to free a slot for the
-        final step.
+        The newest complete step is the committed step; without a commit, it is the base. The method also marks it
+        without a stop request if the final step was marked but never committed. In that case, agents have cancelled
+        the upload of an older step to free a slot for the final step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation

@@ -9,8 +9,9 @@ A shared object contains tensors that shards of several nodes use.
 which the peer reads them (`SharedReads`), and the peer sends each part as soon as its own slot contains it
 (`ObjectSupply`).
 
-Invariant: a load verifies all bytes of other nodes with the digests of its shard, and reads wrong bytes from S3. After
-`SharedReads.close`, no byte of another node reaches the slot. A node supplies only objects that its own shards use.
+Invariant: a load verifies all bytes of other nodes with the digests of its shard, and reads damaged parts from S3.
+After `SharedReads.close`, no byte of another node reaches the slot. A node supplies only objects that its own shards
+use.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ log = logging.getLogger(__name__)
 
 
 class SharedReads:
-    """One attempt to load the shared objects of a shard together with other nodes. Implements `ObjectShare`.
+    """One attempt to load, together with other nodes, the S3 objects that a shard shares with other nodes' shards.
 
+    Implements `ObjectShare`.
     All methods run on the event loop.
     """
 
@@ -174,7 +176,10 @@ class SharedReads:
             await finish(self._let_go(peer, receiver, streams))
 
     async def _let_go(self, peer: NodeId, receiver: Receiver, streams: Streams) -> None:
-        """Stop the thread that can write a peer's bytes into the slot. Then assign the peer's parts to other nodes."""
+        """Stop the thread that can write a peer's bytes into the slot.
+
+        Then assign the parts that the peer should have read from S3 to other nodes.
+        """
         incoming = receiver.current
         if incoming is not None:
             incoming.shut()
@@ -231,7 +236,10 @@ class SharedReads:
 
 
 class ObjectSupply:
-    """Sends parts of shared objects from this node's slots to other nodes. `LoadHelper` owns it."""
+    """Sends parts of S3 objects that several nodes' shards use from this node's slots to other nodes.
+
+    `LoadHelper` owns it.
+    """
 
     def __init__(
         self, loads: NodeLoads, room: asyncio.Semaphore, *, expected: Collection[Rank], is_loaded: asyncio.Event

@@ -427,7 +427,7 @@ class ReplicaSender:
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            # If some streams could not be opened, this rate was not reached with the intended number of streams.
+            # Do not record the rate for `stream_count` streams if some of these streams could not be opened.
             if self.stream_count.count <= self._most_streams:
                 self.stream_count = self.stream_count.measured(size / seconds)
 

@@ -779,8 +779,8 @@ class IncomingParts(IncomingShard):
         """Create the object for one incoming transfer.
 
         Args:
-            keep: combines a verified chunk with the other bytes, and returns whether it did. Called by threads, once
-                per chunk.
+            keep: combines a verified chunk with the caller's bytes by XOR, and returns whether it did. Called by
+                threads, once per chunk.
             transfer: number of the transfer in `BeginShard`.
             payload_bytes: size of the payload.
         """

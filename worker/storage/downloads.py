@@ -55,7 +55,7 @@ class LoadShare(Protocol):
         """Decide which node reads a part. Return True if the caller must read the part, because no helper node does.
 
         Args:
-            number: number of the part. The calls name the parts that helper nodes may read, in order.
+            number: number of the part. The caller passes every part that helper nodes may read, in ascending order.
 
         Returns:
             False if a helper node reads the part.

@@ -72,7 +72,10 @@ def start_fleet_roll(
 def update_fleet_roll(
     fleet_name: FleetNamePath, request: fleets_schemas.UpdateFleetRollRequest, caller: Admin, services: ServicesDep
 ) -> fleets_schemas.Fleet:
-    """Pause or continue the fleet's roll, or change how many nodes may be out of service."""
+    """Pause or continue a fleet's roll, or change how many nodes may be out of service at the same time.
+
+    A roll replaces or reboots all nodes of the fleet.
+    """
 
     def change(roll: FleetRoll) -> FleetRoll:
         return replace(
@@ -86,7 +89,7 @@ def update_fleet_roll(
 
 @router.post("/{FleetName}/roll/stop", operation_id="StopFleetRoll", status_code=202)
 def stop_fleet_roll(fleet_name: FleetNamePath, caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """End the fleet's roll.
+    """End the fleet's roll, the replacement or reboot of all its nodes.
 
     The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails
     if the fleet's newest roll is complete. Repeated calls change nothing.

@@ -394,7 +394,10 @@ class DeepSpeedAdapter:
         return self._engine.mpu is not None or self._engine.autotp_size() > 1
 
     def _find_parts(self) -> dict[str, tuple[TensorPart, ...]]:
-        """Return the boxes (pieces of whole tensors) of master weights and partitioned parameters, by slot name."""
+        """Return the boxes (pieces of whole tensors) of master weights and partitioned parameters.
+
+        The keys are the names that snapshots use for these tensors.
+        """
         found: dict[str, list[TensorPart]] = {f"model/{self._prefix}{name}": [] for name, _ in self._masters}
         others = {name for name, _ in self._others}
         for name, parameter in self._parameters:

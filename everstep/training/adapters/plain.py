@@ -442,7 +442,8 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
     """Return whether the optimizer's last step has used the present gradient of a parameter.
 
-    True if the gradient is absent, or unchanged since `mark` was recorded in that step.
+    `mark` records which gradient tensor that step used, and the tensor's version. The result is True if `gradient` is
+    still this tensor with this version, or if it is None.
     """
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 

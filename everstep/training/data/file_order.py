@@ -88,7 +88,10 @@ class FileOrder:
         return FileOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:
-        """Return the number of the next batch, after each rank has received `batch_count` batches from `begin` on."""
+        """Return the number of the batch at which the ranks continue, in the numbering of all ranks together.
+
+        Each rank has received `batch_count` batches before. `begin` is the number of the first of all these batches.
+        """
         return min(begin + batch_count * self.replicas, max(begin, self.batches))
 
     def numbers(self, rank: int, begin: int) -> range:
