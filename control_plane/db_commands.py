@@ -224,7 +224,8 @@ def _objects(given: argparse.Namespace) -> ObjectStore:
 def found_in_s3(objects: ObjectStore, run: RestoredRun) -> RunChanges:
     """Return the changes that the database rows of a run need after the restore of a backup.
 
-    After these changes, the rows agree with the run's manifests in S3. The function skips invalid manifests, and manifests that name objects of other runs, with a warning.
+    After these changes, the rows agree with the run's manifests in S3. The function skips invalid manifests, and
+    manifests that name objects of other runs, with a warning.
 
     Raises CloudError if S3 does not answer or refuses the requests.
     """

@@ -1622,7 +1622,7 @@ class EverstepClient(Protocol):
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
         """List events, oldest first, or newest first with SortOrder Descending. To poll for new events, pass the last `EventId` as `AfterEventId`."""
     def list_fleets(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListFleetsResponse:
-        """List fleets by name."""
+        """List fleets, sorted by name."""
     def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
         """List the incidents of all jobs or of one job, in the order in which they were opened. SortOrder Descending lists the newest first. StatusEquals selects open or closed incidents."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
@@ -1678,7 +1678,7 @@ class EverstepClient(Protocol):
     def start_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Reboot: bool = ..., Reason: str = ...) -> Fleet:
         """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs. The roll begins with another node only while every job of the fleet has its full protection. All ranks of a job stop at the same step before the job leaves its node, as with ReplaceNode. The roll replaces or reboots spares first. It skips nodes in state `held` (kept out of use). A repeated call with the same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted."""
     def stop_fleet_roll(self, *, FleetName: str) -> Fleet:
-        """End the fleet's roll. The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
+        """End the fleet's roll, the replacement or reboot of all its nodes. The roll moves no further jobs. Nodes that it has already taken out of service are still replaced or rebooted. Fails if the fleet's newest roll is complete. Repeated calls change nothing."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Stop a training job: all ranks stop at the same step, and Everstep stores their state at this step. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
@@ -1690,7 +1690,7 @@ class EverstepClient(Protocol):
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     def update_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Paused: bool = ...) -> Fleet:
-        """Pause or continue the fleet's roll, or change how many nodes may be out of service."""
+        """Pause or continue a fleet's roll, or change how many nodes may be out of service at the same time. A roll replaces or reboots all nodes of the fleet."""
     def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
         """Set or remove the owner of an incident: the person who takes care of it. The owner does not affect the recovery."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:

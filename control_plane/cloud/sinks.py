@@ -149,7 +149,7 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            group = f"{entry.project}/{entry.job_name}"  # Two projects may have jobs of one name.
+            group = f"{entry.project}/{entry.job_name}"  # Jobs of different projects may have equal names.
             made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 

@@ -113,7 +113,7 @@ def check(fault: AnyFault) -> None:
 
 
 def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
-    """Return the facts about a job that `resolve` needs, from two answers of the API.
+    """Return the facts from which `resolve` finds a job's nodes, from two answers of the API.
 
     `described` is the answer of DescribeTrainingJob. `protection` is the answer of DescribeProtection.
     """
