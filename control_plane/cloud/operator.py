@@ -256,9 +256,9 @@ class CloudOperator(Protocol):
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every given id.
+        """Return the state of every given instance, by instance id.
 
-        Ids that EC2 does not know have the state ABSENT.
+        Instances that EC2 does not know have the state ABSENT.
         """
 
     def set_desired(self, name: str, desired_count: int) -> None:

@@ -157,7 +157,7 @@ class JobLoop:
         Repeat the pass while its decision requests another pass at once.
 
         Args:
-            run: run id of a job that the last sweep has found.
+            run: run id of a job that the last sweep (round over all jobs) has found.
 
         Returns:
             The last decision, or None while another server holds the lease of the job or of its fleet.

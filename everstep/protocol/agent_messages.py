@@ -815,7 +815,7 @@ class LogLines(Message, frozen=True):
 class RunCommand(Message, frozen=True):
     """Command to run a program on the node of a rank and report its result.
 
-    Sent once. For an id that the agent has already run, it reports the same result again and runs nothing.
+    Sent once. If the agent has already run a command with this id, it reports that result again and runs nothing.
     """
 
     run: RunId

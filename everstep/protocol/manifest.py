@@ -143,7 +143,7 @@ def frozen_key(shard_key: str, sha256: str) -> str:
 def replicated_key(shard_key: str, sha256: str) -> str:
     """Return the S3 key of a replicated object, which contains tensors that are equal on several ranks.
 
-    The shard belongs to the same generation and step as the object. Arguments and errors are those of `frozen_key`.
+    `shard_key` is the key of a shard of the same generation and step. Arguments and errors are those of `frozen_key`.
     """
     found = _shard_key(shard_key)
     return f"{found['run']}{found['step']}replicated/{sha256}.safetensors"

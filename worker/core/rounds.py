@@ -108,8 +108,8 @@ class Shard:
         """Return the shard's state when a restarted agent takes over the running generation.
 
         The rank's page contains the committed step, the proposed step and the vote. The slots contain the sealed steps.
-        All holders are in view again until they miss the holder deadline. Each holder reports its sealed steps when it
-        connects.
+        All holders are in view again, until they are silent for too long (the holder deadline). Each holder reports its
+        sealed steps when it connects.
         """
         return cls(
             base=base,

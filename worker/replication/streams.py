@@ -703,7 +703,9 @@ class IncomingShard:
         data.release()
 
     async def settled(self, silence_seconds: float | None) -> None:
-        """Wait until every missing chunk has arrived, intact or damaged, and was reported to `notify` if intact.
+        """Wait until every missing chunk has arrived, and every intact chunk was reported to `notify`.
+
+        A damaged chunk counts as arrived.
 
         Args:
             silence_seconds: maximum time without any received byte; None means no limit.

@@ -539,7 +539,7 @@ class SlotStore:
         return await self.seal_followed(slot, digests, expected=expected)
 
     def seal_verified(self, slot: Slot, header: SlotHeader, chunk_digests: bytes) -> bytes:
-        """Seal a slot whose chunks were all verified against these digests, and return the payload's digest.
+        """Seal a slot whose chunks were all verified against `chunk_digests`, and return the payload's digest.
 
         Args:
             slot: slot in the state WRITING, completely received.

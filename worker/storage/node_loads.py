@@ -52,7 +52,10 @@ class NodeLoads:
         return self._readers.get(place)
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts, slot: Slot) -> NodeLoad:
-        """Begin a load of a shard. It reads only those shared objects from S3 that no earlier load of this node reads.
+        """Begin a load of a shard from S3.
+
+        If several shards use an S3 object and an earlier load of this node reads it, this load copies the tensors from
+        the earlier load's slot.
 
         Args:
             store: this node's slots, in which the earlier loads seal their shards.

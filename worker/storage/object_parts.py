@@ -58,7 +58,7 @@ class ObjectParts(Parts):
         """Read one part from S3 into the slot. Blocks.
 
         Args:
-            objects: object store that holds the shared object.
+            objects: object store that holds the S3 object, whose tensors several shards use.
             number: number of the part, from 1.
             is_cancelled: returns True when the read must end early. The content of the part is then undefined.
 

@@ -225,7 +225,7 @@ class SharedTensors:
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
         """Return the digests of a group of frozen tensors, which training does not change.
 
-        The SHA-256 is empty if the group has changed since the last upload.
+        The SHA-256 is empty if the script has nevertheless changed one of the tensors since the last upload.
         """
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()

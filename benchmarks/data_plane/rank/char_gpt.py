@@ -152,7 +152,7 @@ class Nobody:
         """Start a snapshot of the state after a step. This base class takes no snapshot.
 
         Args:
-            number: number of the step in this launch, counted over the blocks of all systems.
+            number: number of the step in this launch, in which all compared systems run one after another.
         """
 
     def kept(self, numbers: Collection[int], /) -> int:

@@ -248,9 +248,9 @@ class Owner:
         return {"begun": begun, "loaded": loaded}
 
     async def close(self) -> dict[str, Any]:
-        """End the generation. Return the newest step in memory at the end of the first generation.
+        """End the generation, and return the step that all later generations restore.
 
-        All later generations restore this step.
+        It is the newest step that was in this node's memory when the first generation ended.
         """
         assert self._member is not None
         await self._member.close()
