@@ -81,7 +81,7 @@ class LogExporter(Exporter):
         """
 
     def export_some(self) -> bool:
-        """Send the next lines of all runs. See `Exporter.export_some`."""
+        """Copy the next log lines of all runs to the log group that receives them (see `Exporter.export_some`)."""
         with self._database.write() as session:
             claimed = self._claim(session)
             if claimed is None:

@@ -84,7 +84,7 @@ def export(
     fleet: OnlyFleet = None,
     max_jobs: MaxJobs = 100,
 ) -> None:
-    """Write the figures of a report as CSV, one row per bucket, project, fleet, job or cause."""
+    """Write the figures of a report as CSV, one row per time bucket, project, fleet, job or cause."""
     text = as_csv(rows(_report(service, since, until, period, project, fleet, max_jobs), kind))
     if to is None:
         echo(text.removesuffix("\r\n"))

@@ -108,7 +108,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Receives the steps of `up` and shows nothing."""
+    """Receives the progress of `up`, and shows nothing. Replaces `Progress` where no user watches."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context manager that does nothing, because this class shows no progress."""

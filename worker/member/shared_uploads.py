@@ -51,7 +51,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Fields that name one upload to S3, which the owner repeats in each request to a helper node."""
+    """The fields that identify one upload to S3. The owner repeats them in each request to a helper node."""
 
     where: ObjectReference
     object_bytes: int

@@ -89,7 +89,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # Log once per pair of cards, not per stream.
+            if now >= self._left_out.get(way, -math.inf):  # Log once per pair of network cards, not per stream.
                 log.warning(
                     "streams to %s skip the cards %s for %g s: %s",
                     peer,

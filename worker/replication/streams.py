@@ -764,7 +764,7 @@ class Scratch:
         return memoryview(buffer)[: end - start]
 
     def release(self, data: memoryview) -> None:
-        """Make a buffer from `payload` available for reuse. Thread-safe."""
+        """Make a buffer that `payload` returned available for the next chunk. Thread-safe."""
         buffer = data.obj
         data.release()
         assert isinstance(buffer, bytearray)

@@ -439,7 +439,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # Remove the file if the thread created it before it noticed the cancellation.
+            for file in made:  # Remove a slot's file that the thread created before it stopped.
                 file.close(unlink=True)
             raise
         else:

@@ -68,11 +68,11 @@ class Floor:
         self.moved_bytes = self._passes * length
 
     def to_host(self) -> float:
-        """Return the seconds in which the pinned memory receives the bytes from the device."""
+        """Copy the bytes from the device to pinned memory, and return the duration in seconds."""
         return self._measure(self._pinned, self._on_device)
 
     def to_device(self) -> float:
-        """Return the seconds in which the device receives the bytes from pinned memory."""
+        """Copy the bytes from pinned memory to the device, and return the duration in seconds."""
         return self._measure(self._on_device, self._pinned)
 
     def _measure(self, target: torch.Tensor, source: torch.Tensor) -> float:

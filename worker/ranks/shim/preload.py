@@ -209,5 +209,5 @@ def _open_files() -> set[Path]:
         try:
             found.update(Path(os.readlink(descriptor)) for descriptor in descriptors.iterdir())
         except OSError:
-            continue  # the process has ended or belongs to another user
+            continue  # The process that has this folder in /proc has ended, or belongs to another user.
     return found
