@@ -660,7 +660,7 @@ def incident(
             "why": incident_answers.why(detail.account),
             "done": list(incident_answers.done(detail.account)),
             "wait": _wait(detail.account),
-            "continuing_cost": incident_accounts.continuing_cost(detail.account) or None,
+            "continuing_cost": incident_accounts.continuing_cost(detail.account, detail.now) or None,
             "actions": [
                 incidents_schemas.IncidentAction(
                     urgency=each.urgency,
@@ -668,6 +668,7 @@ def incident(
                     command=each.command,
                     further_commands=list(each.further_commands),
                     instance_id=each.node_id,
+                    is_recommended=each.is_recommended,
                 )
                 for each in incident_accounts.actions(detail.account)
             ],

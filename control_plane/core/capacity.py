@@ -28,7 +28,7 @@ LONG_WAIT_SECONDS = 300.0
 _DAY_SECONDS = 86_400
 _WAIT = re.compile(
     r"waits for (?P<count>\d+) nodes?: (?P<message>.*); Everstep (?:resumes it and )?retries at "
-    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC\Z",
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC(?: \(failed (?P<failed>once|\d+ times)\))?\Z",
     re.DOTALL,
 )
 """Pattern of a job's reason while its group launches no instance. `waiting_words` writes the part after the colon."""
@@ -46,6 +46,8 @@ class CapacityWait:
     """Unix seconds. A time in the past means that the attempt is due."""
     is_long: bool = False
     """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
+    failed_count: int | None = None
+    """Number of failed launches on Everstep's schedule, with the first failure. None if the stored reason has none."""
 
 
 def retry_at(group: GroupObserved) -> float | None:
@@ -54,14 +56,22 @@ def retry_at(group: GroupObserved) -> float | None:
     The result is the first time of Everstep's schedule after the newest failure. If AWS itself retried after a
     scheduled time, Everstep skips this time.
     """
+    schedule = _schedule(group)
+    return None if schedule is None else schedule[0]
+
+
+def _schedule(group: GroupObserved) -> tuple[float, int] | None:
+    """Return the Unix time of the next retry, and the number of scheduled launches before it. All of these failed."""
     if group.failing_since is None or group.failed_at is None:
         return None
-    at, tries = group.failing_since, 0
+    at, failed = group.failing_since, 0
     while at <= group.failed_at:
-        tries += 1
-        pause = pause_seconds(tries)
-        at += pause if pause < LONGEST_RETRY_SECONDS else pause * (1 + (group.failed_at - at) // pause)
-    return at
+        failed += 1
+        pause = pause_seconds(failed)
+        further = int((group.failed_at - at) // pause) if pause >= LONGEST_RETRY_SECONDS else 0
+        at += pause * (1 + further)
+        failed += further
+    return at, failed
 
 
 def pause_seconds(failure_count: int) -> float:
@@ -95,8 +105,11 @@ def waiting_words(group: GroupObserved) -> str:
 
     The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """
-    again = retry_at(group)
-    when = f"; Everstep retries at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""
+    when = ""
+    if (schedule := _schedule(group)) is not None:
+        at, failed = schedule
+        times = "once" if failed == 1 else f"{failed} times"
+        when = f"; Everstep retries at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC (failed {times})"
     if group.launch_suspension is not None:
         words = f"its group's Launch process is suspended ({group.launch_suspension or 'AWS gives no reason'})"
         if group.is_suspension_administrative:
@@ -118,7 +131,14 @@ def wait_of(reason: str, now: float) -> CapacityWait | None:
     of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"])
     day = round((now - of_day) / _DAY_SECONDS)
     at = float(day * _DAY_SECONDS + of_day)
-    return CapacityWait(int(found["count"]), found["message"], at, is_long=at - now >= LONG_WAIT_SECONDS)
+    times = found["failed"]
+    return CapacityWait(
+        int(found["count"]),
+        found["message"],
+        at,
+        is_long=at - now >= LONG_WAIT_SECONDS,
+        failed_count=None if times is None else 1 if times == "once" else int(times.split()[0]),
+    )
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

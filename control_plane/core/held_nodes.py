@@ -59,15 +59,11 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
         words = (
-            f"Terminate node {node_id}, which Everstep keeps out of use: it does not answer. "
-            f"If it answers before you terminate it, Everstep uses it again.{cost}"
+            f"Terminate node {node_id}: it does not answer. Everstep uses the node again if it answers earlier.{cost}"
         )
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:
-        words = (
-            f"Terminate node {node_id}, which Everstep keeps out of use: it reported {fault}, a hardware fault. "
-            f"The fleet keeps it until you decide.{cost}"
-        )
+        words = f"Terminate node {node_id}: it reported {fault}. The fleet keeps it until you decide.{cost}"
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if hold is Hold.PERSON:
         words = f"Release node {node_id} when its inspection is over. A person keeps it out of use.{cost}"

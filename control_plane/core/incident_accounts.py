@@ -266,6 +266,8 @@ class Action:
     """Commands for the next step. The person chooses one of them."""
     node_id: str | None = None
     """The held node that the action is about. None for an action about the job."""
+    is_recommended: bool = False
+    """Whether Everstep recommends the action instead of waiting. False for actions that are no alternative to it."""
 
 
 def actions(account: Account) -> tuple[Action, ...]:
@@ -283,8 +285,10 @@ def duty(account: Account) -> str:
     step = f"{first.words[0].lower()}{first.words[1:]}"
     if account.wait is not None and first.command.startswith("everstep jobs"):
         attempt = moment_words(account.wait.next_attempt_at)
+        if account.wait.is_long and first.is_recommended:
+            return f"Decide: wait until {attempt}, or (recommended) {step}"
         if account.wait.is_long:
-            return f"Decide: wait until {attempt}, or {step}"
+            return f"Decide: wait until {attempt} (recommended), or {step}"
         return f"Nothing to do: the next attempt is at {attempt}."
     lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: "Nobody must act. Optional"}
     return f"{lead[first.urgency]}: {step}"
@@ -301,11 +305,12 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         wrong = "the cause" if account.script_error is None else "the script or its data"
+        failed, rank = "the failed rank", ""
+        if (number := account.failed_rank) is not None:
+            failed, rank = f"rank {number}", f" --rank {number}"
         words = (
-            f"Read the last lines of the failed rank and correct {wrong}. "
-            f"Then submit the job under another name; it can start from {start}."
+            f"Correct {wrong}. The command shows the last lines of {failed}. Then submit the job again, from {start}."
         )
-        rank = "" if account.failed_rank is None else f" --rank {account.failed_rank}"
         return (Action(Urgency.NOW, words, f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"),)
     if account.outcome is Outcome.JOB_PAUSED:
         return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
@@ -313,21 +318,16 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
 
 
 def _of_a_wait(account: Account) -> Iterable[Action]:
-    """Yield what a person can do instead of waiting for instances: pause, fewer nodes, or another fleet."""
+    """Yield what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job."""
     if account.wait is None:
         return
     urgency = Urgency.LATER if account.wait.is_long else Urgency.OPTIONAL
     name, left = account.job_name, account.node_count - account.wait.missing_count
     if 0 < left < account.least_node_count:
-        words = f"Continue on fewer nodes: let the job run on {left} of its {account.node_count} nodes."
-        yield Action(urgency, words, f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}")
-    words = "Pause the job, so that other jobs can use its remaining nodes. It continues when you resume it."
-    yield Action(urgency, words, f"everstep jobs pause {name}")
-    if account.kept_step is not None:
-        words = (
-            f"Use another fleet: stop the job and submit it there, from the checkpoint of step {account.kept_step:,}."
-        )
-        yield Action(urgency, words, "everstep fleets list")
+        words = f"Continue on {left} of {account.node_count} nodes: the job grows again when AWS launches a node."
+        command = f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}"
+        yield Action(urgency, words, command, is_recommended=account.wait.is_long)
+    yield Action(urgency, "Pause the job, so that other jobs can use its nodes.", f"everstep jobs pause {name}")
 
 
 def _of_a_node(node: HeldNode) -> Iterable[Action]:
@@ -337,10 +337,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = (
-            "Check the control plane: read its service's log on its machine to find out why it was away. "
-            "The command checks that it is healthy now."
-        )
+        words = "Check the control plane: the log of its service says why it was away. The command checks its health."
         yield Action(Urgency.OPTIONAL if account.is_acknowledged else Urgency.LATER, words, "everstep doctor")
 
 
@@ -368,7 +365,7 @@ def _ending(account: Account, now: float) -> str:
         case Outcome.OPEN:
             return f"{_waiting(account)}."
         case Outcome.RECOVERED if absent_seconds(account.evidence) is not None:
-            return f"It is back, and Everstep recovered the job{_loss(account)}."
+            return f"The control plane is back, and Everstep recovered the job{_loss(account)}."
         case Outcome.RECOVERED:
             fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
             took = duration(account.interruption_seconds(now))
@@ -400,10 +397,13 @@ def _loss(account: Account) -> str:
     return f"; {_counted(account.lost_steps)} {'is' if account.lost_steps == 1 else 'are'} lost"
 
 
-def continuing_cost(account: Account) -> str:
-    """Return what the incident costs from now on, as one sentence, or an empty text if it costs nothing more."""
+def continuing_cost(account: Account, now: float) -> str:
+    """Return what the incident costs from now on, as one sentence, or an empty text if it costs nothing more.
+
+    During a wait for instances, the sentence also says what the wait until the next attempt costs. `now`: Unix seconds.
+    """
     if account.outcome is Outcome.JOB_FAILED:
-        return "The job's nodes returned to the fleet, which pays for them until it shrinks."
+        return "The fleet still pays for the job's nodes."
     price = account.price_usd_per_hour
     if price is None:
         return ""
@@ -411,14 +411,16 @@ def continuing_cost(account: Account) -> str:
         idle = max(0, account.node_count - account.wait.missing_count)
         if idle == 0:
             return ""
-        nodes = "1 idle node" if idle == 1 else f"{idle} idle nodes"
-        return f"Waiting costs {hourly(price * idle)} for {nodes}."
+        at = account.wait.next_attempt_at
+        if at <= now:
+            return f"Waiting costs {hourly(price * idle)}."
+        total = price * idle * (at - now) / 3600
+        return f"Waiting until {moment_words(at)} costs ${total:,.2f} ({hourly(price * idle)}), but no further step."
     if not account.held:
         return ""
-    costs = "costs" if len(account.held) == 1 else "cost"
-    return (
-        f"{listed([node.node_id for node in account.held])} {costs} {hourly(price * len(account.held))} while unused."
-    )
+    count = len(account.held)
+    nodes = "The unused node costs" if count == 1 else f"The {count} unused nodes cost"
+    return f"{nodes} {hourly(price * count)}."
 
 
 def _counted(steps: int) -> str:

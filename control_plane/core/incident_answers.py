@@ -9,7 +9,7 @@ unknown" with the evidence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from control_plane.core.incident_accounts import (
@@ -19,7 +19,6 @@ from control_plane.core.incident_accounts import (
     capital,
     duration,
     listed,
-    missing,
 )
 from control_plane.core.incidents import ABSENCE, absent_seconds
 from control_plane.core.observed.nodes import Cause
@@ -39,6 +38,7 @@ _SIGNALS: Final[Mapping[str, str]] = {
 """Names and meanings of signals, by number on Linux."""
 _ENDED: Final = re.compile(r"(?P<rank>rank \d+) on (?P<node>\S+) ended: \w+, (?P<kind>signal|code) (?P<number>\d+)")
 _OUT_OF_MEMORY: Final = re.compile(r" ran out of (?:GPU )?memory: ")
+_SILENT: Final = re.compile(r"the agent of \S+ was silent for (?P<time>[\d.]+ s)\b")
 _TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
 _GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
 _REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times (?P<where>[^,:]+)(?P<trials>[^:]*)")
@@ -49,18 +49,19 @@ _TRIAL: Final = re.compile(
 )
 """Forms in which `core.breakers` and `core.job.ruling` describe repeated failures and trials."""
 _TRIALS: Final[Mapping[str, str]] = {
-    "also without ": "on other nodes",
+    "also without ": "on another node",
     "also from an older state ": "from an older step",
 }
 """Where the script failed again, by the kind of trial in a match of `_REPEATED`."""
-_PROBABLE: Final = "The cause is probably in the script or its data"
+_AFTER_STEP: Final = re.compile(r"after step (?P<step>\d+)")
+_PROBABLE: Final = "The cause is probably the script or its data"
 _ENDINGS: Final[Mapping[str, str]] = {
-    "Client.UserInitiatedShutdown": "a user or a program terminated {node} through the EC2 API",
-    "Client.InstanceInitiatedShutdown": "the operating system of {node} shut the instance down",
-    "Server.SpotInstanceTermination": "AWS took the Spot instance {node} back",
-    "Server.SpotInstanceShutdown": "AWS took the Spot instance {node} back",
-    "Server.InternalError": "an error of EC2 ended {node}",
-    "Server.ScheduledStop": "AWS stopped {node} for a scheduled retirement of its host",
+    "Client.UserInitiatedShutdown": "a user or a program terminated the instance through the EC2 API",
+    "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
+    "Server.SpotInstanceTermination": "AWS took the Spot instance back",
+    "Server.SpotInstanceShutdown": "AWS took the Spot instance back",
+    "Server.InternalError": "an error of EC2 ended the instance",
+    "Server.ScheduledStop": "AWS stopped the instance for a scheduled retirement of its host",
 }
 """Causes of the end of an instance, by EC2's state reason code."""
 
@@ -71,17 +72,24 @@ def why(account: Account) -> str:
     The sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
     words = _CAUSES.get(account.cause, _other)(account)
-    absent = absent_seconds(account.evidence)
-    if absent is not None:
-        words += f"; no control plane was running for {duration(absent)} to recover the job"
+    longer: list[str] = []
+    if (absent := absent_seconds(account.evidence)) is not None:
+        longer.append(f"the control plane was away for {duration(absent)}")
     if account.wait is not None:
-        words += "; AWS launches no replacement"
+        longer.append("AWS launches no replacement")
+    if longer:
+        words = ", ".join((words, *longer[:-1], f"and {longer[-1]}"))
     return f"{capital(words).rstrip('.')}."
 
 
 def done(account: Account) -> tuple[str, ...]:
-    """Return what Everstep has done about an incident, oldest first, in the past tense."""
-    return (*_changes(account), *_end(account))
+    """Return what Everstep has done about an incident: one sentence with all of it, then sentences with details."""
+    deeds = (*_changes(account), *_end(account))
+    return (*((f"Everstep {_joined(deeds)}.",) if deeds else ()), *_details(account))
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
 def _of_ranks(account: Account) -> str:
@@ -107,13 +115,23 @@ def _of_the_script(error: str, account: Account) -> str:
     what = error.rstrip(".") + ("" if account.failed_rank is None else f" on rank {account.failed_rank}")
     reason = account.job_reason.partition("\n")[0]
     if (found := _REPEATED.match(reason)) is not None:
-        tried = " and ".join(words for mark, words in _TRIALS.items() if mark in found["trials"])
-        cause = f"The cause is in the script or its data, because it also failed {tried}" if tried else _PROBABLE
-        return f"the script failed {found['count']} times {found['where'].strip()}: {what}. {cause}"
+        tried = _tried(found)
+        cause = f"It also failed {tried}, so the cause is the script or its data" if tried else _PROBABLE
+        return f"the script failed {found['count']} times {_where(found['where'].strip())}: {what}. {cause}"
     if (found := _NO_PROGRESS.match(reason)) is not None:
         step = f"{int(found['step']):,}"
         return f"the script failed {found['count']} times without a step beyond {step}: {what}. {_PROBABLE}"
     return f"the training script raised {what}"
+
+
+def _tried(repeated: re.Match[str]) -> str:
+    return " and ".join(words for mark, words in _TRIALS.items() if mark in repeated["trials"])
+
+
+def _where(text: str) -> str:
+    """Return the step in which the script failed. The stored text names the last step that the rank had finished."""
+    found = _AFTER_STEP.fullmatch(text)
+    return text if found is None else f"in step {int(found['step']) + 1:,}"
 
 
 def _of_hardware(account: Account) -> str:
@@ -134,13 +152,17 @@ def _of_an_instance(account: Account) -> str:
     reason = found["reason"] or ""
     code = reason.partition(":")[0]
     if code in _ENDINGS:
-        return f"{_ENDINGS[code].format(node=found['node'])} ({code})"
+        return _ENDINGS[code]
     told = f"gives the reason “{reason}”" if reason else "gives no reason"
     return f"cause unknown: EC2 reports {found['node']} as {found['state']} and {told}"
 
 
 def _of_silence(account: Account) -> str:
-    return f"{_unknown(account)}; a broken network and a dead node look the same"
+    words = "cause unknown, either the node or its network"
+    found = next((match for each in account.evidence if (match := _SILENT.match(each))), None)
+    if found is None:
+        return f"{words}: {next(iter(_facts(account)), 'no evidence was recorded')}"
+    return f"{words}: no message for {found['time']}"
 
 
 def _other(account: Account) -> str:
@@ -170,48 +192,76 @@ _CAUSES: Final[Mapping[Cause, Callable[[Account], str]]] = {
 
 
 def _changes(account: Account) -> Iterator[str]:
-    """Yield sentences about Everstep's response to the incident: what it did with the ranks and the nodes."""
+    """Yield what Everstep did with the ranks and the nodes, as clauses in the past tense without their subject."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
-    if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
-        yield f"Everstep stopped all ranks at step {account.reached_step:,}, which every rank had finished."
-    elif account.outcome is Outcome.OPEN:
-        yield "Everstep stopped all ranks."
-    trial = _TRIAL.match(account.decision)
-    if account.held:
-        yield f"Everstep took {listed([node.node_id for node in account.held])} out of use."
+    is_failed_script = _failure_count(account) is not None
+    if account.outcome is Outcome.OPEN:
+        yield "stopped all ranks"
+    held = tuple(node.node_id for node in account.held)
+    if held:
+        yield f"took {listed(held)} out of use"
     if account.terminated_ids:
-        yield f"Everstep terminated {listed(account.terminated_ids)}."
+        yield f"terminated {listed(account.terminated_ids)}"
     if lost and new:
-        yield f"Everstep moved the ranks of {lost} to {new}."
-    elif new:
-        yield f"Everstep launched the job on {new} instead of one of its nodes, and the script failed again."
+        named = (*held, *account.terminated_ids)
+        its = "its ranks" if len(account.instance_ids) == 1 else "their ranks"
+        yield f"moved {its if set(named) == set(account.instance_ids) else f'the ranks of {lost}'} to {new}"
+    elif new and not is_failed_script:
+        yield f"restarted all ranks with {new} in place of one node"
     elif lost and account.restored_at is not None:
-        yield f"Everstep continued on {account.node_count_after} nodes without {lost}."
-    elif not lost and (account.generation_after or 0) > account.generation_before:
-        yield "Everstep restarted all ranks on the same nodes."
-    if trial is not None and trial["step"] is not None:
-        skipped = f"{int(trial['step']):,}"
-        yield f"Everstep skipped step {skipped} once, to find out whether the state or the script was at fault."
+        yield f"continued on {account.node_count_after} nodes without {lost}"
+    elif not lost and not is_failed_script and (account.generation_after or 0) > account.generation_before:
+        yield "restarted all ranks on the same nodes"
+    if (step := _skipped_step(account)) is not None:
+        yield f"skipped step {step} once"
 
 
 def _end(account: Account) -> Iterator[str]:
-    """Yield sentences that say how the recovery ended."""
+    """Yield how the recovery ended, as clauses like those of `_changes`."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
-        yield f"Everstep requested {missing(account)} from AWS, which launched none."
+        count, failed = account.wait.missing_count, account.wait.failed_count
+        what = "a replacement" if count == 1 else f"{count} replacements"
+        times = "once" if failed == 1 else f"{failed} times"
+        yield f"requested {what} from AWS, which {'launched none' if failed is None else f'failed {times}'}"
     if account.outcome is Outcome.JOB_FAILED:
-        yield "Everstep gave the job up."
+        count = _failure_count(account)
+        if count is not None:
+            repeated = _REPEATED.match(account.job_reason)
+            tried = _tried(repeated) if repeated is not None else ""
+            yield f"restarted the job after each failure{f', once {tried},' if tried else ''}"
+        yield "gave the job up" if count is None else f"gave up after {count} failures"
     elif account.from_step is not None and account.restored_at is not None:
-        source = SOURCES.get(account.restore_source or "")
-        at = f"step {account.from_step:,}{f', from {source}' if source else ''}"
-        yield f"Training resumed from {at}{_newer(account)}."
+        yield f"resumed training from step {account.from_step:,}"
+
+
+def _details(account: Account) -> Iterator[str]:
+    """Yield sentences that explain what Everstep did."""
+    if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
+        yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
+    if (step := _skipped_step(account)) is not None:
+        yield f"The launch without step {step} showed whether the state or the script was at fault."
+    source = SOURCES.get(account.restore_source or "")
+    if account.outcome is Outcome.JOB_FAILED or account.from_step is None or account.restored_at is None or not source:
+        return
+    yield f"Training resumed from step {account.from_step:,}, from {source}{_newer(account)}."
+
+
+def _failure_count(account: Account) -> int | None:
+    """Return after how many failures of its script the job failed. None for a job that failed for another reason."""
+    if account.script_error is None:
+        return None
+    found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
+    return None if found is None else int(found["count"])
+
+
+def _skipped_step(account: Account) -> str | None:
+    trial = _TRIAL.match(account.decision)
+    return None if trial is None or trial["step"] is None else f"{int(trial['step']):,}"
 
 
 def _newer(account: Account) -> str:
     """Return why training did not resume from the newest step, or an empty text."""
     reached, resumed = account.reached_step, account.from_step
-    if reached is None or resumed is None or resumed >= reached:
-        return ""
-    trial = _TRIAL.match(account.decision)
-    if trial is not None and trial["step"] is not None:
+    if reached is None or resumed is None or resumed >= reached or _skipped_step(account) is not None:
         return ""
     return f", because no complete copy of step {reached:,} existed"

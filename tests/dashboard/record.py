@@ -2,7 +2,7 @@
 
 Each story is one incident. It has its own local cloud, a training job, and real `everstep local fault` commands. The
 recording is made when the incident has ended, or for the capacity shortage while the job still waits. Afterwards, the
-job must complete. A story takes about a minute. The story of the network partition needs root.
+job must complete. A story takes about a minute, and the shortage about 9 minutes. The story of the network partition needs root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from infra.local_cloud.fault_kinds import EFFECT
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.up import CONTROL_PLANE, FLEET, ClusterOptions, LocalCluster
 from tests.dashboard.recording import FOLDER, Recording, Strike, rows_of, write
-from tests.e2e.jobs import ENDED, wait_until
+from tests.e2e.jobs import ENDED, PATIENCE_SECONDS, wait_until
 from tests.warm_parent import ROOT
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -44,8 +44,10 @@ STEPS_BEFORE: Final = 45
 """Number of steps that must be committed before the first fault."""
 STEPS_AFTER: Final = 25
 """Number of steps that the job commits after the incident's end, before the recording is made."""
-WAIT_SECONDS: Final = 10.0
-"""Seconds that a job waits for capacity before the story is recorded."""
+FAILED_LAUNCHES: Final = 5
+"""Number of failed launches before the shortage is recorded. The pause before the next one is then 8 min."""
+SHORTAGE_SECONDS: Final = 600.0
+"""Maximum time until these launches have failed."""
 BROKEN_STEP: Final = 33
 DOWN_SECONDS: Final = 45.0
 """Time for which the control plane is down."""
@@ -117,7 +119,7 @@ class Stage:
         """Return True if every shard has as many copies as the job requests."""
         return bool(self.client.describe_protection(TrainingJobName=JOB)["ProtectionState"] == "Protected")
 
-    def wait(self, what: str, arrived: Callable[[Json], Any]) -> Json:
+    def wait(self, what: str, arrived: Callable[[Json], Any], patience_seconds: float = PATIENCE_SECONDS) -> Json:
         """Wait until `arrived` accepts the job's description. Fail if the job ends first."""
 
         def look() -> Json | None:
@@ -127,7 +129,7 @@ class Stage:
             assert seen["TrainingJobStatus"] not in ENDED, f"the job ended while waiting for {what}: {seen}"
             return None
 
-        answer: Json = wait_until(what, look, self.describe)
+        answer: Json = wait_until(what, look, self.describe, patience_seconds)
         return answer
 
     def recovered(self) -> None:
@@ -148,13 +150,14 @@ def bad_gpu(stage: Stage) -> Iterator[None]:
 
 
 def capacity_shortage(stage: Stage) -> Iterator[None]:
-    """An instance ends, and AWS has no capacity for another."""
+    """An instance ends, and AWS has no capacity for another, so that the next attempt is minutes away."""
     victim = stage.train()
     stage.strike("capacity", "--count", str(NODES - 1))
     stage.strike("terminate", victim)
     stage.wait(
         "the job to wait for capacity",
-        lambda seen: "sufficient" in seen["Reason"] and seen["AccountingSeconds"].get("replace", 0) > WAIT_SECONDS,
+        lambda seen: f"(failed {FAILED_LAUNCHES} times)" in seen["Reason"],
+        SHORTAGE_SECONDS,
     )
     yield
     stage.strike("clear", "capacity")

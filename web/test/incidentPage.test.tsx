@@ -62,27 +62,29 @@ const card = (name: string) => within(screen.getByRole('region', { name }))
 test('the head says what happened and whether to act', () => {
   page()
   screen.getByRole('heading', { level: 1, name: 'The ranks hung' })
-  expect(screen.getByRole('status').textContent).toBe(
-    'Nothing to do. The ranks made no progress and hung. Everstep recovered the job in 80 s.',
-  )
+  expect(screen.getByRole('status').textContent).toBe('Nothing to do.')
   expect(screen.getByRole('link', { name: 'Runbook' }).getAttribute('href')).toBe('/runbook.html#hang')
   screen.getByText('Recovered')
   screen.getByText('Cause unknown: all 4 ranks stood still.')
-  expect(screen.getByText('Evidence (4)').closest('details')!.open).toBe(false)
-  screen.getByText('Training resumed from step 10.')
+  screen.getByText('Everstep restarted all ranks.')
+  const details = screen.getByText('Details (5)').closest('details')!
+  expect(details.open).toBe(false)
+  expect(details.textContent).toMatch(/Training resumed from step 10\.Hang: all 4 ranks stood still\./)
   card('What to do').getByText(/^Nothing\./)
 })
 
 test('an urgent action leads the verdict and shows its command', () => {
   page({
     Outcome: 'JobFailed',
-    Actions: [action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })],
+    Actions: [
+      action({ Urgency: 'Now', Description: 'Correct the script. Then run it.', Command: 'everstep jobs logs gpt' }),
+    ],
   })
-  screen.getByText('No: the job failed and does not start again by itself.')
+  screen.getByText('Job failed', { selector: '.head .status' })
   screen.getByText('without training until the job failed')
-  expect(screen.getByRole('status').textContent).toMatch(/^Act now\. /)
+  expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
-  card('What to do').getByText('Read the last lines.')
+  card('What to do').getByText('Correct the script. Then run it.')
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
@@ -96,52 +98,69 @@ const waiting: Partial<Incident> = {
 }
 const at = new Date(Wait.NextAttemptTime * 1000).toISOString()
 
-test('a shortage leads with the next attempt and the choices, in amber, and quotes AWS', () => {
-  const choices = ['Continue on fewer nodes: let it.', 'Pause the job, so that others run.']
-  const Actions = choices.map((Description) => action({ Urgency: 'Later', Description, Command: Description }))
+test('a long shortage leads with the recommendation and the next attempt, in amber, and quotes AWS', () => {
+  const choices = ['Continue on 2 of 3 nodes: it grows.', 'Pause the job, so that others run.']
+  const Actions = choices.map((Description, index) =>
+    action({ Urgency: 'Later', Description, Command: Description, IsRecommended: index === 0 }))
   page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toMatch(new RegExp(
-    `^Decide: wait until ${at.slice(11, 16)} UTC \\(in 1[12] min\\), or continue on fewer nodes. i-a was terminated\\.$`,
+    `^Decide: continue on 2 of 3 nodes \\(recommended\\), or wait until ${at.slice(11, 16)} UTC \\(in 1[12] min\\)\\.$`,
   ))
   screen.getByText('for idle nodes so far')
   screen.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
-  screen.getByText('Waiting for AWS')
-  screen.getByText('No: the job waits for 1 p5.48xlarge in us-east-2a.')
-  const quote = new RegExp(
-    '^AWS reports: “We do not have sufficient p5.48xlarge capacity \\(a\\)”\\. ' +
-    `Next attempt at ${at.slice(11, 19)} UTC\\. If it fails, Everstep tries again at most 15 min later\\.$`,
+  expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
+  const present = screen.getByText('Now').nextElementSibling!
+  expect(present.textContent).toBe(
+    `The job waits for 1 p5.48xlarge in us-east-2a. Next attempt at ${at.slice(11, 19)} UTC. ` +
+    'Pauses between attempts double, up to 15 min.',
   )
-  screen.getByText((_, element) => element?.tagName === 'DD' && quote.test(element.textContent!.split('us-east-2a. ')[1] ?? ''))
-  card('What to do').getByText('Wait, or pick one of these steps:')
-  expect(card('What to do').queryByText('Not urgent')).toBeNull()
+  const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
+  expect(quote.closest('details')!.open).toBe(false)
+  const todo = card('What to do')
+  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('Continue on 2 of 3 nodes: it grows.')
+  expect(todo.getByText('Other choices (1)').closest('details')!.textContent).toContain('Pause the job')
+  expect(todo.queryByText('Not urgent')).toBeNull()
+})
+
+test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
+  page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
+  expect(screen.getByRole('status').textContent).toMatch(
+    new RegExp(`^Decide: wait until ${at.slice(11, 16)} UTC \\(in 1[12] min; recommended\\), or pause the job\\.$`),
+  )
+  card('What to do').getByText('Wait for the next attempt (recommended).')
+  expect(card('What to do').getByText('Instead of waiting (1)').closest('details')!.open).toBe(false)
 })
 
 test('a short wait demands nothing, although it has choices', () => {
   const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions })
   const head = screen.getByRole('status')
-  expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\. i-a was terminated\.$/)
+  expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\.$/)
   expect(head.getAttribute('data-tone')).toBe('busy')
+  expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
   card('What to do').getByText(/^Nothing: the job waits for the next attempt\./)
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
-  expect(screen.getByRole('status').textContent).toMatch(/^Nothing to do: next attempt now\. i-a/)
+  expect(screen.getByRole('status').textContent).toBe('Nothing to do: next attempt now.')
   card('What to do').getByText(/^Nothing\./)
 })
 
-test('the button Acknowledge is explained beside it', () => {
+test('the button Acknowledge has an explanation', () => {
+  const note = 'Marks the incident as seen, and changes nothing else.'
   page()
-  const card = screen.getByRole('button', { name: 'Acknowledge' }).closest('section')!
-  const note = 'Shows everybody that a person has seen this incident. It changes nothing else.'
-  within(card).getByText(note)
+  expect(screen.getByRole('button', { name: 'Acknowledge' }).title).toBe(note)
   cleanup()
   page({ ClosedAt: undefined, Outcome: 'Open' })
-  screen.getByText(note)
+  expect(screen.getByRole('button', { name: 'Acknowledge' }).title).toBe(note)
+  cleanup()
+  page({ AcknowledgementTime: NOW - 5, AcknowledgedBy: 'ann' })
+  expect(screen.queryByRole('button', { name: 'Acknowledge' })).toBeNull()
+  card('Owner and notes').getByText(/^Acknowledged by ann/)
 })
 
 test.each([
@@ -170,11 +189,11 @@ test('an open incident shows its phase, and an optional action demands nothing',
     ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined,
     Actions: [action({ Description: 'See it.', Command: 'everstep jobs describe gpt' })],
   })
-  expect(screen.getByRole('status').textContent).toMatch(/^You need not act\. Optional: see it\. /)
+  expect(screen.getByRole('status').textContent).toBe('You need not act. Optional: see it.')
   screen.getByText('Recovering')
   screen.getByText('replacing nodes', { selector: '.status' })
-  screen.getByText('What Everstep did so far')
-  screen.getByText('The number of lost steps is not known yet.')
+  screen.getByText(/^Everstep is replacing nodes, for /)
+  screen.getByText('Lost steps: not known yet.')
 })
 
 test('a held node is decided about on the page', async () => {
@@ -187,7 +206,7 @@ test('a held node is decided about on the page', async () => {
       }),
     ],
   })
-  expect(screen.getByRole('status').textContent).toMatch(/^Not urgent: inspect node i-a\. /)
+  expect(screen.getByRole('status').textContent).toBe('Not urgent: inspect node i-a.')
   for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
     card('What to do').getByText(`everstep nodes ${command}`)
   }

@@ -53,7 +53,7 @@ describe('the card about what to do', () => {
     act.getByRole('heading', { name: 'Act now' })
     act.getByText('The job does not start again by itself.')
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
-      expect.stringMatching(/^Read the last lines .*everstep jobs logs gpt --rank 0 --tail 50/),
+      expect.stringMatching(/^Correct the cause\..*everstep jobs logs gpt --rank 0 --tail 50/),
     ])
     const links = act.getAllByRole('link').map((link) => [link.textContent, link.getAttribute('href')])
     expect(links).toContainEqual(['Edit and submit again from the beginning…', '/submit?from=run'])

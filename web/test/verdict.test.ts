@@ -6,7 +6,8 @@ import { describe, expect, test } from 'vitest'
 import type { DescribeProtectionResponse, Fleet, Incident, SecondaryStatusTransition, TrainingJob } from '../src/contract'
 import { RESUMED_BY_A_PERSON } from '../src/model/act'
 import type { HeldNode } from '../src/model/facts'
-import { phaseLengths } from '../src/model/figures'
+import { phaseLengths, phaseTexts, type Phase } from '../src/model/figures'
+import { duration } from '../src/model/format'
 import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 import { OBSERVED } from '../src/model/standing'
 import { DUTY } from '../src/words/duty'
@@ -345,6 +346,19 @@ describe('phases', () => {
     expect(lengths.at(-1)!.isOpen).toBe(true)
     expect(lengths.reduce((sum, each) => sum + each.seconds, 0)).toBe(12)
   })
+})
+
+test.each([
+  [[0.07, 6.96], ['0.1 s', '6.9 s'], '7.0 s'],
+  [[7.5, 12.4, 1.1], ['8 s', '12 s', '1 s'], '21 s'],
+  [[0.5, 0.2, 16.4], ['1 s', '< 1 s', '16 s'], '17 s'],
+  [[172.2, 1.1, 3.0], ['2 min 52 s', '1 s', '3 s'], '2 min 56 s'],
+  [[20, 7180.5], ['< 60 s', '2 h 00 min'], '2 h 00 min'],
+  [[0, 0], ['0.0 s', '0.0 s'], '0.0 s'],
+])('phases of %j s have texts that add up to the text of their total', (seconds, texts, total) => {
+  const phases = seconds.map((each) => ({ phase: 'detect' as Phase, seconds: each, isOpen: false }))
+  expect(phaseTexts(phases)).toEqual(texts)
+  expect(duration(seconds.reduce((sum, each) => sum + each))).toBe(total)
 })
 
 test('the newest open incident counts', () => {

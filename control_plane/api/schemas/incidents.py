@@ -34,6 +34,8 @@ class IncidentAction(Shape):
     """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     instance_id: str | None
     """The held node that the action concerns. Absent if the action concerns the job."""
+    is_recommended: bool = False
+    """Whether Everstep recommends the action instead of waiting for instances."""
 
 
 class IncidentWait(Shape):
@@ -135,9 +137,9 @@ class Incident(Shape):
     Only in DescribeIncident.
     """
     done: list[str] | None = None
-    """What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident."""
+    """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
     continuing_cost: str | None = None
-    """What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid.
+    """What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid.
 
     Only in DescribeIncident.
     """

@@ -4,7 +4,9 @@ import { ACT, STATE } from '../words/job'
 import { logsCommand } from '../words/commands'
 import { DUTIES, DUTY } from '../words/duty'
 import { capacityWords, type CapacityWait } from './capacity'
-import { briefOf, dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency } from './duty'
+import {
+  decision, dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency,
+} from './duty'
 import { STALE_SECONDS } from './figures'
 import { ago, duration, minute, sentence, soon } from './format'
 import type { Facts, JobState, PhaseNow, Statement } from './facts'
@@ -178,7 +180,7 @@ function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: Capacit
   const choice = stepsOf(actions).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
   const at = minute(wait.retryAt)
   return none(capacityWords(wait, fleet), choice ? 'warn' : 'busy', {
-    brief: choice ? DUTY.decideWait(at, soon(wait.retryAt, now), briefOf(choice)) : words.brief(`${at} UTC`),
+    brief: choice ? decision(at, soon(wait.retryAt, now), choice) : words.brief(`${at} UTC`),
     // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',

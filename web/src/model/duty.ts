@@ -15,6 +15,8 @@ export interface Step {
   commands: readonly string[]
   /** The held node that the step is about. */
   nodeId?: string
+  /** Whether Everstep recommends the step instead of waiting. */
+  isRecommended?: boolean
   /** A page on which the person does it. */
   link?: { to: string; label: string; note?: string }
 }
@@ -35,6 +37,7 @@ export const urgentFirst = (steps: readonly Step[]): Step[] =>
 /** Return the sentence of a verdict that says whether a person must act. */
 export function dutySentence(steps: readonly Step[]): string {
   const urgency = urgencyOf(steps)
+  if (urgency === 'Now') return DUTY.now(briefOf(steps.find((step) => step.urgency === 'Now')!))
   if (urgency === 'Optional' && steps.length === 1) return DUTY.optional(uncapitalized(steps[0]!.text))
   const nodes = steps.filter((step) => step.urgency === 'Later' && step.nodeId !== undefined)
   const later = steps.filter((step) => step.urgency === 'Later')
@@ -46,8 +49,9 @@ const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + t
 
 /** Return the steps that the API names for an incident. */
 export const stepsOf = (actions: readonly IncidentAction[] = []): Step[] =>
-  actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId }) => ({
+  actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId, ...rest }) => ({
     urgency, text, commands: [Command, ...(FurtherCommands ?? [])], ...(nodeId === undefined ? {} : { nodeId }),
+    ...(rest.IsRecommended ? { isRecommended: true } : {}),
   }))
 
 /** Return the steps for nodes that a person must release or terminate. Everstep itself releases other held nodes. */
@@ -74,23 +78,20 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
 /** Return what a step does, without its reason: "pause the job". */
 export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
 
-/** The verdict of an incident: whether a person must act, and what happened. */
+/** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { Verdict, ClosedAt, Wait }: Pick<Incident, 'Verdict' | 'ClosedAt' | 'Wait'>,
-  steps: readonly Step[], title: string, now: number,
-): { tone: Tone; lead: string; text: string } {
+  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[], now: number,
+): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
-    const text = Verdict ?? `${title}.`
     const when = attemptWords(Wait, now)
-    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(when), text }
-    const lead = DUTY.decideWait(minute(Wait.NextAttemptTime), when, briefOf(urgentFirst(steps)[0]!))
-    return { tone: 'warn', lead, text }
+    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(when) }
+    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), when, urgentFirst(steps)[0]!) }
   }
   const isCalm = tone === 'good' || tone === 'idle'
-  return {
-    tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone,
-    lead: dutySentence(steps),
-    text: Verdict ?? `${title}.`,
-  }
+  return { tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone, lead: dutySentence(steps) }
 }
+
+/** Return the sentence that leaves a long wait to a person. `time`: of the next attempt. `when`: until then. */
+export const decision = (time: string, when: string, choice: Step): string =>
+  DUTY.decideWait(time, when, briefOf(choice), choice.isRecommended ?? false)

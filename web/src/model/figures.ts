@@ -260,6 +260,27 @@ export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
   return lengths
 }
 
+/** Return the lengths of an incident's phases as texts that add up to the text of their total. */
+export function phaseTexts(phases: readonly PhaseLength[]): string[] {
+  const total = phases.reduce((sum, { seconds }) => sum + seconds, 0)
+  const unit = UNITS.find(([below]) => total < below)![1]
+  const parts = phases.map(({ seconds }) => Math.floor(seconds / unit))
+  // The parts with the largest remainders are rounded up.
+  const missing = Math.round(total / unit) - parts.reduce((sum, part) => sum + part, 0)
+  const remainder = (index: number) => phases[index]!.seconds / unit - parts[index]!
+  const order = [...phases.keys()].sort((a, b) => remainder(b) - remainder(a))
+  const raised = new Set(order.slice(0, Math.max(0, missing)))
+  const text = (seconds: number) => (unit >= 1 && seconds < 60 ? `${seconds} s` : duration(seconds))
+  return parts.map((part, index) => {
+    const units = part + Number(raised.has(index))
+    return units === 0 && phases[index]!.seconds > 0 ? `< ${text(unit)}` : text(units * unit)
+  })
+}
+/** The seconds below which a duration is shown in a unit, and the unit in seconds, as in `duration`. */
+const UNITS: readonly (readonly [below: number, unit: number])[] = [
+  [9.95, 0.1], [3600, 1], [172_800, 60], [Infinity, 3600],
+]
+
 export interface FleetFigures {
   of: string
   status: string

@@ -2,9 +2,9 @@
 import type { Incident } from '../contract'
 import { INCIDENT, OUTCOMES } from '../words/incident'
 import { phaseWords } from './causes'
-import type { Statement } from './facts'
 import { phaseLengths } from './figures'
-import { ago, clock, duration, soon } from './format'
+import { clock, duration, soon } from './format'
+import type { Tone } from './standing'
 
 type Outcome = NonNullable<Incident['Outcome']>
 
@@ -22,11 +22,9 @@ export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone 
 export const attemptWords = ({ NextAttemptTime: at }: Wait, now: number): string =>
   at <= now + 1 ? INCIDENT.wait.due : soon(at, now)
 
-/** Return AWS's own words, shortened to the first sentence, and when the next attempts are. */
-function waitWords(wait: Wait): string {
-  const quote = wait.Message.split('. ')[0]!.replace(/\.$/, '')
-  return `${INCIDENT.wait.text(quote, clock(wait.NextAttemptTime))} ${INCIDENT.wait.later}`
-}
+/** Return the first sentence of AWS's own words. */
+export const quoteOf = ({ Message }: Wait): string =>
+  INCIDENT.wait.quote(Message.split('. ')[0]!.replace(/\.$/, ''))
 
 /** For this long after its end, an incident is as important as an open one. */
 const RECENT_SECONDS = 900
@@ -35,18 +33,18 @@ const RECENT_SECONDS = 900
 export const isRecent = (incident: Incident, now: number): boolean =>
   now - (incident.ClosedAt ?? now) < RECENT_SECONDS || outcomeOf(incident) === 'JobFailed'
 
-/** Return whether the incident is over. `now`: Unix seconds. */
-export function overWords(incident: Incident, now: number): Statement {
-  const outcome = outcomeOf(incident)
-  const words = INCIDENT.over
-  const { tone } = OUTCOMES[outcome]
-  const { ClosedAt } = incident
-  if (incident.Wait !== undefined) {
-    return { tone: 'busy', title: words.waits(missingWords(incident.Wait)), text: waitWords(incident.Wait) }
+/** Return what happens now in an open incident. undefined: the incident is closed. `now`: Unix seconds. */
+export function presentWords(incident: Incident, now: number): { title: string; text: string } | undefined {
+  const { ClosedAt, Wait: wait } = incident
+  if (ClosedAt !== undefined) return undefined
+  if (wait !== undefined) {
+    const words = INCIDENT.wait
+    return { title: words.title(missingWords(wait)), text: words.text(clock(wait.NextAttemptTime)) }
   }
-  if (ClosedAt === undefined) {
-    const seconds = phaseLengths(incident, now).at(-1)?.seconds ?? 0
-    return { tone, title: words.Open, text: words.phase(phaseWords(incident.Phase, incident), duration(seconds)) }
-  }
-  return { tone, title: words[outcome], text: words.since(ago(ClosedAt, now)) }
+  const seconds = phaseLengths(incident, now).at(-1)?.seconds ?? 0
+  return { title: INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds)), text: '' }
 }
+
+/** Return how the incident stands, as a word with its tone. A wait for AWS has one tone on all pages. */
+export const standingOf = (incident: Incident): { word: string; tone: Tone } =>
+  incident.Wait === undefined ? OUTCOMES[outcomeOf(incident)] : { word: INCIDENT.waiting, tone: 'busy' }

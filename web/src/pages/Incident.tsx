@@ -1,4 +1,4 @@
-/** One incident: what failed, why, what was done, what was lost, and what to do; then its timeline and figures. */
+/** One incident. The first screen has only the answers and what to do; the timeline and figures follow. */
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
@@ -14,13 +14,13 @@ import { plain } from '../model/ansi'
 import { incidentTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { incidentLine, isPressing, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
 import {
-  hook, incidentFigures, jobFigures, phaseHook, shown, similarFigures, type IncidentFigures,
+  hook, incidentFigures, jobFigures, phaseHook, phaseTexts, shown, similarFigures, type IncidentFigures,
 } from '../model/figures'
 import { capitalized, clock, count, duration, utc } from '../model/format'
-import { outcomeOf } from '../model/incident'
+import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
-import { isOver, type Tone } from '../model/verdict'
+import { isOver } from '../model/verdict'
 import { Ago, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
@@ -68,32 +68,33 @@ function Described({ incident }: { incident: Incident }) {
   return (
     <div className="stack">
       <Head {...shared} steps={steps} address={address} />
-      <div className="incident">
+      <div className="incident first-screen">
         <div className="stack">
-          <Card title={INCIDENT.happened.title}>
+          <Card label={INCIDENT.happened.title}>
             <Happened
               {...shared}
+              isTitled
               jobReason={figures.isOpen ? job?.Reason : undefined}
             />
           </Card>
-          <Phases {...shared} />
         </div>
         <div className="stack">
           <ToDo incident={incident} steps={steps} fleet={job?.FleetName} />
-          <Card title={INCIDENT.people.title}>
-            <Owner incident={incident} />
-            <Acknowledgement incident={incident} />
-            <h3 className="below">{NOTES.title}</h3>
-            <Notes
-              notes={incident.Notes ?? []}
-              create={(Text, ClientRequestToken) =>
-                call('CreateIncidentNote', { IncidentId: incident.IncidentId, Text, ClientRequestToken })
-              }
-            />
-          </Card>
         </div>
       </div>
+      <Phases {...shared} />
       <Timeline incident={incident} address={address} />
+      <Card title={INCIDENT.people.title} label={INCIDENT.people.title}>
+        <Owner incident={incident} />
+        <Acknowledged incident={incident} />
+        <h3 className="below">{NOTES.title}</h3>
+        <Notes
+          notes={incident.Notes ?? []}
+          create={(Text, ClientRequestToken) =>
+            call('CreateIncidentNote', { IncidentId: incident.IncidentId, Text, ClientRequestToken })
+          }
+        />
+      </Card>
       <Facts {...shared} />
       <Similar incident={incident} />
     </div>
@@ -102,9 +103,6 @@ function Described({ incident }: { incident: Incident }) {
 
 function Head({ incident, figures, steps, address }: Shared & { steps: readonly Step[]; address: string }) {
   const now = useNow()
-  const isWaiting = incident.Wait !== undefined
-  const waitTone: Tone = isPressing(urgencyOf(steps)) ? 'warn' : 'busy'
-  const outcome = isWaiting ? { word: INCIDENT.waiting, tone: waitTone } : OUTCOMES[outcomeOf(incident)]
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
     download(document.FileName, [document.Content], 'text/markdown')
@@ -120,8 +118,8 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       title={incidentTitle(incident)}
       status={
         <>
-          <Status tone={outcome.tone} word={outcome.word} />
-          {figures.isOpen && !isWaiting && (
+          <Status {...standingOf(incident)} />
+          {figures.isOpen && incident.Wait === undefined && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
             </span>
@@ -133,6 +131,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       }
       actions={
         <>
+          <Acknowledge incident={incident} />
           <ActionButton action={save}>{INCIDENT.export}</ActionButton>
           <Button
             component="a" size="xs" variant="default" target="_blank" rel="noreferrer"
@@ -142,29 +141,32 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           </Button>
         </>
       }
-      verdict={incidentLine(incident, steps, incidentTitle(incident), now)}
+      verdict={incidentLine(incident, steps, now)}
     />
   )
 }
 
-/** The person who has acknowledged the incident, or the button with what it does and does not do. */
-function Acknowledgement({ incident }: { incident: Incident }) {
+/** The button that acknowledges an incident, for a role that may do so, until a person has used it. */
+function Acknowledge({ incident }: { incident: Incident }) {
   const { mayRun } = useRole()
-  if (incident.AcknowledgementTime !== undefined) {
-    return (
-      <p className="dim below">
-        {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
-      </p>
-    )
-  }
-  if (!mayRun) return null
+  if (!mayRun || incident.AcknowledgementTime !== undefined) return null
   return (
-    <div className="below acknowledge">
-      <ActionButton action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}>
-        {INCIDENT.acknowledge}
-      </ActionButton>
-      <p className="dim">{INCIDENT.acknowledgeNote}</p>
-    </div>
+    <ActionButton
+      title={INCIDENT.acknowledgeNote}
+      action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
+    >
+      {INCIDENT.acknowledge}
+    </ActionButton>
+  )
+}
+
+/** The person who has acknowledged the incident. */
+function Acknowledged({ incident }: { incident: Incident }) {
+  if (incident.AcknowledgementTime === undefined) return null
+  return (
+    <p className="dim below">
+      {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
+    </p>
   )
 }
 
@@ -174,11 +176,36 @@ function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly 
   return (
     <div className={isDecision ? 'pressing' : undefined}>
       <Card title={DUTY.title} label={DUTY.title}>
-        {isChoice && steps.length > 0 && <p>{isDecision ? INCIDENT.wait.choose : INCIDENT.wait.instead}</p>}
         {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
-        <Steps steps={steps} fleet={fleet} isChoice={isChoice} />
+        {isChoice ? (
+          <Choices steps={steps} isDecision={isDecision} />
+        ) : (
+          <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} />
+        )}
       </Card>
     </div>
+  )
+}
+
+/** What a person can do instead of waiting for AWS. Only the recommended step is unfolded. */
+function Choices({ steps, isDecision }: { steps: readonly Step[]; isDecision: boolean }) {
+  const words = INCIDENT.wait
+  const recommended = steps.filter((step) => step.isRecommended)
+  const others = steps.filter((step) => !step.isRecommended)
+  if (steps.length === 0) return null
+  return (
+    <>
+      {recommended.length === 0 && <p>{isDecision ? words.recommended : words.nothing}</p>}
+      <Steps steps={recommended} isChoice />
+      {others.length > 0 && (
+        <details>
+          <summary className="dim">
+            {recommended.length > 0 ? words.other(others.length) : words.instead(others.length)}
+          </summary>
+          <Steps steps={others} isChoice />
+        </details>
+      )}
+    </>
   )
 }
 
@@ -187,13 +214,13 @@ function Phases({ incident, figures }: Shared) {
     <Card title={INCIDENT.phases.title} label={INCIDENT.phases.title}>
       <PhaseBar incident={incident} height={24} width="100%" />
       <ul className="legend">
-        {figures.phases.map(({ phase, seconds, isOpen }) => (
-          <li key={phase} {...phaseHook(incident, phase, seconds)}>
+        {figures.phases.map(({ phase, seconds, isOpen }, index) => (
+          <li key={phase} title={duration(seconds)} {...phaseHook(incident, phase, seconds)}>
             <span className="key" style={{ background: phaseColor(phase, incident) }} />
             <span>
               {capitalized(phaseWords(phase, incident))} {isOpen && <span className="dim">{INCIDENT.phases.now}</span>}
             </span>
-            <span>{duration(seconds)}</span>
+            <span>{phaseTexts(figures.phases)[index]}</span>
           </li>
         ))}
       </ul>

@@ -1,10 +1,10 @@
-/** An incident in five answers: what happened, whether it is over, what was lost, why, and what Everstep did. */
+/** An incident in answers: what failed, why, what Everstep did, what happens now, and what was lost. */
 import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
-import { sentence, utc } from '../model/format'
-import { overWords } from '../model/incident'
+import { clock, sentence, utc } from '../model/format'
+import { presentWords, quoteOf } from '../model/incident'
 import { incidentTitle } from '../model/causes'
-import { Ago, NodeLink, ToneIcon, Unbroken, useNow } from './Basics'
+import { Ago, NodeLink, Unbroken, useNow } from './Basics'
 import { INCIDENT } from '../words/incident'
 
 interface Props {
@@ -14,51 +14,60 @@ interface Props {
   fleet?: string
   /** What an open recovery waits for. */
   jobReason?: string
+  /** Whether the title of the page already says what failed. */
+  isTitled?: boolean
 }
 
-export function Happened({ incident, figures, fleet, jobReason }: Props) {
+export function Happened({ incident, figures, fleet, jobReason, isTitled = false }: Props) {
   const words = INCIDENT.happened
-  const evidence = incident.Evidence ?? []
+  const [done, ...explained] = incident.Done ?? []
+  const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait)]
+  const details = [...quote, ...explained, ...(incident.Evidence ?? [])]
   const failed = incident.FaultedInstanceIds ?? []
   const now = useNow()
-  const over = overWords(incident, now)
+  const present = presentWords(incident, now)
   return (
     <dl className="answers">
       <dt>{words.what}</dt>
       <dd>
-        <strong>{incidentTitle(incident)}</strong>{' '}
+        {!isTitled && <strong>{incidentTitle(incident)}</strong>}{' '}
         {/* A script that fails on node after node is not a failure of these nodes. */}
-        <NodeList ids={figures.unsavedSteps !== undefined && failed.length > 1 ? [] : failed} fleet={fleet} />
-        <div className="dim">
-          {utc(incident.FailedAt)}, <Ago at={incident.FailedAt} />
-        </div>
+        <NodeList ids={figures.unsavedSteps !== undefined && failed.length > 1 ? [] : failed} fleet={fleet} />{' '}
+        <span className="dim" title={utc(incident.FailedAt)}>
+          {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
+          <Ago at={incident.FailedAt} />
+        </span>
       </dd>
-      <dt>{words.over}</dt>
-      <dd className={`tone-${over.tone}`}>
-        <strong className="tone-text">
-          <ToneIcon tone={over.tone} /> {over.title}
-        </strong>{' '}
-        {over.text}
-        {jobReason && incident.Wait === undefined && <Sentences texts={[words.now(jobReason)]} />}
+      <dt>{words.why}</dt>
+      <dd>
+        <Account text={incident.Why} />
       </dd>
+      <dt>{words.done}</dt>
+      <dd>
+        <Account text={done} />
+      </dd>
+      {present && (
+        <>
+          <dt>{words.now}</dt>
+          <dd>
+            <strong>
+              <Unbroken text={present.title} />
+            </strong>{' '}
+            {present.text}
+            {jobReason && incident.Wait === undefined && <Sentences texts={[jobReason]} />}
+          </dd>
+        </>
+      )}
       <dt>{words.lost}</dt>
       <dd>
         <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
         {incident.ContinuingCost && <Sentences texts={[incident.ContinuingCost]} />}
-      </dd>
-      <dt>{words.why}</dt>
-      <dd>
-        <Account texts={incident.Why === undefined ? undefined : [incident.Why]} />
-        {evidence.length > 0 && (
+        {details.length > 0 && (
           <details>
-            <summary className="dim">{words.evidence(evidence.length)}</summary>
-            <Sentences texts={evidence} />
+            <summary className="dim">{words.details(details.length)}</summary>
+            <Sentences texts={details} />
           </details>
         )}
-      </dd>
-      <dt>{words.done(figures.isOpen)}</dt>
-      <dd>
-        <Account texts={incident.Done} />
       </dd>
     </dl>
   )
@@ -87,9 +96,11 @@ function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: b
   )
 }
 
-/** Sentences that only DescribeIncident returns. A dash stands for them until its answer arrives. */
-const Account = ({ texts }: { texts: readonly string[] | undefined }) =>
-  texts?.length ? <Sentences texts={texts} /> : <p className="dim">–</p>
+const DAY_SECONDS = 86_400
+
+/** A sentence that only DescribeIncident returns. A dash stands for it until the answer arrives. */
+const Account = ({ text }: { text: string | undefined }) =>
+  text ? <Sentences texts={[text]} /> : <p className="dim">–</p>
 
 const Sentences = ({ texts }: { texts: readonly string[] }) => (
   <>

@@ -3,7 +3,9 @@ import { Link } from 'react-router'
 import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
-import { hook, incidentFigures, phaseHook, phaseLengths, shown, type IncidentFigures } from '../model/figures'
+import {
+  hook, incidentFigures, phaseHook, phaseLengths, phaseTexts, shown, type IncidentFigures,
+} from '../model/figures'
 import { causeTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { Ago, JobLink, Status, useNow } from './Basics'
 
@@ -75,12 +77,14 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
 /** What the colors of a phase bar mean, with how long each phase took. */
 export function PhaseLengths({ incident }: { incident: Incident }) {
   const now = useNow()
+  const lengths = phaseLengths(incident, now)
+  const texts = phaseTexts(lengths)
   return (
     <ul className="phases" aria-label="Phases">
-      {phaseLengths(incident, now).map(({ phase, seconds, isOpen }) => (
-        <li key={phase} {...phaseHook(incident, phase, seconds)}>
+      {lengths.map(({ phase, seconds, isOpen }, index) => (
+        <li key={phase} title={duration(seconds)} {...phaseHook(incident, phase, seconds)}>
           <span className="key" style={{ background: phaseColor(phase, incident) }} />{' '}
-          {phaseWords(phase, incident)} {duration(seconds)}
+          {phaseWords(phase, incident)} {texts[index]}
           {isOpen && ' so far'}
         </li>
       ))}
@@ -100,7 +104,8 @@ interface Bar {
 export function PhaseBar({ incident, height = 14, width = 140 }: Bar) {
   const now = useNow()
   const lengths = phaseLengths(incident, now)
-  const label = lengths.map(({ phase, seconds }) => `${phaseWords(phase, incident)} ${duration(seconds)}`).join(', ')
+  const texts = phaseTexts(lengths)
+  const label = lengths.map(({ phase }, index) => `${phaseWords(phase, incident)} ${texts[index]}`).join(', ')
   const style = (phase: string, seconds: number) => ({
     flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: phaseColor(phase, incident),
   })

@@ -5,10 +5,11 @@ import { call } from '../api/client'
 import { useRole } from '../api/queries'
 import type { Incident, TrainingJob } from '../contract'
 import type { IncidentFigures } from '../model/figures'
+import { standingOf } from '../model/incident'
 import { INCIDENT } from '../words/incident'
 import { JOB } from '../words/job'
 import { ActionButton } from './ActionButton'
-import { Ago } from './Basics'
+import { Ago, Status } from './Basics'
 import { Card } from './Card'
 import { Happened } from './Happened'
 import { PhaseBar, PhaseLengths } from './IncidentTable'
@@ -46,8 +47,13 @@ export function LatestIncident({ incident, figures, job }: Props) {
       <Link className="link" to={`/incidents/${id}`}>{words.all}</Link>
     </>
   )
+  const heading = (
+    <span className="row">
+      {title} <Status {...standingOf(incident)} />
+    </span>
+  )
   return (
-    <Card title={title} label={title} actions={actions}>
+    <Card title={heading} label={title} actions={actions}>
       <Happened
         incident={incident}
         figures={figures}

@@ -32,6 +32,7 @@ export function Steps({ steps, fleet, urgency, isChoice = false }: Props) {
           {!isChoice && (step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
+          {step.isRecommended && <Status tone="busy" word={DUTY.recommended} />}
           <p>
             <Unbroken text={step.text} />
           </p>

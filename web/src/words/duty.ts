@@ -24,9 +24,13 @@ export const DUTY = {
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
   resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
-  resubmitNote: 'Opens the form with the values of this job. Submit only after you have corrected the cause.',
+  resubmitNote: 'Opens the form with the values of this job.',
+  recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
-  decideWait: (time: string, when: string, choice: string) => `Decide: wait until ${time} UTC (${when}), or ${choice}.`,
+  decideWait: (time: string, when: string, choice: string, isRecommended: boolean) =>
+    isRecommended
+      ? `Decide: ${choice} (recommended), or wait until ${time} UTC (${when}).`
+      : `Decide: wait until ${time} UTC (${when}; recommended), or ${choice}.`,
   outage: {
     lead: 'The control plane does not answer.',
     text:

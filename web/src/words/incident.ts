@@ -22,17 +22,20 @@ const LIKENESS: Readonly<Record<SimilarIncident['Likeness'][number], string>> = 
 export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
-  acknowledgeNote: 'Shows everybody that a person has seen this incident. It changes nothing else.',
+  acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
   away: (title: string) => `${title} while the control plane was away`,
   waiting: 'Waiting for AWS',
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
     due: 'now',
-    text: (quote: string, time: string) => `AWS reports: “${quote}”. Next attempt at ${time} UTC.`,
-    later: 'If it fails, Everstep tries again at most 15 min later.',
-    choose: 'Wait, or pick one of these steps:',
-    instead: 'Nothing: the job waits for the next attempt. If you do not want to wait, pick one of these steps:',
+    title: (missing: string) => `The job waits for ${missing}.`,
+    text: (time: string) => `Next attempt at ${time} UTC. Pauses between attempts double, up to 15 min.`,
+    quote: (quote: string) => `AWS reports: “${quote}”.`,
+    nothing: 'Nothing: the job waits for the next attempt.',
+    recommended: 'Wait for the next attempt (recommended).',
+    instead: (choices: number) => `Instead of waiting (${count(choices)})`,
+    other: (choices: number) => `Other choices (${count(choices)})`,
   },
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',
@@ -40,12 +43,11 @@ export const INCIDENT = {
   happened: {
     title: 'What happened',
     what: 'What failed',
-    over: 'Is it over?',
-    lost: 'Is anything lost?',
     why: 'Why',
-    done: (isOpen: boolean) => (isOpen ? 'What Everstep did so far' : 'What Everstep did'),
-    evidence: (pieces: number) => `Evidence (${count(pieces)})`,
-    now: (reason: string) => `Now: ${reason}`,
+    done: 'What Everstep did',
+    now: 'Now',
+    lost: 'What was lost',
+    details: (pieces: number) => `Details (${count(pieces)})`,
     recomputed: (steps: number) =>
       steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
     unsaved: (steps: number) =>
@@ -53,20 +55,9 @@ export const INCIDENT = {
     interrupted: (isOpen: boolean, hasFailed: boolean) =>
       isOpen ? 'without training so far' : hasFailed ? 'without training until the job failed' : 'without training',
     costs: (isOpen: boolean) => (isOpen ? 'for idle nodes so far' : 'for idle nodes'),
-    unknown: 'The number of lost steps is not known yet.',
+    unknown: 'Lost steps: not known yet.',
   },
-  /** Whether the incident is over, by its outcome. */
-  over: {
-    Open: 'No.',
-    waits: (missing: string) => `No: the job waits for ${missing}.`,
-    Recovered: 'Yes: training continues beyond the step of the failure.',
-    JobPaused: 'Yes: the job was paused.',
-    JobCompleted: 'Yes: the job completed.',
-    JobFailed: 'No: the job failed and does not start again by itself.',
-    JobStopped: 'Yes: the job was stopped. It does not start again by itself.',
-    phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
-    since: (ago: string) => `This was ${ago}.`,
-  },
+  phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
   people: {
     title: 'Owner and notes',
     owner: 'Owner',

@@ -72,7 +72,7 @@ export const ACT = {
   failed: {
     brief: 'correct the cause, and submit the job again',
     text: 'The job does not start again by itself.',
-    read: 'Read the last lines of the failed rank and correct the cause. Then submit the job under another name.',
+    read: 'Correct the cause. The command shows the last lines of the failed rank. Then submit the job again.',
   },
   ended: { completed: 'The job is complete.', stopped: 'The job was stopped.' },
   takenOver: {

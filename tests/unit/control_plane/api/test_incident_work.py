@@ -187,7 +187,7 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
     job.write(incidents.change, "inc-1", evidence=("x", "no control plane was running for 9 s, until 12:00:00 UTC"))
     assert "Wait" not in client.describe_incident(IncidentId="inc-1")
     next_at = START + timedelta(minutes=5)
-    reason = f"waits for 1 node: no capacity; Everstep retries at {next_at:%H:%M:%S} UTC"
+    reason = f"waits for 1 node: no capacity; Everstep retries at {next_at:%H:%M:%S} UTC (failed 3 times)"
     job.write(jobs.change, reason=reason)
     described = client.describe_incident(IncidentId="inc-1")
     assert described["Wait"] == {
@@ -198,9 +198,9 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "NextAttemptTime": next_at,
     }
     assert described["Why"] == (
-        "X; no control plane was running for 9.0 s to recover the job; AWS launches no replacement."
+        "X, the control plane was away for 9.0 s, and AWS launches no replacement."
     )
-    assert described["Done"][-1].endswith("from AWS, which launched none.")
+    assert described["Done"][0].endswith("from AWS, which failed 3 times.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
     assert not {"Why", "Done", "Wait"} & listed.keys()
@@ -215,7 +215,7 @@ def test_everstep_is_said_to_have_terminated_only_the_nodes_that_it_gave_up(clie
         for name, changes in (("i-0", by_person), ("i-1", by_everstep), ("i-2", {})):
             nodes.change(session, lease, name, initial_state="gone", now=START, state="gone", **changes)
     job.write(incidents.change, "inc-1", instance_ids=("i-0", "i-1", "i-2"))
-    assert "Everstep terminated i-1." in client.describe_incident(IncidentId="inc-1")["Done"]
+    assert "terminated i-1" in client.describe_incident(IncidentId="inc-1")["Done"][0]
 
 
 @pytest.mark.covers("ExportIncident.IncidentId", "ExportIncident.Format")

@@ -12,6 +12,7 @@ from control_plane.core.capacity import (
     LONG_WAIT_SECONDS,
     LONGEST_RETRY_SECONDS,
     CapacityWait,
+    pause_seconds,
     retry_at,
     wait_of,
     waiting_words,
@@ -53,12 +54,29 @@ def test_the_wait_has_the_attempt_that_the_control_plane_plans(
     nodes = "node" if count == 1 else "nodes"
     now = since + length + passed
     found = wait_of(f"waits for {count} {nodes}: {waiting_words(seen)}", now)
-    assert found == CapacityWait(count, MESSAGE, planned, is_long=planned - now >= LONG_WAIT_SECONDS)
+    is_long = planned - now >= LONG_WAIT_SECONDS
+    assert found == CapacityWait(count, MESSAGE, planned, is_long=is_long, failed_count=scheduled(length))
+
+
+def scheduled(length: float) -> int:
+    """Return how many launches are scheduled from a first failure until `length` seconds later."""
+    at, count = 0.0, 0
+    while at <= length:
+        count += 1
+        at += pause_seconds(count)
+    return count
+
+
+def test_a_reason_of_an_older_version_has_no_count_of_failures() -> None:
+    found = wait_of("waits for 1 node: no capacity; Everstep retries at 00:00:30 UTC", 0.0)
+    assert found == CapacityWait(1, "no capacity", 30.0)
 
 
 def test_a_suspension_by_aws_has_a_next_attempt_and_one_by_a_user_has_none() -> None:
     suspended = replace(group(1e9, 1e9), launch_suspension="Administrative", is_suspension_administrative=True)
-    assert wait_of(f"waits for 1 node: {waiting_words(suspended)}", 1e9) == CapacityWait(1, SUSPENDED, 1e9 + 30)
+    assert wait_of(f"waits for 1 node: {waiting_words(suspended)}", 1e9) == CapacityWait(
+        1, SUSPENDED, 1e9 + 30, failed_count=1
+    )
     by_user = replace(suspended, is_suspension_administrative=False)
     assert wait_of(f"waits for 1 node: {waiting_words(by_user)}", 1e9) is None
 

@@ -103,10 +103,10 @@ def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(absent).startswith("Not urgent: check the control plane: ")
     assert duty(replace(absent, is_acknowledged=True)).startswith("Nobody must act. Optional: check the control plane")
     assert duty(FAILED) == (
-        "Act now: read the last lines of the failed rank and correct the cause. Then submit the job under another "
-        "name; it can start from the checkpoint of step 5."
+        "Act now: correct the cause. The command shows the last lines of the failed rank. Then submit the job again, "
+        "from the checkpoint of step 5."
     )
-    assert "it can start from the beginning." in duty(replace(FAILED, kept_step=None))
+    assert "submit the job again, from the beginning." in duty(replace(FAILED, kept_step=None))
 
 
 def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
@@ -121,7 +121,7 @@ def test_a_held_node_waits_for_a_person() -> None:
     assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
         (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate")
     ]
-    assert duty(held).startswith("Not urgent: terminate node i-1, which Everstep keeps out of use: it reported Xid 79")
+    assert duty(held).startswith("Not urgent: terminate node i-1: it reported Xid 79")
     (inspect,) = actions(replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="rank 0"),)))
     assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
     silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
@@ -135,16 +135,24 @@ def test_a_held_node_waits_for_a_person() -> None:
 def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
     silent = HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason="")
     one = replace(RECOVERED, held=(silent,), price_usd_per_hour=55.04)
-    assert continuing_cost(one) == "i-1 costs $55.04 per hour while unused."
+    assert continuing_cost(one, 500.0) == "The unused node costs $55.04 per hour."
     two = replace(one, held=(silent, replace(silent, node_id="i-2")))
-    assert continuing_cost(two) == "i-1 and i-2 cost $110.08 per hour while unused."
-    assert continuing_cost(replace(one, price_usd_per_hour=None)) == ""
-    assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04)) == ""
+    assert continuing_cost(two, 500.0) == "The 2 unused nodes cost $110.08 per hour."
+    assert continuing_cost(replace(one, price_usd_per_hour=None), 500.0) == ""
+    assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04), 500.0) == ""
+    assert continuing_cost(FAILED, 500.0) == "The fleet still pays for the job's nodes."
+
+
+def test_the_cost_of_a_wait_has_a_total_until_the_next_attempt() -> None:
     waiting = replace(WAITING, price_usd_per_hour=55.04)
-    assert continuing_cost(waiting) == "Waiting costs $110.08 per hour for 2 idle nodes."
-    assert continuing_cost(replace(waiting, node_count=2)) == "Waiting costs $55.04 per hour for 1 idle node."
-    assert continuing_cost(replace(waiting, node_count=1)) == ""
-    assert continuing_cost(FAILED) == "The job's nodes returned to the fleet, which pays for them until it shrinks."
+    assert continuing_cost(waiting, 300.0) == (
+        "Waiting until 00:20:00 UTC costs $27.52 ($110.08 per hour), but no further step."
+    )
+    assert continuing_cost(replace(waiting, node_count=2), 300.0) == (
+        "Waiting until 00:20:00 UTC costs $13.76 ($55.04 per hour), but no further step."
+    )
+    assert continuing_cost(replace(waiting, node_count=1), 300.0) == ""
+    assert continuing_cost(waiting, 1200.0) == "Waiting costs $110.08 per hour."
 
 
 SHORT = CapacityWait(1, "We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed", 1200.0)
@@ -169,16 +177,20 @@ def test_a_shortage_says_what_is_missing_and_when_the_next_attempt_is() -> None:
 def test_a_long_wait_is_a_decision_of_a_person() -> None:
     long = replace(WAITING, wait=replace(SHORT, is_long=True))
     assert {each.urgency for each in actions(long)} == {Urgency.LATER}
-    assert duty(long).startswith("Decide: wait until 00:20:00 UTC, or continue on fewer nodes")
+    assert [each.is_recommended for each in actions(long)] == [True, False]
+    assert duty(long).startswith("Decide: wait until 00:20:00 UTC, or (recommended) continue on 2 of 3 nodes:")
+    only_pause = replace(long, least_node_count=2)
+    assert [each.is_recommended for each in actions(only_pause)] == [False]
+    assert duty(only_pause).startswith("Decide: wait until 00:20:00 UTC (recommended), or pause the job")
+    assert not any(each.is_recommended for each in actions(WAITING))
 
 
 @pytest.mark.parametrize(
     ("account", "commands"),
     [
-        (WAITING, ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt", "list")),
-        (replace(WAITING, least_node_count=2), ("pause gpt", "list")),
-        (replace(WAITING, wait=replace(SHORT, missing_count=3)), ("pause gpt", "list")),
-        (replace(WAITING, kept_step=None), ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt")),
+        (WAITING, ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt")),
+        (replace(WAITING, least_node_count=2), ("pause gpt",)),
+        (replace(WAITING, wait=replace(SHORT, missing_count=3)), ("pause gpt",)),
         (replace(WAITING, wait=None), ()),
     ],
 )
@@ -203,8 +215,8 @@ def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
     absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
     assert verdict(absent, 500.0) == (
-        "i-1 was terminated while the control plane was away for 1 min 28 s. It is back, and Everstep recovered the job; "
-        "no step was lost."
+        "i-1 was terminated while the control plane was away for 1 min 28 s. The control plane is back, and Everstep "
+        "recovered the job; no step was lost."
     )
     (step,) = actions(absent)
     assert (step.urgency, "why it was away" in step.words) == (Urgency.LATER, True)

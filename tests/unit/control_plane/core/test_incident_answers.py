@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from control_plane.core.incident_answers import done, why
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import Step
-from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, WAITING
+from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, SHORT, WAITING
 
 ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
 SHUTDOWN = "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)"
@@ -41,17 +42,16 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN),
-            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown).",
+            "A user or a program terminated the instance through the EC2 API.",
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown); no control plane was "
-            "running for 2 min 52 s to recover the job.",
+            "A user or a program terminated the instance through the EC2 API, and the control plane was away for "
+            "2 min 52 s.",
         ),
         (
             replace(WAITING, evidence=(SHUTDOWN,)),
-            "A user or a program terminated i-1 through the EC2 API (Client.UserInitiatedShutdown); AWS launches no "
-            "replacement.",
+            "A user or a program terminated the instance through the EC2 API, and AWS launches no replacement.",
         ),
         (
             case(Cause.INSTANCE_TERMINATED, "EC2 reports i-1 as terminated (Server.Strange: odd)"),
@@ -63,7 +63,11 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.NODE_UNREACHABLE, "the agent of i-1 was silent for 7.4 s"),
-            "Cause unknown: the agent of i-1 was silent for 7.4 s; a broken network and a dead node look the same.",
+            "Cause unknown, either the node or its network: no message for 7.4 s.",
+        ),
+        (
+            case(Cause.NODE_UNREACHABLE, "EC2's status check failed"),
+            "Cause unknown, either the node or its network: EC2's status check failed.",
         ),
         (case(Cause.HANG, "hang: all ranks stood still", "b"), "Cause unknown: all ranks stood still."),
         (case(Cause.HANG), "Cause unknown: no evidence was recorded."),
@@ -91,22 +95,27 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
     [
         (
             SAME,
-            "The script failed 4 times after step 7: KeyError: 'labels' on rank 3. The cause is in the script or its data, "
-            "because it also failed on other nodes.",
+            "The script failed 4 times in step 8: KeyError: 'labels' on rank 3. It also failed on another node, so the "
+            "cause is the script or its data.",
         ),
         (
             SAME.replace("also without i-2", "also without i-2, also from an older state than step 7"),
-            "The script failed 4 times after step 7: KeyError: 'labels' on rank 3. The cause is in the script or its data, "
-            "because it also failed on other nodes and from an older step.",
+            "The script failed 4 times in step 8: KeyError: 'labels' on rank 3. It also failed on another node and from "
+            "an older step, so the cause is the script or its data.",
         ),
         (
             SAME.replace(", also without i-2", ""),
-            "The script failed 4 times after step 7: KeyError: 'labels' on rank 3. The cause is probably in the script or "
-            "its data.",
+            "The script failed 4 times in step 8: KeyError: 'labels' on rank 3. The cause is probably the script or its "
+            "data.",
+        ),
+        (
+            SAME.replace("after step 7, also without i-2", "before its first step"),
+            "The script failed 4 times before its first step: KeyError: 'labels' on rank 3. The cause is probably the "
+            "script or its data.",
         ),
         (
             NINE,
-            "The script failed 9 times without a step beyond 1,132: KeyError: 'labels' on rank 3. The cause is probably in "
+            "The script failed 9 times without a step beyond 1,132: KeyError: 'labels' on rank 3. The cause is probably "
             "the script or its data.",
         ),
         ("error (1)\nKeyError: 'labels'", "The training script raised KeyError: 'labels' on rank 3."),
@@ -133,6 +142,7 @@ def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: Out
 AGREED = "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step"
 HELD = HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="")
 RESUMED = "Training resumed from step 10, from the memory of other nodes"
+NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
 
 
 @pytest.mark.parametrize(
@@ -141,69 +151,68 @@ RESUMED = "Training resumed from step 10, from the memory of other nodes"
         (
             replace(RECOVERED, decision=AGREED, reached_step=Step(10), held=(HELD,)),
             (
-                "Everstep stopped all ranks at step 10, which every rank had finished.",
-                "Everstep took i-1 out of use.",
-                "Everstep moved the ranks of i-1 to i-2.",
+                "Everstep took i-1 out of use, moved its ranks to i-2 and resumed training from step 10.",
+                "All ranks stopped after step 10, which every rank had finished.",
                 f"{RESUMED}.",
             ),
         ),
         (
             replace(RECOVERED, terminated_ids=("i-1",)),
-            (
-                "Everstep terminated i-1.",
-                "Everstep moved the ranks of i-1 to i-2.",
-                f"{RESUMED}, because no complete copy of step 12 existed.",
-            ),
+            ("Everstep terminated i-1, moved its ranks to i-2 and resumed training from step 10.", NEWER),
         ),
+        (RECOVERED, ("Everstep moved the ranks of i-1 to i-2 and resumed training from step 10.", NEWER)),
         (
             replace(RECOVERED, cause=Cause.SHRUNK, replacement_instance_ids=(), node_count_after=3),
-            ("Everstep continued on 3 nodes without i-1.", f"{RESUMED}, because no complete copy of step 12 existed."),
+            ("Everstep continued on 3 nodes without i-1 and resumed training from step 10.", NEWER),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), from_step=None),
-            (
-                "Everstep stopped all ranks.",
-                "Everstep requested 1 p5.48xlarge in us-east-2a from AWS, which launched none.",
-            ),
+            ("Everstep stopped all ranks and requested a replacement from AWS, which launched none.",),
+        ),
+        (
+            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, missing_count=2, failed_count=5)),
+            ("Everstep stopped all ranks and requested 2 replacements from AWS, which failed 5 times.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
     ],
 )
-def test_done_says_what_happened_to_nodes_and_ranks(account: Account, sentences: tuple[str, ...]) -> None:
+def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple[str, ...]) -> None:
     assert done(account) == sentences
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentences"),
+    ("changes", "words"),
     [
         (
             {"generation_before": 5, "generation_after": 9, "job_reason": NINE},
-            (
-                "Everstep restarted all ranks on the same nodes.",
-                "Everstep gave the job up.",
-            ),
+            "restarted the job after each failure and gave up after 9 failures",
         ),
         (
             {"generation_before": 1, "generation_after": 2, "job_reason": "a node failed to load its shards"},
-            ("Everstep restarted all ranks on the same nodes.", "Everstep gave the job up."),
+            "restarted all ranks on the same nodes and gave the job up",
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
-            (
-                "Everstep launched the job on i-2 instead of one of its nodes, and the script failed again.",
-                "Everstep gave the job up.",
-            ),
+            "restarted the job after each failure, once on another node, and gave up after 4 failures",
+        ),
+        (
+            {"replacement_instance_ids": ("i-2",), "job_reason": "a node failed to load its shards"},
+            "restarted all ranks with i-2 in place of one node and gave the job up",
         ),
     ],
 )
-def test_done_about_a_failed_job_leaves_the_counts_to_the_cause(changes: dict, sentences: tuple[str, ...]) -> None:
-    assert done(replace(FAILED, **{"replacement_instance_ids": (), **changes})) == sentences
+def test_done_about_a_failed_job_has_the_count_of_the_cause(changes: dict, words: str) -> None:
+    account = replace(FAILED, **{"replacement_instance_ids": (), **changes})
+    assert done(account) == (f"Everstep {words}.",)
+    count = re.search(r"after (\d+) failures", words)
+    assert count is None or f"The script failed {count[1]} times" in why(account)
 
 
 def test_a_skipped_step_is_the_reason_for_an_older_one() -> None:
     decision = "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure"
     account = replace(RECOVERED, cause=Cause.RANK_EXIT, decision=decision, instance_ids=(), replacement_instance_ids=())
     assert done(account) == (
-        "Everstep skipped step 12 once, to find out whether the state or the script was at fault.",
+        "Everstep skipped step 12 once and resumed training from step 10.",
+        "The launch without step 12 showed whether the state or the script was at fault.",
         f"{RESUMED}.",
     )

@@ -124,5 +124,5 @@ def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> N
     assert "- Unsaved steps: 28\n" in written
     assert "- Newest checkpoint: step 5\n" in written
     assert "Resumed from" not in written
-    assert "1. Read the last lines of the failed rank" in written
+    assert "1. Correct the cause. The command shows the last lines of the failed rank" in written
     assert "`everstep jobs logs gpt --tail 50`" in written
