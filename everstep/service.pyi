@@ -623,9 +623,9 @@ class Incident(TypedDict):
     Why: NotRequired[str]
     """The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
     Done: NotRequired[list[str]]
-    """What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident."""
+    """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
     ContinuingCost: NotRequired[str]
-    """What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident."""
+    """What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident."""
     Wait: NotRequired[IncidentWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]
@@ -645,6 +645,8 @@ class IncidentAction(TypedDict):
     """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
     """The held node that the action concerns. Absent if the action concerns the job."""
+    IsRecommended: NotRequired[bool]
+    """Whether Everstep recommends the action instead of waiting for instances. false unless given."""
 
 class IncidentWait(TypedDict):
     """The wait of a recovery for instances that AWS does not launch."""

@@ -2,7 +2,8 @@
 
 Each story is one incident. It has its own local cloud, a training job, and real `everstep local fault` commands. The
 recording is made when the incident has ended, or for the capacity shortage while the job still waits. Afterwards, the
-job must complete. A story takes about a minute, and the shortage about 9 minutes. The story of the network partition needs root.
+job must complete. A story takes about a minute, and the shortage about 9 minutes. The story of the network partition
+needs root.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class _Words:
             r"|(?P<before>\b(?:[Ss]teps?|[Bb]oundary)(?: beyond)?[ =])(?P<step> *\d+(?:,\d{3})*)"
             r"|(?P<count>\b\d+(?:,\d{3})*)(?P<steps> (?:committed )?step)s?\b"
             r"|(?P<seconds>\b\d+(?:\.\d+)?)(?= (?:s|seconds?)\b)"
-            r"|(?<=\d-)(?P<milliseconds>1\d{12})(?=\.jsonl)"
+            r"|(?<=\d-)(?P<milliseconds>1\d{12})(?=(?:\.i-[0-9a-f]+)?\.jsonl)"
         )
 
     def row(self, table: str, row: Row) -> Row:

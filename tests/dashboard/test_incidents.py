@@ -23,7 +23,7 @@ from tests.dashboard.service import Replayed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-MAX_WORDS = 130
+MAX_WORDS = 160
 """Maximum number of words on the first screen of an incident's page, without the navigation."""
 _VISIBLE_WORDS = """() => {
   const words = []

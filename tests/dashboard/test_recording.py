@@ -229,7 +229,7 @@ def logs_are_read(recording: Recording, found: Recording) -> None:
             head, lines, length = decode_chunk(text.encode())
             assert head is not None
             assert length == len(text.encode())
-            assert int(re.findall(r"-(\d+)\.jsonl", key)[0]) <= lines[0].at_ms
+            assert int(re.findall(r"-(\d+)(?:\.i-[0-9a-f]+)?\.jsonl", key)[0]) <= lines[0].at_ms
             assert max(line.at_ms for line in lines) / 1000 <= found.ended_at.timestamp()
             chunks.append((head, lines))
     assert sum(len(lines) for _, lines in chunks) > 10

@@ -975,9 +975,9 @@ export interface Incident {
   Verdict?: string
   /** The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
   Why?: string
-  /** What Everstep has done, oldest first, as sentences in the past tense. Only in DescribeIncident. */
+  /** What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident. */
   Done?: string[]
-  /** What the incident costs per hour from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident. */
+  /** What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident. */
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: IncidentWait
@@ -999,6 +999,8 @@ export interface IncidentAction {
   FurtherCommands: string[]
   /** The held node that the action concerns. Absent if the action concerns the job. */
   InstanceId?: string
+  /** Whether Everstep recommends the action instead of waiting for instances. false unless given. */
+  IsRecommended?: boolean
 }
 
 /** The wait of a recovery for instances that AWS does not launch. */

@@ -113,11 +113,11 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
   const present = screen.getByText('Now').nextElementSibling!
   expect(present.textContent).toBe(
-    `The job waits for 1 p5.48xlarge in us-east-2a. Next attempt at ${at.slice(11, 19)} UTC. ` +
-    'Pauses between attempts double, up to 15 min.',
+    `The job waits for 1 p5.48xlarge in us-east-2a. Next attempt at ${at.slice(11, 19)} UTC.`,
   )
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
   expect(quote.closest('details')!.open).toBe(false)
+  expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
   expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('Continue on 2 of 3 nodes: it grows.')
   expect(todo.getByText('Other choices (1)').closest('details')!.textContent).toContain('Pause the job')

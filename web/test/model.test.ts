@@ -5,7 +5,7 @@ import type { Incident, TrainingJob } from '../src/contract'
 import { plain } from '../src/model/ansi'
 import { changesOf, formOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, local, moment, percent, sentence, soon } from '../src/model/format'
-import { overWords } from '../src/model/incident'
+import { presentWords, standingOf } from '../src/model/incident'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems, withParity } from '../src/model/submit'
@@ -106,18 +106,19 @@ test('the bar of a recovery has the words of what happened', () => {
 describe('whether an incident is over', () => {
   test('an open one names its phase and how long the phase has taken', () => {
     const open = incident({ ClosedAt: undefined, Phase: 'restore' })
-    const text = 'Everstep is restoring state, for 57 s so far.'
-    expect(overWords(open, NOW)).toEqual({ tone: 'busy', title: 'No.', text })
+    const title = 'Everstep is restoring state, for 57 s so far.'
+    expect(presentWords(open, NOW)).toEqual({ title, text: '' })
+    expect(standingOf(open)).toEqual({ tone: 'busy', word: 'Recovering' })
   })
   test.each([
-    ['Recovered', 'good', /^Yes: training continues beyond the step of the failure\.$/],
-    ['JobFailed', 'bad', /^No: the job failed and does not start again by itself\.$/],
-    ['JobPaused', 'idle', /the job was paused/],
-    ['JobStopped', 'idle', /^Yes: the job was stopped\./],
-    [undefined, 'good', /^Yes: /],
-  ] as const)('a closed one with the outcome %s', (Outcome, tone, title) => {
-    const over = overWords(incident({ Outcome }), NOW)
-    expect(over).toEqual({ tone, title: expect.stringMatching(title), text: 'This was 50 s ago.' })
+    ['Recovered', 'good', 'Recovered'],
+    ['JobFailed', 'bad', 'Job failed'],
+    ['JobPaused', 'idle', 'Job paused'],
+    ['JobStopped', 'idle', 'Job stopped'],
+    [undefined, 'good', 'Recovered'],
+  ] as const)('a closed one with the outcome %s', (Outcome, tone, word) => {
+    expect(presentWords(incident({ Outcome }), NOW)).toBeUndefined()
+    expect(standingOf(incident({ Outcome }))).toEqual({ tone, word })
   })
 })
 

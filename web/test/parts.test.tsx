@@ -87,22 +87,21 @@ describe('the latest incident', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
-      'What failed', 'Is it over?', 'Is anything lost?', 'Why', 'What Everstep did so far', 'A node reported a fault', 'GPU 5 failed.',
-      'Everstep stopped all ranks.', 'Evidence (1)',
-      'The number of lost steps is not known yet.', 'No.',
+      'What failed', 'What was lost', 'Why', 'What Everstep did', 'A node reported a fault', 'GPU 5 failed.',
+      'Everstep stopped all ranks.', 'Details (1)', 'Lost steps: not known yet.', 'Now', 'Recovering',
     ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
-    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2\.0 s replacing nodes 1\d s so far$/)
+    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2 s replacing nodes 1\d s so far$/)
     expect(now.getByRole('link', { name: 'Incident details' }).getAttribute('href')).toBe('/incidents/inc-1')
   })
   test('explains the button Acknowledge at the button', () => {
     drawIncident()
-    expect(screen.getByRole('button', { name: 'Acknowledge' }).title).toMatch(/^Shows everybody that a person has seen/)
+    expect(screen.getByRole('button', { name: 'Acknowledge' }).title).toMatch(/^Marks the incident as seen/)
   })
   test('claims no cause before the account of the incident arrives', () => {
     drawIncident({ Why: undefined, Done: undefined })
     expect(screen.getByText('Why').nextElementSibling!.querySelector('p')!.textContent).toBe('–')
-    expect(screen.getByText('What Everstep did so far').nextElementSibling!.textContent).toBe('–')
+    expect(screen.getByText('What Everstep did').nextElementSibling!.textContent).toBe('–')
   })
   test('is acknowledged with one click, and then names the person', async () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })

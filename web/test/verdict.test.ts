@@ -10,7 +10,6 @@ import { phaseLengths, phaseTexts, type Phase } from '../src/model/figures'
 import { duration } from '../src/model/format'
 import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 import { OBSERVED } from '../src/model/standing'
-import { DUTY } from '../src/words/duty'
 
 const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
@@ -249,7 +248,7 @@ describe('what to do', () => {
     const actions = [{ Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] }] as const
     const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
     expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
-    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Edit and submit again from step 1,200…', note: DUTY.resubmitNote })
+    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Edit and submit again from step 1,200…' })
     expect(rest).toEqual([])
   })
   test('a recovery without a control plane leaves an optional step, which the verdict names', () => {
@@ -353,7 +352,9 @@ test.each([
   [[7.5, 12.4, 1.1], ['8 s', '12 s', '1 s'], '21 s'],
   [[0.5, 0.2, 16.4], ['1 s', '< 1 s', '16 s'], '17 s'],
   [[172.2, 1.1, 3.0], ['2 min 52 s', '1 s', '3 s'], '2 min 56 s'],
-  [[20, 7180.5], ['< 60 s', '2 h 00 min'], '2 h 00 min'],
+  [[20, 7180.5], ['< 1 min', '2 h 00 min'], '2 h 00 min'],
+  [[20, 190_000], ['< 1 h', '2 d 5 h'], '2 d 5 h'],
+  [[90_000, 90_000], ['25 h 00 min', '25 h 00 min'], '2 d 2 h'],
   [[0, 0], ['0.0 s', '0.0 s'], '0.0 s'],
 ])('phases of %j s have texts that add up to the text of their total', (seconds, texts, total) => {
   const phases = seconds.map((each) => ({ phase: 'detect' as Phase, seconds: each, isOpen: false }))

@@ -18,7 +18,7 @@ export interface Step {
   /** Whether Everstep recommends the step instead of waiting. */
   isRecommended?: boolean
   /** A page on which the person does it. */
-  link?: { to: string; label: string; note?: string }
+  link?: { to: string; label: string }
 }
 
 const ORDER: readonly Urgency[] = ['Now', 'Later', 'Optional', 'None']
@@ -71,7 +71,7 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
   if (!isOver(job) || job.RunId === undefined) return [...steps]
   const checkpoint = checkpointStep === undefined ? '' : `&checkpoint=${checkpointStep}`
   const label = DUTY.resubmit(checkpointStep === undefined ? undefined : count(checkpointStep))
-  const link = { to: `/submit?from=${encodeURIComponent(job.RunId)}${checkpoint}`, label, note: DUTY.resubmitNote }
+  const link = { to: `/submit?from=${encodeURIComponent(job.RunId)}${checkpoint}`, label }
   return steps.map((step) => (step.urgency === 'Now' ? { ...step, link } : step))
 }
 

@@ -263,7 +263,7 @@ export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
 /** Return the lengths of an incident's phases as texts that add up to the text of their total. */
 export function phaseTexts(phases: readonly PhaseLength[]): string[] {
   const total = phases.reduce((sum, { seconds }) => sum + seconds, 0)
-  const unit = UNITS.find(([below]) => total < below)![1]
+  const [, unit, name] = UNITS.find(([below]) => total < below)!
   const parts = phases.map(({ seconds }) => Math.floor(seconds / unit))
   // The parts with the largest remainders are rounded up.
   const missing = Math.round(total / unit) - parts.reduce((sum, part) => sum + part, 0)
@@ -273,12 +273,12 @@ export function phaseTexts(phases: readonly PhaseLength[]): string[] {
   const text = (seconds: number) => (unit >= 1 && seconds < 60 ? `${seconds} s` : duration(seconds))
   return parts.map((part, index) => {
     const units = part + Number(raised.has(index))
-    return units === 0 && phases[index]!.seconds > 0 ? `< ${text(unit)}` : text(units * unit)
+    return units === 0 && phases[index]!.seconds > 0 ? `< ${name}` : text(units * unit)
   })
 }
-/** The seconds below which a duration is shown in a unit, and the unit in seconds, as in `duration`. */
-const UNITS: readonly (readonly [below: number, unit: number])[] = [
-  [9.95, 0.1], [3600, 1], [172_800, 60], [Infinity, 3600],
+/** The seconds below which a duration is shown in a unit, the unit in seconds, and its name, as in `duration`. */
+const UNITS: readonly (readonly [below: number, unit: number, name: string])[] = [
+  [9.95, 0.1, '0.1 s'], [3600, 1, '1 s'], [172_800, 60, '1 min'], [Infinity, 3600, '1 h'],
 ]
 
 export interface FleetFigures {

@@ -73,7 +73,6 @@ function Described({ incident }: { incident: Incident }) {
           <Card label={INCIDENT.happened.title}>
             <Happened
               {...shared}
-              isTitled
               jobReason={figures.isOpen ? job?.Reason : undefined}
             />
           </Card>

@@ -14,14 +14,12 @@ interface Props {
   fleet?: string
   /** What an open recovery waits for. */
   jobReason?: string
-  /** Whether the title of the page already says what failed. */
-  isTitled?: boolean
 }
 
-export function Happened({ incident, figures, fleet, jobReason, isTitled = false }: Props) {
+export function Happened({ incident, figures, fleet, jobReason }: Props) {
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
-  const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait)]
+  const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
   const details = [...quote, ...explained, ...(incident.Evidence ?? [])]
   const failed = incident.FaultedInstanceIds ?? []
   const now = useNow()
@@ -30,7 +28,7 @@ export function Happened({ incident, figures, fleet, jobReason, isTitled = false
     <dl className="answers">
       <dt>{words.what}</dt>
       <dd>
-        {!isTitled && <strong>{incidentTitle(incident)}</strong>}{' '}
+        <strong>{incidentTitle(incident)}</strong>{' '}
         {/* A script that fails on node after node is not a failure of these nodes. */}
         <NodeList ids={figures.unsavedSteps !== undefined && failed.length > 1 ? [] : failed} fleet={fleet} />{' '}
         <span className="dim" title={utc(incident.FailedAt)}>

@@ -47,7 +47,6 @@ export function Steps({ steps, fleet, urgency, isChoice = false }: Props) {
             )}
             {step.nodeId !== undefined && fleet !== undefined && <NodeButton id={step.nodeId} fleet={fleet} />}
           </div>
-          {step.link?.note && <p className="dim">{step.link.note}</p>}
         </li>
       ))}
     </ul>

@@ -24,7 +24,6 @@ export const DUTY = {
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
   resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
-  resubmitNote: 'Opens the form with the values of this job.',
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   decideWait: (time: string, when: string, choice: string, isRecommended: boolean) =>

@@ -197,9 +197,7 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "Message": "no capacity",
         "NextAttemptTime": next_at,
     }
-    assert described["Why"] == (
-        "X, the control plane was away for 9.0 s, and AWS launches no replacement."
-    )
+    assert described["Why"] == ("X, the control plane was away for 9.0 s, and AWS launches no replacement.")
     assert described["Done"][0].endswith("from AWS, which failed 3 times.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
