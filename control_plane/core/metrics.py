@@ -171,7 +171,8 @@ def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
     """Return those of a metric's points that contain no step after `step`.
 
-    A point that contains both `step` and later steps is dropped, because its values cannot be separated.
+    A point can summarize several steps. A point with both `step` and later steps is dropped, because its values cannot
+    be separated.
     """
     return tuple(point for point in points if point.last_step <= step)
 

@@ -454,8 +454,8 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # An audit later compares the copy with the live tensors, to find changes that the script made too
-                # early. Copy all tensors now: a background copy could already contain such a change.
+                # An audit later compares the copy with the live tensors, to find changes outside an optimizer step.
+                # Copy all tensors now: a background copy could already contain such a change.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)

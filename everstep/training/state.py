@@ -245,8 +245,8 @@ class RankState:
     def keep_passing(self) -> None:
         """Store the training modes, data positions and generator states that the next `observe` must return.
 
-        The session calls this when the script leaves its loop, because an evaluation may follow before `close`. Until
-        the next boundary, further calls have no effect.
+        The session calls this when the script leaves its loop, because an evaluation before `close` would change them.
+        Until the next boundary, further calls have no effect.
         """
         self._kept = self._kept or self._passing()
 

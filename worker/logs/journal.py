@@ -192,7 +192,7 @@ class LogJournal:
     def stored(self, chunk: Unstored) -> None:
         """Record the upload of a log chunk, and delete the complete log chunks that are uploaded.
 
-        The newest chunk stays on disk, because it records where a later agent continues.
+        The newest chunk stays on disk, because it records where a later agent process continues to read the output.
         """
         for known in self._chunks:
             if known.name == chunk.name:

@@ -32,9 +32,9 @@ RETRY_SECONDS = 0.1
 
 
 class PartSharing:
-    """Divides the parts of one transfer between the owner and its helpers. The owner creates one object per attempt.
+    """Divides the parts of one upload to S3, or load from S3, between a shard's owner and other nodes (its helpers).
 
-    The helpers are the other nodes that take part in the transfer.
+    The owner creates one object per attempt.
     """
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:

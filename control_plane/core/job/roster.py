@@ -213,8 +213,8 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    # Nodes that AWS will reclaim. Once all ranks have stopped at the agreed step, the job gives them up with or without
-    # a replacement.
+    # AWS will reclaim the nodes in `announced`. Once all ranks have stopped at the agreed step, the job gives these
+    # nodes up, with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet once all ranks have stopped. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
