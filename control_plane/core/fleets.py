@@ -718,7 +718,8 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return the desired capacity that the fleet wants its Auto Scaling group to have.
 
-    A held node adds one to the capacity, because its replacement also needs an instance of the group.
+    A held node is kept out of use until a person has examined it. It adds one to the capacity if the fleet launches a
+    replacement for it, because both instances belong to the group.
     """
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))

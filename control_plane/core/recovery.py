@@ -234,12 +234,13 @@ def _shared_state(
 
 
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
-    """Return all sources of each usable shard, by state and by the rank that owns the shard.
+    """Return all sources of each usable shard, by saved state (a step of a generation) and by the shard's owner rank.
 
-    Usable shards belong to the history that the job continues (`Survey.path`). The sources of a shard are sorted: the
-    rank's own node in the new generation, then other nodes, then parity, then S3. If the state has another number of
-    ranks or belongs to another job, no node counts as a rank's own node. A state of another job has no source from
-    parity either, because this job's nodes hold no shares of it.
+    A shard is usable if its state is part of the history that the job continues (`Survey.path`). The sources of a
+    shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then S3. If the new
+    generation has another number of ranks, or if the job started from another job's checkpoint, no node counts as a
+    rank's own node. The other job's state has no source from parity either, because this job's nodes hold no shares
+    of it.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     new_world, usable = len(survey.owners), _usable(survey)

@@ -815,7 +815,8 @@ class LogLines(Message, frozen=True):
 class RunCommand(Message, frozen=True):
     """Command to run a program on the node of a rank and report its result.
 
-    Sent once. If the agent has already run a command with this id, it reports that result again and runs nothing.
+    Another server of the control plane may send the command again. If the agent has already run a command with this
+    id, it reports that result again and runs nothing.
     """
 
     run: RunId

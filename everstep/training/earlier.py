@@ -182,10 +182,11 @@ class HeldTensor:
 
 
 class EarlierTensors:
-    """All logical tensors of which the mapped shards contain pieces.
+    """The tensors of a model that an earlier launch saved in pieces, divided among the shards of its ranks.
 
-    One of the shards also supplies the values that this rank loads, such as data positions. `own` returns the tensors
-    of this shard by their names in the slot.
+    The rank maps shards into its memory and passes each to `add`. The shard that `add` receives with `is_own` also
+    supplies the values that are not tensors, such as data positions; `own` returns its tensors by their names in the
+    slot.
     """
 
     def __init__(self) -> None:

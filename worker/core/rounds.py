@@ -643,7 +643,8 @@ class Coordinator:
 
         The result is `committed` if a checkpoint is due and another upload may begin. Otherwise it is the step marked
         before. If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded.
-        This includes the base, if an earlier generation ended before it had uploaded this checkpoint.
+        The base (the step from which this generation starts) counts as a commit, because an earlier generation may
+        have ended before it uploaded the base.
         """
         if not self._may_mark:
             # No further upload may begin now. The checkpoint stays due, and the first commit after an upload has ended
@@ -720,8 +721,8 @@ class Coordinator:
     def _held_base(self) -> Step:
         """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
 
-        If another number of ranks saved the base (a relayout), its shards are not the shards of this generation, so no
-        slot contains the base of a present shard.
+        If another number of ranks saved the base (a relayout), its shards divide the state differently. No slot then
+        contains a shard of this generation at the base.
         """
         return FIRST_STEP if self.is_relayout else self.base
 

@@ -71,7 +71,7 @@ class SlowLink:
         )
 
     def next_transfer(self) -> SlowLink:
-        """Return the link's state at the start of the next transfer, whose rate is not limited yet."""
+        """Return the link's state at the start of the next transfer, without the limit of the transfer before it."""
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:

@@ -298,8 +298,8 @@ def _length(lines: LogLines) -> int:
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a thread and wait for its end, even if the caller is cancelled.
 
-    At most one thread at a time therefore reads or uploads log lines. An upload of an older content of a file with log
-    lines cannot replace a newer upload of this file.
+    One task calls this function, so a cancelled call leaves no thread behind that still reads or uploads log lines. A
+    late upload of an older content of a file with log lines therefore cannot replace a newer upload of this file.
     """
     found: list[T] = []
 

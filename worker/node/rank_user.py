@@ -347,7 +347,7 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
     The agent calls this after the end of a job, so that the next job on this node finds nothing of it.
 
     Args:
-        user: the users; ignored if root or this process's own user.
+        user: the user and group of the job's ranks. For root or this process's own user, nothing is removed.
         folders: world-writable folders to search, without their sub-folders.
     """
     if user.uid == 0 or user.covers(os.getuid()):

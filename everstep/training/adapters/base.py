@@ -582,7 +582,7 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names in a snapshot of the extra states (`get_extra_state` of the registered modules)."""
+        """Names under which a snapshot stores the results of `get_extra_state`, one per registered module."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:

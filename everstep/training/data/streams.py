@@ -165,8 +165,8 @@ class DataStream:
         return {
             **state,
             "consumed": 0,
-            # Drop the walk (the pass through the sampler) of the earlier rank, because this rank cannot repeat it. The
-            # source starts a new walk at the position `begin`.
+            # Drop the walk (the pass through the sampler) of the rank that saved this state: the number of ranks has
+            # changed, so this rank reads other samples. The source starts a new walk at the position `begin`.
             "source": {**source, "place": None, "begin": begin},
             "earlier_samples_per_step": state["samples_per_step"],
         }

@@ -574,7 +574,7 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Reap the shim's child processes that have ended and kill their descendants. Return True if none is left."""
+        """Reap the child processes that have ended, and return True if the shim has no child process left."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
