@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ from control_plane.api.traffic import Compression, Conditional
 from control_plane.certificates import FleetAuthorities
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, Connection
-from control_plane.cloud.identity import Attestation, RegionalSts
+from control_plane.cloud.identity import Attestation, OwnAccount, RegionalSts
 from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.operator import CloudOperator
@@ -152,8 +152,11 @@ def create_app(
         operator = operator or AwsOperator(connection)
         figures = LoopFigures(connection.meter.collectors)
         if settings.mode is CloudMode.AWS:
-            account = cache(lambda: connection.identify().account)
-            attestation = Attestation(sts=RegionalSts(settings.region), region=settings.region, account=account)
+            attestation = Attestation(
+                sts=RegionalSts(settings.region),
+                region=settings.region,
+                account=OwnAccount(lambda: connection.identify().account),
+            )
         objects = objects or S3ObjectStore(connection)
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)

@@ -45,6 +45,25 @@ class Attestation:
     """Function that returns the control plane's own account. The first call sends a request to AWS."""
 
 
+class OwnAccount:
+    """The control plane's own AWS account. AWS is asked once, also if many agents prove their identity at once.
+
+    Args:
+        ask: returns the account from AWS, and raises CloudError if AWS does not answer. The next call then asks again.
+    """
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._account = ""
+
+    def __call__(self) -> str:
+        """Return the account. Threads that arrive during the request wait for its answer."""
+        with self._lock:
+            self._account = self._account or self._ask()
+            return self._account
+
+
 class RegionalSts:
     """STS (AWS's Security Token Service) of one region. Thread-safe.
 
