@@ -1,11 +1,12 @@
-"""Corrects the answers of moto (a library that fakes AWS) to Terraform where AWS's answers differ.
+"""Corrects the answers of moto (a library that fakes AWS) where AWS's answers differ.
 
-Each private function corrects one difference. Without the corrections, `terraform plan` would show changes directly
-after `terraform apply`.
+Each private function corrects one difference. Without most of the corrections, `terraform plan` would show changes
+directly after `terraform apply`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +15,7 @@ from moto.core.config import default_user_config
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.rds.models import DBParameterGroup
-from moto.s3.models import FakeDeleteMarker
+from moto.s3.models import FakeDeleteMarker, FakeKey
 from moto.sqs.models import Queue
 
 
@@ -25,6 +26,7 @@ def repair() -> None:
     _write_policies_compactly()
     _name_the_source_of_database_parameters()
     _delete_markers_with_their_bucket()
+    _hide_digests_of_objects_that_kms_encrypts()
     # Make moto load the IAM policies that AWS manages. moto reads this setting at the first call of IAM.
     default_user_config["iam"] = {"load_aws_managed_policies": True}
 
@@ -81,3 +83,18 @@ def _name_the_source_of_database_parameters() -> None:
 def _delete_markers_with_their_bucket() -> None:
     """Make moto delete the last version of an object with a delete marker. Without this change, moto would fail."""
     FakeDeleteMarker.dispose = lambda _: None
+
+
+def _hide_digests_of_objects_that_kms_encrypts() -> None:
+    """Make the ETag of an object that KMS encrypts differ from the MD5 of its content.
+
+    Source: Amazon S3 API Reference, Object, ETag.
+    """
+    digest = FakeKey.etag.fget
+
+    def etag(key: FakeKey) -> str:
+        found: str = digest(key)
+        is_digest = "-" not in found and str(key.encryption).startswith("aws:kms")
+        return f'"{hashlib.md5(found.encode(), usedforsecurity=False).hexdigest()}"' if is_digest else found
+
+    FakeKey.etag = property(etag)
