@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sysconfig
+import tempfile
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.local_cloud.processes import identify, marked_with, wait_gone
 from tests.tidy.test_references import tracked
 
 ROOT = Path(__file__).parents[2]
@@ -105,33 +108,52 @@ def apply(step: Step, root: Path) -> list[str]:
     return changed
 
 
-def run(step: Step, root: Path) -> None:
-    """Run the commands of a sh block in the copy.
+def run(step: Step, root: Path, *, command_seconds: float = COMMAND_SECONDS) -> None:
+    """Run the commands of a sh block in the copy, then end every process that they have left.
+
+    The commands get a temporary folder of their own. Processes of the local cloud pass TMPDIR on, also daemons, so the
+    folder's name identifies all of them.
 
     Args:
         step: a sh block.
         root: folder of the copy.
+        command_seconds: time limit of each command.
 
     Raises:
         Drift: a command failed.
+        TimeoutExpired: a command did not end within its time limit.
     """
+    with tempfile.TemporaryDirectory(prefix="step-") as temporary:
+        try:
+            _run(step, root, temporary, command_seconds)
+        finally:
+            while left := marked_with("TMPDIR", temporary):
+                for process in left:
+                    process.send(signal.SIGKILL)
+                wait_gone(left, timeout_seconds=5.0)
+
+
+def _run(step: Step, root: Path, temporary: str, command_seconds: float) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_RUN)},
         "PATH": os.pathsep.join([str(root / ENVIRONMENT / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]),
+        "TMPDIR": temporary,
     }
     for command in step.text.splitlines():
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise Drift(f"{PAGE}, step {step.title!r}: {command!r} failed:\n{done.stdout}")
+        # A daemon would keep a pipe open, and the test would wait for its time limit.
+        with Path(temporary, "output").open("w+") as output:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=root,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=command_seconds,
+                check=False,
+            )
+            if done.returncode:
+                output.seek(0)
+                raise Drift(f"{PAGE}, step {step.title!r}: {command!r} failed:\n{output.read()}")
 
 
 @pytest.fixture
@@ -191,3 +213,14 @@ def test_a_line_that_has_changed_is_named_with_its_step(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("first = 0\n")
     with pytest.raises(Drift, match=r"step 'Change it': module.py has these lines of 'the first' 0 times"):
         apply(step, tmp_path)
+
+
+@pytest.mark.parametrize(("end", "error"), [("exit 1", Drift), ("wait", subprocess.TimeoutExpired)])
+def test_a_command_that_fails_or_hangs_leaves_no_process(tmp_path: Path, end: str, error: type[Exception]) -> None:
+    """The command starts a daemon with few variables, as the local cloud does."""
+    daemon = "env -i TMPDIR=$TMPDIR PATH=$PATH setsid sh -c 'echo $$ >pid; exec sleep 1000' &"
+    text = f"{daemon} until [ -s pid ]; do :; done; {end}"
+    with pytest.raises(error):
+        run(Step(title="Start it", kind="sh", text=text), tmp_path, command_seconds=2.0)
+    left = identify(int((tmp_path / "pid").read_text()))
+    assert left is None or not left.is_alive
