@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from everstep.protocol.ids import NodeId
+from worker.replication.library_sockets import fill, wait_for
 from worker.replication.nixl import BLOCK_BYTES, Nixl
 
 FRAME = struct.Struct(">IIQ")
 INLINE: Final = 0
 BLOCK: Final = 1
-_TIMEVAL = struct.Struct("ll")
 _SO_MAX_PACING_RATE = 47
 
 
@@ -147,8 +147,8 @@ class NixlSocket(socket.socket):
         """
         if not self._used:
             return
-        if not self._unused:
-            self._wait(select.POLLIN, socket.SO_SNDTIMEO)
+        if not self._unused and not wait_for(self, select.POLLIN, socket.SO_SNDTIMEO):
+            raise BlockingIOError("the peer reads no block")
         try:
             found = super().recv(len(self._used), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -171,29 +171,9 @@ class NixlSocket(socket.socket):
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
         """Receive bytes: over the TCP connection, or over NIXL from blocks of the peer's memory.
 
-        Args:
-            buffer: uint8[n], the destination.
-            nbytes: unused; the buffer's size counts.
-            flags: with MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes
-                first.
-
-        Returns:
-            The number of received bytes; 0 at the end of the connection.
+        The bytes fill the buffer (see `library_sockets.fill`). `nbytes` is unused.
         """
-        filled = 0
-        with memoryview(buffer) as whole:
-            while filled < whole.nbytes:
-                try:
-                    with whole[filled:] as rest:
-                        count = self._receive(rest)
-                except BlockingIOError:
-                    if filled:
-                        break
-                    raise
-                filled += count
-                if count == 0 or not flags & socket.MSG_WAITALL:
-                    break
-        return filled
+        return fill(buffer, flags, self._receive)
 
     def _receive(self, target: memoryview) -> int:
         if not self._left and not self._receive_frame():
@@ -233,17 +213,6 @@ class NixlSocket(socket.socket):
         self._kind, self._size, self._left = kind, size, size
         self._frame.clear()
         return True
-
-    def _wait(self, event: int, limit: int) -> None:
-        """Wait until the connection can be read or written, as `event` says.
-
-        Raises BlockingIOError after the socket's time limit.
-        """
-        seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))
-        poll = select.poll()
-        poll.register(self, event)
-        if not poll.poll((1000 * seconds + micros / 1000) or None):
-            raise BlockingIOError("the peer reads no block")
 
     def shutdown(self, how: int, /) -> None:
         """Shut the connection down, so that a waiting thread wakes up soon."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
 from worker.errors import PeerRefused
+from worker.replication.library_sockets import fill, wait_for
 
 FIRST_BYTE: Final = b"\x16"
 """First byte of a TLS connection (RFC 8446, section 5.1).
@@ -30,7 +30,6 @@ OpenSSL accepts all bytes of a call or none. A smaller call reports progress mor
 """
 KEY_BYTES: Final = 2**38
 """Bytes that one key may encrypt. AES-GCM in TLS is safe for 2^24.5 records of 16 KiB (RFC 8446, section 5.5)."""
-_TIMEVAL = struct.Struct("ll")
 
 
 class TlsSocket(ssl.SSLSocket):
@@ -74,35 +73,15 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes.
+        """Receive decrypted bytes into the whole buffer (see `library_sockets.fill`). `nbytes` is unused."""
+        return fill(buffer, flags, self._decrypt)
 
-        Args:
-            buffer: uint8[n], the destination.
-            nbytes: unused; the buffer's size counts.
-            flags: with MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes
-                first.
-
-        Returns:
-            The number of received bytes; 0 at the end of the connection.
-        """
-        filled = 0
-        with memoryview(buffer) as whole:
-            while filled < whole.nbytes:
-                try:
-                    with whole[filled:] as rest:
-                        count = super().recv_into(rest)
-                except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-                    try:
-                        self._wait(select.POLLIN, socket.SO_RCVTIMEO, error)
-                    except BlockingIOError:
-                        if filled:
-                            break
-                        raise
-                    continue
-                filled += count
-                if count == 0 or not flags & socket.MSG_WAITALL:
-                    break
-        return filled
+    def _decrypt(self, target: memoryview) -> int:
+        while True:
+            try:
+                return super().recv_into(target)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                self._wait(select.POLLIN, socket.SO_RCVTIMEO, error)
 
     def shutdown(self, how: int, /) -> None:
         """Shut the connection down, so that a waiting thread wakes up. The TLS state stays."""
@@ -113,13 +92,8 @@ class TlsSocket(ssl.SSLSocket):
 
         Raises BlockingIOError if the time limit ends the wait, or immediately if the socket is non-blocking.
         """
-        if self.is_waiting:
-            seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))
-            poll = select.poll()
-            poll.register(self, event)
-            if poll.poll((1000 * seconds + micros / 1000) or None):
-                return
-        raise BlockingIOError(f"TLS needs the peer: {error}") from error
+        if not (self.is_waiting and wait_for(self, event, limit)):
+            raise BlockingIOError(f"TLS needs the peer: {error}") from error
 
     def peer_names(self) -> tuple[str, ...]:
         """Return the URIs in the peer's verified certificate. Valid after the handshake."""
