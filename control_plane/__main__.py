@@ -357,7 +357,7 @@ def _migrate(settings: Settings) -> None:
             "database %s: schema %s → %s",
             database.url.render_as_string(hide_password=True),
             before or "none",
-            schema.newest(),
+            schema.current(database),
         )
     finally:
         database.close()

@@ -261,22 +261,22 @@ def found_in_s3(objects: ObjectStore, run: RestoredRun) -> RunChanges:
 def _check(given: argparse.Namespace) -> int:
     database = _existing(given)
     try:
-        faults = checks.check(database)
+        faults, revision = checks.check(database), schema.current(database)
     finally:
         database.close()
     for fault in faults:
         _say(fault)
-    _say(f"{len(faults)} faults" if faults else f"the database is intact, with schema {schema.newest()}")
+    _say(f"{len(faults)} faults" if faults else f"the database is intact, with schema {revision}")
     return EXIT_FAILED if faults else 0
 
 
 def _migrate(given: argparse.Namespace) -> int:
     database = Database(_url(given))
     try:
-        before = schema.migrate(database)
+        before, after = schema.migrate(database), schema.current(database)
     finally:
         database.close()
-    _say(f"schema {before or 'none'} → {schema.newest()}")
+    _say(f"schema {before or 'none'} → {after}")
     return 0
 
 

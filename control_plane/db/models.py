@@ -871,3 +871,17 @@ class SourceUpload(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     archive_bytes: Mapped[int]
     expires_at: Mapped[datetime]
+
+
+class SchemaSupport(Base):
+    """An older revision of the schema whose servers can run on the database's present schema.
+
+    The version that migrates the database writes the rows. A server of an older version reads them when it starts.
+    """
+
+    __tablename__ = "schema_support"
+
+    revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    """The schema that the row describes. A row about another schema than the present one is ignored."""
+    server_revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    """Newest revision that the older version contains."""

@@ -1,23 +1,31 @@
 """Checks the version of the database's schema, and migrates the schema to the version that this code needs.
 
-Invariant: a server runs only if the database has exactly the schema that the server's code needs.
+A newer version may have migrated the database by expansions only, which add tables, indexes and columns. Each migration
+therefore stores which older revisions still suit the schema (table `schema_support`).
+
+Invariant: a server starts only if the database has the schema that the server's code needs, or a newer schema that
+supports this code.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert, inspect, select
 
 from alembic import command
 from control_plane.db.errors import SchemaMismatch
+from control_plane.db.models import SchemaSupport
 from control_plane.db.session import Database
 
+log = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -52,49 +60,72 @@ def current(database: Database) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
-def migrate(database: Database) -> str | None:
-    """Migrate the database to the newest schema. Idempotent.
+def migrate(database: Database, folder: Path | None = None) -> str | None:
+    """Migrate the database to the newest schema. Idempotent. A newer schema that supports this code does not change.
 
     Args:
         database: the database to migrate. It may be empty.
+        folder: Alembic's migrations; None for those of this version. Tests pass the migrations of a newer version.
 
     Returns:
         The revision before the migration.
 
     Raises:
-        SchemaMismatch: a newer version of Everstep has migrated the database.
+        SchemaMismatch: a newer version of Everstep has migrated the database, and its schema does not support this
+            version.
     """
     before = current(database)
-    _refuse_unknown(before)
+    if before is not None and folder is None and _is_supported(database, before):
+        return before
     with database.migrating() as connection:
-        upgrade(connection)
+        upgrade(connection, folder)
     return before
 
 
-def upgrade(connection: Connection) -> None:
+def upgrade(connection: Connection, folder: Path | None = None) -> None:
     """Migrate the database of a connection to the newest schema, within the connection's transaction.
 
     Args:
         connection: from `Database.migrating`.
+        folder: Alembic's migrations; None for those of this version.
 
     Raises:
         SchemaMismatch: a newer version of Everstep has migrated the database.
     """
-    _refuse_unknown(MigrationContext.configure(connection).get_current_revision())
-    config = _config()
+    config = _config(folder)
+    _refuse_unknown(MigrationContext.configure(connection).get_current_revision(), config)
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    head, *older = supported(ScriptDirectory.from_config(config))
+    connection.execute(delete(SchemaSupport))
+    if older:
+        connection.execute(insert(SchemaSupport), [{"revision": head, "server_revision": each} for each in older])
+
+
+def supported(scripts: ScriptDirectory) -> Iterator[str]:
+    """Yield the revisions whose servers can run on the newest schema: the newest one, then older ones.
+
+    The list ends with the newest migration that is a contraction, because servers of the versions before need what it
+    removes.
+    """
+    for script in scripts.walk_revisions():
+        yield script.revision
+        if getattr(script.module, "phase", "expand") != "expand":
+            return
 
 
 def require_current(database: Database) -> None:
-    """Check that the database has the schema that this code needs.
+    """Check that the database has the schema that this code needs, or a newer schema that supports this code.
 
-    Raises SchemaMismatch if the schema is older, newer or missing. The message describes how to resolve the problem.
+    Raises SchemaMismatch if the schema is older, too new or missing. The message describes how to resolve the problem.
     """
     found, wanted = current(database), newest()
     if found == wanted:
         return
-    _refuse_unknown(found)
+    if found is not None and _is_supported(database, found):
+        log.info("the database has schema %s of a newer version, which also supports this version's %s", found, wanted)
+        return
+    _refuse_unknown(found, _config())
     where = database.url.render_as_string(hide_password=True)
     state = "has no Everstep tables" if found is None else f"has schema {found}; this version needs {wanted}"
     raise SchemaMismatch(
@@ -102,11 +133,21 @@ def require_current(database: Database) -> None:
     )
 
 
-def _refuse_unknown(revision: str | None) -> None:
+def _is_supported(database: Database, found: str) -> bool:
+    """Return whether this code can run on the schema `found`, according to the version that migrated the database."""
+    wanted = select(SchemaSupport).where(SchemaSupport.revision == found, SchemaSupport.server_revision == newest())
+    with database.engine.connect() as connection:
+        return (
+            inspect(connection).has_table(SchemaSupport.__tablename__)
+            and connection.execute(wanted).first() is not None
+        )
+
+
+def _refuse_unknown(revision: str | None, config: Config) -> None:
     if revision is None:
         return
     try:
-        ScriptDirectory.from_config(_config()).get_revision(revision)
+        ScriptDirectory.from_config(config).get_revision(revision)
     except CommandError as error:
         raise SchemaMismatch(
             f"the database has schema {revision}, which this version of Everstep does not support: a newer version "
@@ -114,7 +155,7 @@ def _refuse_unknown(revision: str | None) -> None:
         ) from error
 
 
-def _config() -> Config:
+def _config(folder: Path | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    config.set_main_option("script_location", str(folder or migrations()).replace("%", "%%"))
     return config

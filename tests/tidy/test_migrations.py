@@ -1,7 +1,8 @@
 """The migrations create the tables of the models, never change, and suit servers of the version before.
 
-A migration has one of two phases. A server of the version before keeps running after an expansion, so servers can be
-updated one after the other. A contraction removes what only older versions use, at least one release later.
+A migration has one of two phases. A server of the version before keeps running after an expansion, and can start again,
+so servers can be updated one after the other. A contraction removes what only older versions use, at least one release
+later.
 
     expand      adds tables, indexes, and columns that may be empty or have a default of the database
     contract    may do anything
@@ -34,6 +35,7 @@ DIGESTS = {
     "0002_audit_entries_and_automation_pause.py": "2a7884b68f8ff21a59781db8a9e7a77418ac54f6dd1ea82a73beee3c03a82e4b",
     "0003_replica_encryption.py": "2f2750e8e44947bb0615b19525b5f8caee0bde60c4c2349e59099e99a35b9cb1",
     "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
+    "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
 }
 """SHA-256 of each migration. Databases have run these files, so no file and no digest here ever changes."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from alembic.operations import Operations
@@ -45,6 +47,64 @@ def test_a_schema_of_the_future_is_left_alone(empty):
         with pytest.raises(SchemaMismatch, match=r"9999.*newer version migrated it"):
             refuse(empty)
     assert schema.current(empty) == "9999"
+
+
+def newer(folder: Path, *phases: str) -> Path:
+    """Return the migrations of a newer version, which has one more migration per phase."""
+    shutil.copytree(schema.migrations(), folder)
+    before = schema.newest()
+    for number, phase in enumerate(phases, start=9001):
+        lines = (
+            "import sqlalchemy as sa",
+            "from alembic import op",
+            f"phase, revision, down_revision = {phase!r}, '{number}', '{before}'",
+            f"def upgrade(): op.add_column('fleet', sa.Column('of_{number}', sa.Text(), nullable=True))",
+        )
+        (folder / "versions" / f"{number}_newer.py").write_text("\n".join(lines))
+        before = str(number)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("phases", "is_supported"),
+    [
+        (("expand",), True),
+        (("expand", "expand"), True),
+        (("contract",), False),
+        (("contract", "expand"), False),
+        (("expand", "contract"), False),
+    ],
+)
+def test_a_server_starts_again_on_a_newer_schema_if_all_later_migrations_are_expansions(
+    empty, tmp_path, phases, is_supported
+):
+    schema.migrate(empty)
+    schema.migrate(empty, newer(tmp_path / "newer", *phases))
+    found = schema.current(empty)
+    assert found == str(9000 + len(phases))
+    for start in (schema.require_current, schema.migrate):
+        if is_supported:
+            start(empty)
+        else:
+            with pytest.raises(SchemaMismatch, match=rf"{found}.*newer version migrated it"):
+                start(empty)
+    assert schema.current(empty) == found
+
+
+def test_a_row_about_another_schema_supports_nobody(empty, tmp_path):
+    """Alembic's own command line migrates without the rows. Rows of an earlier migration then say nothing."""
+    schema.migrate(empty, newer(tmp_path / "newer", "expand"))
+    with empty.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match=r"9999.*newer version migrated it"):
+        schema.require_current(empty)
+
+
+def test_a_newer_version_migrates_a_database_whose_schema_it_supports_only_as_an_older_one(empty, tmp_path):
+    folder = newer(tmp_path / "newer", "expand")
+    schema.migrate(empty)
+    assert schema.migrate(empty, folder) == schema.newest()
+    assert schema.migrate(empty, folder) == "9001"
 
 
 @pytest.fixture
