@@ -103,11 +103,12 @@ def gather(
         is_root=os.geteuid() == 0,
         closed_folder=closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
-        allows_builds=_allows_builds(),
+        allows_builds=setting("EVERSTEP_ALLOW_BUILDS") == "1",
         hardware=node_facts(
             gpu_count=len(gpus),
             shared_memory_total=total,
             memory_total=memory,
+            replica_transport=setting("EVERSTEP_REPLICA_TRANSPORT", "--replica-transport") or "auto",
             endpoint=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"),
         )
         if is_node
@@ -339,13 +340,29 @@ def closed_folder(*paths: Path) -> str:
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
-def _allows_builds() -> bool:
-    """Return whether the settings on this machine permit an agent's pip to build packages."""
+def setting(
+    name: str, option: str = "", *, file: Path = AGENT_SETTINGS, environment: Mapping[str, str] = os.environ
+) -> str:
+    """Return a setting of this machine's agent, as its unit passes it.
+
+    Args:
+        name: environment variable of the setting.
+        option: command-line option of the agent that overrides the variable; empty if it has none.
+        file: the environment file of the agent's unit. `AGENT_OPTIONS` in it contains the command-line options.
+        environment: this process's environment. Its variable applies if the file does not contain the variable.
+
+    Returns:
+        The value; empty if the setting has none.
+    """
     try:
-        lines = AGENT_SETTINGS.read_text().splitlines()
+        lines = [line.partition("=") for line in file.read_text().splitlines()]
     except OSError:
         lines = []
-    return os.environ.get("EVERSTEP_ALLOW_BUILDS") == "1" or "EVERSTEP_ALLOW_BUILDS=1" in lines
+    values = {found: value.strip("'\"") for found, mark, value in lines if mark}
+    options = values.get("AGENT_OPTIONS", "").replace("=", " ").split()
+    if option in options[:-1]:
+        return options[options.index(option) + 1]
+    return values.get(name) or environment.get(name, "")
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from everstep.node_checks import NodeFacts
 from everstep.protocol.firmware import is_ec2_instance
+from everstep.protocol.replica_transport import CLASS_INFINIBAND, NIXL_MODULE, rdma_devices
 
 EC2_METADATA: Final = "http://169.254.169.254"
 TIMEOUT_SECONDS: Final = 10.0
@@ -29,7 +31,8 @@ def node_facts(
     gpu_count: int,
     shared_memory_total: int,
     memory_total: int,
-    devices: Path = Path("/sys/class/infiniband"),
+    replica_transport: str = "auto",
+    devices: Path = CLASS_INFINIBAND,
     tools: Path = EFA_TOOLS,
     plugins: Sequence[Path] = NCCL_PLUGINS,
     endpoint: str | None = None,
@@ -40,6 +43,7 @@ def node_facts(
         gpu_count: number of GPUs that NVML lists.
         shared_memory_total: bytes of /dev/shm.
         memory_total: bytes of memory.
+        replica_transport: the agent's option `--replica-transport`, as configured on this machine.
         devices: the kernel's folder of RDMA devices.
         tools: folder with EFA's programs. The function also searches PATH for them.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
@@ -49,6 +53,7 @@ def node_facts(
         The facts. A fact that cannot be read has its default in `NodeFacts`.
     """
     endpoint = endpoint or (EC2_METADATA if is_ec2_instance() else None)
+    rdma = rdma_devices(devices)
     efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -65,7 +70,22 @@ def node_facts(
         shared_memory_total=shared_memory_total,
         memory_total=memory_total,
         answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,
+        replica_transport=replica_transport,
+        rdma_devices=rdma,
+        nixl_error=_nixl_error() if rdma and replica_transport != "tcp" else "",
     )
+
+
+def _nixl_error() -> str:
+    """Return why NIXL cannot be loaded. Another process loads it, because UCX changes the process that loads it."""
+    command = (sys.executable, "-P", "-c", f"import {NIXL_MODULE}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the package nixl-cu12 cannot be checked: {error}"
+    if done.returncode == 0:
+        return ""
+    return f"the package nixl-cu12 cannot be used: {done.stderr.strip().rpartition(chr(10))[2] or 'it crashes'}"
 
 
 def _efa_error(tools: Path) -> str:

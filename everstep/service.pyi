@@ -857,6 +857,10 @@ class Node(TypedDict):
     FailureDomain: NotRequired[str]
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
     AgentVersion: str
+    ReplicaTransport: NotRequired[Literal["nixl", "tcp"]]
+    """The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten minutes with a node with which NIXL has failed. Absent until the agent has connected to this server."""
+    ReplicaTransportReason: NotRequired[str]
+    """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     RefusedMessageCount: int
     """Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node."""
     RefusedSessionCount: int

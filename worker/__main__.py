@@ -28,12 +28,12 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
+from everstep.protocol.replica_transport import TRANSPORT_SETTINGS
 from everstep.protocol.service_manager import ServiceManager
 from worker.agent.agent import Agent
 from worker.agent.attestation import Claim
 from worker.agent.own_log import OwnLog
 from worker.agent.settings import AgentSettings
-from worker.core.replica_transport import TRANSPORT_SETTINGS
 from worker.errors import UserRefused
 from worker.node import metadata_rule, rank_user
 from worker.node.health.gpus import gpu_reader

@@ -51,6 +51,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
         ("exposed", node.get("Exposure")),
+        ("replicas", _transport(node)),
         ("address", node["Address"]),
         ("memory", _memory(node)),
         ("memory of ranks", _rank_memory(node)),
@@ -145,6 +146,13 @@ def _agent(node: Json) -> str:
         f"connected, version {node['AgentVersion']}, "
         f"{'ranks start warm' if node['Warm'] else 'ranks would import first'}"
     )
+
+
+def _transport(node: Json) -> str | None:
+    """Return the transport of the node's replicas, and its reason."""
+    if (transport := node.get("ReplicaTransport")) is None:
+        return None
+    return f"over {transport.upper()}: {node.get('ReplicaTransportReason', 'the agent gives no reason')}"
 
 
 def _share(node: Json) -> str:

@@ -53,6 +53,7 @@ from everstep.protocol.plan import (
     SourceKind,
     Timeouts,
 )
+from everstep.protocol.replica_transport import ReplicaTransport
 
 NOT_YOURS = 4401
 """Websocket close code: the session token belongs to another node, or was revoked."""
@@ -640,6 +641,10 @@ class Hello(Message, frozen=True):
 
     If it is None, the control plane sends no certificate.
     """
+    replica_transport: ReplicaTransport | None = None
+    """The transport of this node's replicas; None from agents that do not report it."""
+    replica_transport_reason: str = ""
+    """Why the agent uses this transport, for example the error of NIXL on a node with an RDMA device."""
 
 
 class AgentWelcome(Message, frozen=True):

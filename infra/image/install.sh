@@ -3,7 +3,8 @@
 #
 #   install.sh node|server WHEEL [--gpu]
 #
-# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu).
+# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu), and
+# NIXL in the agent's environment.
 # The script runs on an instance or in a chroot, and may run again: it then installs the given wheel. It enables the
 # unit and starts nothing. Before the start, write /etc/everstep/agent.env or /etc/everstep/server.env (docs/operating.md).
 set -eu
@@ -23,7 +24,10 @@ prefix=/opt/everstep
 . /etc/os-release
 
 case $role in
-node) extras=worker,training packages="iproute2 mdadm e2fsprogs util-linux" units="agent storage" ;;
+node)
+  # With an EFA card, the agent sends replicas by RDMA over NIXL.
+  extras=worker,training${gpu:+,nixl} packages="iproute2 mdadm e2fsprogs util-linux" units="agent storage"
+  ;;
 server) extras=server,postgres packages="" units=server ;;
 *) fail "the first argument is '$role'; use node or server" ;;
 esac

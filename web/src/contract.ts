@@ -1384,6 +1384,10 @@ export interface Node {
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
   AgentVersion: string
+  /** The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten minutes with a node with which NIXL has failed. Absent until the agent has connected to this server. */
+  ReplicaTransport?: 'nixl' | 'tcp'
+  /** Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL. */
+  ReplicaTransportReason?: string
   /** Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number
   /** Number of connections that the agent rejected or closed since its start, because of an invalid message. They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest'
 import type { Drill, Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
 import { drillable, drillStatus, drillsVerdict } from '../src/model/drills'
 import { briefOf } from '../src/model/duty'
-import { actionsOf, arrangedNodes, exposures, nodeNotices, noticesIn, preselectedVerb, versionsOf } from '../src/model/nodes'
+import { actionsOf, arrangedNodes, exposures, nodeNotices, noticesIn, preselectedVerb, transportsOf, versionsOf } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
 import { difference } from '../src/model/revisions'
 import { FLEET } from '../src/words/fleets'
@@ -84,6 +84,13 @@ describe('nodes', () => {
   test('have versions', () => {
     expect(versionsOf([{ AgentVersion: '2', NodeStatus: 'spare' }, { AgentVersion: '1', NodeStatus: 'spare' }, { AgentVersion: '2', NodeStatus: 'assigned' }, { AgentVersion: '0', NodeStatus: 'gone' }, { AgentVersion: '', NodeStatus: 'joining' }])).toBe('1 on 1 node, 2 on 2 nodes')
     expect(versionsOf([])).toBe('no agent has joined')
+  })
+  test('have transports, and each reason for TCP is shown once', () => {
+    const tcp = { NodeStatus: 'spare', ReplicaTransport: 'tcp', ReplicaTransportReason: 'NIXL is missing' } as const
+    const nixl = { NodeStatus: 'assigned', ReplicaTransport: 'nixl', ReplicaTransportReason: 'found rdmap0' } as const
+    const text = '1 node: NIXL; 2 nodes: TCP, because NIXL is missing'
+    expect(transportsOf([tcp, nixl, tcp, { NodeStatus: 'joining' }, { ...nixl, NodeStatus: 'gone' }])).toBe(text)
+    expect(transportsOf([])).toBe('no agent has joined')
   })
   test('what AWS announced comes newest first, and nothing else', () => {
     const events = [['NoticeReceived', 1], ['NodeJoined', 2], ['NodesToBeLeft', 3]].map(([Type, EventId]) => ({ Type, EventId })) as Event[]

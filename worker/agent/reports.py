@@ -27,6 +27,7 @@ from worker.node.instance_metadata import InstanceMetadata
 from worker.provisioning.supplies import Supplies
 from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
+from worker.replication.nixl import OpenedTransport
 from worker.replication.tcp import PeerListener
 
 
@@ -40,6 +41,7 @@ class Reports:
         lifecycle: Lifecycle,
         *,
         listener: PeerListener,
+        transport: OpenedTransport,
         ranks: RankServer,
         supervisor: Supervisor,
         supplies: Supplies,
@@ -58,6 +60,7 @@ class Reports:
             agent_id: random name of this agent process.
             lifecycle: the node's part in the promised generation.
             listener: counts the connections of other agents that this node refused.
+            transport: the transport of this node's replicas, for the first message of each connection.
             ranks: counts the connections of ranks that this node refused.
             supervisor: shows whether ranks can be forked from the template process (a warm start).
             supplies: counts the requests of ranks for AWS credentials that this node refused.
@@ -75,6 +78,7 @@ class Reports:
         self._agent_id = agent_id
         self._lifecycle = lifecycle
         self._listener = listener
+        self._transport = transport
         self._ranks = ranks
         self._supervisor = supervisor
         self._supplies = supplies
@@ -102,6 +106,8 @@ class Reports:
             run=self._lifecycle.promise.run,
             protocol_minor=PROTOCOL_MINOR,
             public_key=self._listener.identity.public_key if self._listener.identity is not None else None,
+            replica_transport=self._transport.kind,
+            replica_transport_reason=self._transport.reason,
         )
 
     def report(self) -> AgentReport:

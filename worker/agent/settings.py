@@ -8,8 +8,8 @@ from pathlib import Path
 
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LogFormat
+from everstep.protocol.replica_transport import TransportSetting
 from worker.agent.attestation import Claim
-from worker.core.replica_transport import TransportSetting
 from worker.node.rank_user import RankUser
 
 

@@ -20,16 +20,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from everstep.protocol.ids import NodeId
-from worker.core.replica_transport import TransportSetting, choose_transport
+from everstep.protocol.replica_transport import (
+    NIXL_MODULE,
+    ReplicaTransport,
+    TransportSetting,
+    choose_transport,
+    rdma_devices,
+)
 from worker.errors import NixlUnavailable
-from worker.node.rdma_devices import rdma_devices
 
 log = logging.getLogger(__name__)
-MODULE: Final = "nixl_cu12._bindings"
-"""Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, and then spins."""
 BLOCK_BYTES: Final = 1024 * 1024
 POOL_BYTES: Final = 256 * 1024 * 1024
 """Bytes of registered memory. They suffice for 128 streams; further streams use TCP."""
@@ -110,7 +114,7 @@ class Nixl:
         }
         with _environment(settings):
             try:
-                bindings: Any = importlib.import_module(MODULE)
+                bindings: Any = importlib.import_module(NIXL_MODULE)
             except (ImportError, OSError) as error:
                 raise NixlUnavailable(f"the package nixl-cu12 cannot be used: {error}") from error
             try:
@@ -260,7 +264,22 @@ class Nixl:
             self.read_bytes += size
 
 
-def open_nixl(setting: TransportSetting, devices: Sequence[str] | None = None) -> Nixl | None:
+@dataclass(frozen=True, slots=True)
+class OpenedTransport:
+    """The transport that this agent uses for the chunks of replicas, from its start to its end."""
+
+    nixl: Nixl | None
+    """This node's NIXL agent. None if replicas use TCP."""
+    reason: str
+    """Why replicas use this transport: the option, the RDMA devices, or the error of NIXL."""
+
+    @property
+    def kind(self) -> ReplicaTransport:
+        """The transport's name in messages and in the API."""
+        return ReplicaTransport.TCP if self.nixl is None else ReplicaTransport.NIXL
+
+
+def open_transport(setting: TransportSetting, devices: Sequence[str] | None = None) -> OpenedTransport:
     """Open NIXL if the agent's setting and this node's devices permit it, and log which transport replicas use.
 
     The agent calls this once when it starts; the call blocks for about a second.
@@ -270,19 +289,19 @@ def open_nixl(setting: TransportSetting, devices: Sequence[str] | None = None) -
         devices: names of the RDMA devices; None asks the kernel.
 
     Returns:
-        The NIXL agent. None if replicas use TCP.
+        The transport. Without a usable NIXL it is TCP, and the reason contains NIXL's error.
     """
     choice = choose_transport(setting, rdma_devices() if devices is None else devices)
     if not choice.uses_nixl:
         log.log(logging.WARNING if choice.is_warning else logging.INFO, "replicas use TCP: %s", choice.reason)
-        return None
+        return OpenedTransport(None, choice.reason)
     try:
         nixl = Nixl.open()
     except NixlUnavailable as error:
         log.warning("replicas use TCP: %s, but %s", choice.reason, error)
-        return None
+        return OpenedTransport(None, f"{choice.reason}, but {error}")
     log.info("replicas use NIXL where the peer has it too: %s", choice.reason)
-    return nixl
+    return OpenedTransport(nixl, choice.reason)
 
 
 _never = threading.Event()

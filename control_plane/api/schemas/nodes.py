@@ -11,6 +11,7 @@ from control_plane.core.held_nodes import HoldDecision
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import NodeState
+from everstep.protocol.replica_transport import ReplicaTransport
 
 
 class NodeIncident(Shape):
@@ -127,6 +128,14 @@ class Node(Shape):
     Absent if AWS has not reported one. AWS does not report it for all instance types.
     """
     agent_version: str
+    replica_transport: ReplicaTransport | None
+    """The transport with which this node exchanges replicas with other nodes.
+
+    A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten
+    minutes with a node with which NIXL has failed. Absent until the agent has connected to this server.
+    """
+    replica_transport_reason: str | None
+    """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     refused_message_count: int
     """Number of the agent's messages that this server rejected since its start.
 

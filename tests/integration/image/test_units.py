@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hatch_build import constraints
+
 pytestmark = pytest.mark.integration
 
 IMAGE = Path(__file__).parents[3] / "infra" / "image"
@@ -137,6 +139,21 @@ def test_wrong_arguments_of_the_installation_change_nothing(arguments: tuple[str
     assert done.returncode == 1
     assert done.stderr.startswith("install.sh: ")
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extras"),
+    [
+        (("node", "none.whl"), "worker,training"),
+        (("node", "none.whl", "--gpu"), "worker,training,nixl"),
+        (("server", "none.whl", "--gpu"), "server,postgres"),
+    ],
+)
+def test_a_node_with_gpus_gets_nixl_in_a_pinned_version(arguments: tuple[str, ...], extras: str) -> None:
+    """The trace of the script shows the extras of the wheel. The script then stops, because the wheel is missing."""
+    done = subprocess.run(["sh", "-x", str(IMAGE / "install.sh"), *arguments], capture_output=True, text=True)
+    assert re.findall(r"^\+ extras=(\S+)", done.stderr, re.MULTILINE) == [extras]
+    assert re.search(r"^nixl-cu12==[\d.]+", constraints(IMAGE.parents[1]), re.MULTILINE)
 
 
 @pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")

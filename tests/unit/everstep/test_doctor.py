@@ -72,6 +72,27 @@ def test_a_node_at_its_boot_passes_without_the_service() -> None:
     assert {finding.level for finding in findings} == {Level.OK}
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "found"),
+    [
+        ("", {}, ""),
+        ("", {"EVERSTEP_REPLICA_TRANSPORT": "tcp"}, "tcp"),
+        ("EVERSTEP_REPLICA_TRANSPORT=nixl\n", {"EVERSTEP_REPLICA_TRANSPORT": "tcp"}, "nixl"),
+        ("EVERSTEP_REPLICA_TRANSPORT=nixl\nAGENT_OPTIONS='--cold --replica-transport tcp'\n", {}, "tcp"),
+        ("AGENT_OPTIONS=--replica-transport=nixl\n", {}, "nixl"),
+        ("AGENT_OPTIONS=--replica-transport\n", {}, ""),
+    ],
+)
+def test_a_setting_of_the_agent_is_read_as_its_unit_passes_it(
+    tmp_path: Path, text: str, environment: dict[str, str], found: str
+) -> None:
+    file = tmp_path / "agent.env"
+    if text:
+        file.write_text(text)
+    read = doctor_facts.setting("EVERSTEP_REPLICA_TRANSPORT", "--replica-transport", file=file, environment=environment)
+    assert read == found
+
+
 def service(**changes: Any) -> dict[str, Any]:
     return {"service": replace(SERVICE, **changes)}
 

@@ -91,6 +91,19 @@ export function exposures(nodes: readonly Exposed[]): { text: string; nodeIds: s
   return [...found].map(([text, nodeIds]) => ({ text: sentence(text), nodeIds }))
 }
 
+type Sending = Pick<Node, 'NodeStatus' | 'ReplicaTransport' | 'ReplicaTransportReason'>
+
+/** Return the transports of replicas with their numbers of nodes, and each reason for TCP once. */
+export function transportsOf(nodes: readonly Sending[]): string {
+  const counts = new Map<string, number>()
+  for (const { NodeStatus, ReplicaTransport: transport, ReplicaTransportReason: reason } of nodes) {
+    if (transport === undefined || NodeStatus === 'gone') continue
+    const text = NODES.transport(transport, transport === 'tcp' ? reason : undefined)
+    counts.set(text, (counts.get(text) ?? 0) + 1)
+  }
+  return [...counts].sort().map(([text, number]) => `${plural(number, 'node')}: ${text}`).join('; ') || NODES.noVersion
+}
+
 const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])
 
 /** Return the newest notices of AWS, the newest first. */

@@ -54,7 +54,7 @@ export const FLEET = {
     group: 'Auto Scaling group', instances: 'Instances', price: 'Price', cost: 'Cost of its jobs',
     ettr: 'Useful time of its jobs (ETTR)', mttr: 'Mean time to recovery', incidents: 'Incidents', lost: 'Lost nodes',
     failed: 'Failed instances', drills: 'Drills', encryption: 'Replica encryption (TLS)', roll: 'Roll',
-    created: 'Created',
+    transport: 'Replica transport', created: 'Created',
   },
   ofDesired: (nodes: string, desired: string, limit: string) => `${nodes} of ${desired} desired, at most ${limit}`,
   zone: (type: string, zone: string) => `${type || 'unknown type'}, ${zone || 'unknown zone'}`,

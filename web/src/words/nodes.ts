@@ -32,6 +32,8 @@ export const NODES = {
   heldWithoutReason: 'the server gives no reason',
   requested: (action: string) => `Requested: ${action}`,
   noVersion: 'no agent has joined',
+  transport: (transport: string, reason?: string) =>
+    reason === undefined ? transport.toUpperCase() : `${transport.toUpperCase()}, because ${reason}`,
   dialog: {
     title: (id: string) => `Act on ${id}`,
     action: 'Action',

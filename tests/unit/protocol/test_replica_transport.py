@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from worker.core.replica_transport import TRANSPORT_SETTINGS, TransportSetting, choose_transport
-from worker.node.rdma_devices import rdma_devices
-from worker.replication.nixl import open_nixl
+from everstep.protocol.replica_transport import (
+    TRANSPORT_SETTINGS,
+    ReplicaTransport,
+    TransportSetting,
+    choose_transport,
+    rdma_devices,
+)
+from worker.replication.nixl import open_transport
 
 
 @pytest.mark.parametrize("setting", TRANSPORT_SETTINGS)
@@ -43,7 +48,9 @@ def test_the_agent_logs_that_replicas_use_tcp(
     setting: TransportSetting, level: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert open_nixl(setting, devices=()) is None
+        opened = open_transport(setting, devices=())
+    assert (opened.nixl, opened.kind) == (None, ReplicaTransport.TCP)
+    assert f"replicas use TCP: {opened.reason}" == words
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, words)]
 
 
@@ -51,5 +58,7 @@ def test_a_device_that_nixl_cannot_use_leaves_tcp(caplog: pytest.LogCaptureFixtu
     """The named device does not exist. NIXL finds no usable device, or its package is not installed."""
     if rdma_devices():
         pytest.skip("this machine has an RDMA device")
-    assert open_nixl("auto", devices=("rdmap0s6",)) is None
-    assert "replicas use TCP: found rdmap0s6, but " in caplog.text
+    opened = open_transport("auto", devices=("rdmap0s6",))
+    assert opened.kind is ReplicaTransport.TCP
+    assert opened.reason.startswith("found rdmap0s6, but ")
+    assert f"replicas use TCP: {opened.reason}" in caplog.text

@@ -1,5 +1,7 @@
 """Chooses how the chunks of replicas travel between nodes: over TCP, or over NIXL with an RDMA device.
 
+The agent uses the choice when it starts. `everstep doctor --node` shows the same choice before that.
+
 Invariant: NIXL is chosen only with an RDMA device. Without one, UCX would serve RDMA requests in software on an
 unauthenticated TCP port, and any machine that reaches the port could write to the agent's memory.
 """
@@ -8,10 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal, get_args
 
 TransportSetting = Literal["auto", "tcp", "nixl"]
 TRANSPORT_SETTINGS: tuple[TransportSetting, ...] = get_args(TransportSetting)
+NIXL_MODULE: Final = "nixl_cu12._bindings"
+"""Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, and then spins."""
+CLASS_INFINIBAND: Final = Path("/sys/class/infiniband")
+
+
+class ReplicaTransport(StrEnum):
+    """Names the way in which a node exchanges the chunks of replicas with other nodes.
+
+    - NIXL: by RDMA, with each node that uses NIXL too. A generation with TLS between nodes uses TCP.
+    - TCP: over TCP connections only.
+    """
+
+    NIXL = "nixl"
+    TCP = "tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +59,18 @@ def choose_transport(setting: TransportSetting, devices: Sequence[str]) -> Trans
     return TransportChoice(
         uses_nixl=False, reason="this node has no EFA or InfiniBand device", is_warning=setting == "nixl"
     )
+
+
+def rdma_devices(folder: Path = CLASS_INFINIBAND) -> tuple[str, ...]:
+    """List the RDMA devices of this node (EFA, InfiniBand, RoCE), as the kernel names them.
+
+    Args:
+        folder: folder in which the kernel lists the devices. EFA devices appear there too.
+
+    Returns:
+        The names of the devices, sorted; empty if the kernel has no RDMA driver.
+    """
+    try:
+        return tuple(sorted(each.name for each in folder.iterdir()))
+    except OSError:
+        return ()
