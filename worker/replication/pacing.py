@@ -221,7 +221,7 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network, if it begins within `SHORT_SECONDS` from now (see `Pacer.book`)."""
+        """Reserve the next idle time of the network, if it begins within `SHORT_SECONDS` (see `Pacer.book`)."""
         if self._turn.locked():
             return None
         now = self._clock()
