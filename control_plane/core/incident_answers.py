@@ -224,12 +224,12 @@ def _end(account: Account) -> Iterator[str]:
         times = "once" if failed == 1 else f"{failed} times"
         yield f"requested {what} from AWS, which {'launched none' if failed is None else f'failed {times}'}"
     if account.outcome is Outcome.JOB_FAILED:
-        count = _failure_count(account)
-        if count is not None:
+        failures = _failure_count(account)
+        if failures is not None:
             repeated = _REPEATED.match(account.job_reason)
             tried = _tried(repeated) if repeated is not None else ""
             yield f"restarted the job after each failure{f', once {tried},' if tried else ''}"
-        yield "gave the job up" if count is None else f"gave up after {count} failures"
+        yield "gave the job up" if failures is None else f"gave up after {failures} failures"
     elif account.from_step is not None and account.restored_at is not None:
         yield f"resumed training from step {account.from_step:,}"
 

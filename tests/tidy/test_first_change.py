@@ -124,6 +124,7 @@ def run(step: Step, root: Path, *, command_seconds: float = COMMAND_SECONDS) -> 
         TimeoutExpired: a command did not end within its time limit.
     """
     with tempfile.TemporaryDirectory(prefix="step-") as temporary:
+        Path(temporary).chmod(0o1777)  # like /tmp: PostgreSQL runs as another user
         try:
             _run(step, root, temporary, command_seconds)
         finally:
