@@ -9,12 +9,12 @@ hardware or a missing limit, but only if the instance type has this hardware or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from everstep.findings import Finding, Level
-from everstep.protocol.replica_transport import TRANSPORT_SETTINGS, choose_transport
+from everstep.protocol.replica_transport import TRANSPORT_SETTINGS, TransportSetting, choose_transport
 
 LEAST_OPEN_FILES: Final = 65_536
 """Smallest accepted limit of open files per process.
@@ -129,7 +129,8 @@ def _accelerators(facts: NodeFacts, wanted: Accelerators) -> Iterator[Finding]:
 
 
 def _transport(facts: NodeFacts) -> Iterator[Finding]:
-    setting = {str(each): each for each in TRANSPORT_SETTINGS}.get(facts.replica_transport)
+    settings: Mapping[str, TransportSetting] = {each: each for each in TRANSPORT_SETTINGS}
+    setting = settings.get(facts.replica_transport)
     if setting is None:
         words = f"--replica-transport is {facts.replica_transport!r}, not one of {', '.join(TRANSPORT_SETTINGS)}"
         yield Finding("replica transport", Level.WRONG, words, "Correct the option, or EVERSTEP_REPLICA_TRANSPORT.")
