@@ -129,7 +129,7 @@ def _ignored(directory: Path) -> list[Rule]:
 
 
 def _is_ignored(name: str, is_directory: bool, rules: list[Rule]) -> bool:
-    """Return whether the ignore rules exclude a path. The last rule whose pattern matches the path decides."""
+    """Return whether the rules of an ignore file exclude a path. The last rule that matches the path decides."""
     for pattern, is_for_directories, is_back in reversed(rules):
         if (is_directory or not is_for_directories) and pattern.fullmatch(name):
             return not is_back

@@ -80,7 +80,7 @@ def earlier(
     """
     try:
         run: Run = load(PAGE, results)
-    except (OSError, ValueError):  # the file is missing, or another version of this benchmark wrote it
+    except (OSError, ValueError):  # no earlier results, or results in an unknown format
         return {}
     kept = (run.device, run.sizes, run.machine.revision, run.is_quick)
     return dict(run.outcomes) if kept == (dict(device), sizes, machine.revision, is_quick) else {}

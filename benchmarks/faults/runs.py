@@ -125,7 +125,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
             running.wait_steps(SETTLE_STEPS)
             heard = len(running.told) - 1  # The reports before this one may predate the fault's effect.
             during = running.wait_steps(sizes.steps)
-            # `told_at` is None, because the API never reported Protected before the fault.
+            # The fault began before the job, so the API has not reported Protected before the fault.
             told, told_at = running.told[heard:], None
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)

@@ -79,7 +79,7 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
     Args:
         request: a request that passed the model's validation.
         job: the job as stored, read in the transaction that will write it.
-        around: facts that limit the changes.
+        around: facts about the job's fleet, nodes and project that limit the changes.
 
     Returns:
         The changed job and its changes.

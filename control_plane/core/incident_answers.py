@@ -217,7 +217,7 @@ def _changes(account: Account) -> Iterator[str]:
 
 
 def _end(account: Account) -> Iterator[str]:
-    """Yield how the recovery ended, as clauses like those of `_changes`."""
+    """Yield the end of a sentence about the recovery, such as "resumed training from step 1,200"."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
         count, failed = account.wait.missing_count, account.wait.failed_count
         what = "a replacement" if count == 1 else f"{count} replacements"

@@ -57,8 +57,8 @@ def plan(
         copies: m, the number of nodes that hold a shard, the owner included.
         domains: the failure domain (network node) of each node. A node without an entry counts as a separate domain. A
             new placement uses as many domains per group as possible.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). If `before` is empty or has another
-            number of copies or nodes, the placement is new.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). If `before` is empty, or its number
+            of copies or nodes differs from that of the job, the placement is new.
 
     Returns:
         The groups, and the holders of each node's shards.

@@ -7,12 +7,13 @@ history that leads to it: its own steps, and each ancestor's steps up to the ste
                                │                    the last step of g on it: (1, 3) is on the path, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-The base is the step that a new generation restores. If another number of ranks or another job made the base, the
-restore is a relayout: ranks must divide the state anew.
+The base is the step that a new generation restores. If the new generation has a different number of ranks than the
+base, or another job made the base, the restore is a relayout: ranks must divide the state anew.
 
-Invariant: a base and all its sources are on the path of the newest started generation. The generations that made them
-have the same number of ranks. Origin generation, step and digest together identify the content of a slot. The rules are
-in docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and `common`.
+Invariant: a base and all its sources are on the path of the newest started generation. All sources of a base come from
+generations with equal numbers of ranks. Origin generation, step and digest together identify the content of a slot. The
+rules are in docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and
+`common`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class DatabaseError(Exception):
 
 
 class StaleLease(DatabaseError):
-    """Another control-plane server has taken the row's lease over."""
+    """Another control-plane server has taken over the lease that permits writes to the row."""
 
 
 class NotFound(DatabaseError):

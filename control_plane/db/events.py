@@ -57,7 +57,7 @@ def append(session: Session, event: NewEvent) -> None:
 def append_for_job(
     session: Session,
     job: JobRecord | Job,
-    type: str,  # The name shadows a builtin, because it equals the name of the event's field.
+    type: str,
     message: str,
     at: datetime,
     *,

@@ -105,8 +105,8 @@ def upgrade(connection: Connection, folder: Path | None = None) -> None:
 def supported(scripts: ScriptDirectory) -> Iterator[str]:
     """Yield the revisions whose servers can run on the newest schema: the newest one, then older ones.
 
-    The list ends with the newest migration that is a contraction, because servers of the versions before need what it
-    removes.
+    The list ends with the newest contraction: a migration that removes parts of the schema. Servers older than this
+    migration need the removed parts.
     """
     for script in scripts.walk_revisions():
         yield script.revision

@@ -194,7 +194,7 @@ class EventFeed:
             is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
             if not is_good:
                 self._tell(me, End.TOKEN)
-            # The page may contain newer events than `newest`, because it was read after the last poll.
+            # The last poll found the event `newest`. This page was read later, so it may contain newer events.
             return Batch(page, page[-1].id if len(page) == limit else max([newest, *(event.id for event in page[-1:])]))
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
         return Batch(found[:limit], found[limit - 1].id if len(found) > limit else newest)

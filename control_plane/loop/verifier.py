@@ -351,7 +351,8 @@ def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_byt
     """Read one chunk from S3 and return its digest.
 
     Each reader has an open connection to one S3 object. `idle_bytes` counts, for each reader, the bytes that other
-    readers have read since its last read. If this exceeds `max_idle_bytes`, the function closes the connection.
+    readers have read since its last read. If the count of a reader exceeds `max_idle_bytes`, the function closes that
+    reader's connection.
     """
     chunk = xxhash.xxh3_128()
     for piece in pieces:

@@ -317,9 +317,9 @@ class _Run:
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
-        """Append the tensors of `other` if its range directly follows in the slot and both ranges have small tensors.
+        """Append the tensors of the range `other` to this range of the slot. Return whether they were appended.
 
-        Return whether the tensors were appended.
+        They are appended if `other` directly follows this range in the slot, and both ranges have small tensors.
         """
         if not (
             other.begin == align(self.end)

@@ -236,7 +236,7 @@ class EarlierTensors:
         held.boxes.setdefault((part.offsets, part.sizes), shard.box(entry, part))
 
     def get(self, name: str) -> HeldTensor | None:
-        """Return a logical tensor, or None if no mapped shard holds a piece of it."""
+        """Return a logical tensor, or None if no earlier shard that this rank has mapped holds a piece of it."""
         return self._held.get(name)
 
     @property
@@ -249,7 +249,7 @@ class EarlierTensors:
         return len(self._held), sum(map(len, self._empty.values()))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all logical tensors of which the mapped shards hold pieces."""
+        """Return the names of all logical tensors of which the earlier shards in this rank's memory hold pieces."""
         return list(self._held)
 
     def entries(self, owner: str) -> Mapping[str, HeldTensor]:
@@ -259,7 +259,8 @@ class EarlierTensors:
             owner: `optimizer/<parameter>`, or `optimizer/<optimizer>/<parameter>`.
 
         Returns:
-            The state tensors of which the mapped shards hold pieces; empty if they hold no state of the parameter.
+            The state tensors of which the earlier shards that this rank has mapped hold pieces. Empty if they hold no
+            state of the parameter.
         """
         return self._entries.get(owner, {})
 

@@ -140,7 +140,7 @@ class NetworkProfiler:
 
     def _evaluate(self, read: Read) -> None:
         usual, spans = self._profiled_seconds, idle_spans(*read())
-        assert usual is not None  # `_profiled_seconds` is set since the recording ended.
+        assert usual is not None
         idle = sum(span.seconds for span in spans)
         logger.info("an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, idle, len(spans))
         self._report(usual, spans)

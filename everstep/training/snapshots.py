@@ -461,7 +461,7 @@ class Snapshotter:
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:
-            # Ignore errors of this wait, for example from the GPU driver: the code below reports the first error.
+            # Ignore errors of this wait for earlier copies. The code below reports the error that ended the capture.
             with contextlib.suppress(Exception):
                 # Wait until all earlier copies have ended, because they may still write to the slot.
                 self._copier.start(Copies((), ()), lambda _: None).join()

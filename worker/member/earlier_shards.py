@@ -3,7 +3,7 @@
     rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
          ◀─ FetchedShard ──
 
-The earlier launch divided the state among another number of ranks; its shards are the *earlier shards*. Each rank of
+The earlier launch divided the state among more or fewer ranks; its shards are the *earlier shards*. Each rank of
 the new generation reads the parts that it needs from them. If no node holds an earlier shard in memory, one node is its
 *home* (`home_of`). The home rebuilds it by parity or reads it from S3, and the other nodes fetch it from the home.
 

@@ -251,10 +251,10 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the export of a snapshot if training needs the slots that are kept for it.
+        """End the export of a snapshot if training needs the slots that this node keeps for the export.
 
-        Training needs them for its final step, or for a checkpoint before AWS reclaims a node. The caller then grants
-        the free slots to the ranks.
+        Training needs these slots for its final step, or for a checkpoint before AWS reclaims a node. The caller then
+        grants the free slots to the ranks.
         """
         self._heard = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):

@@ -184,7 +184,8 @@ class UploadDivision:
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
         """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3.
 
-        None if this node has deleted the lists of the step, or if the rank's first list for the step was another one.
+        None if this node has deleted the lists of the step, or if the rank has already sent a different list for the
+        step.
         """
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)

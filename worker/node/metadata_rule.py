@@ -126,7 +126,7 @@ def exposure_of(reason: str) -> str:
     """Return the sentence with which the agent reports that ranks can reach the instance's metadata. Pure.
 
     Args:
-        reason: the result of `keep_away`.
+        reason: the reason why ranks can still reach the metadata (`keep_away`); empty if they cannot.
 
     Returns:
         The sentence; empty if the ranks cannot reach the metadata.

@@ -119,13 +119,13 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send over this link. Return the measurement up to this moment."""
+        """Record that one more transfer has data to send over this link. Return the use of the link until now."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send over this link. Return the measurement up to this moment."""
+        """Record that a transfer has no more data to send over this link. Return the use of the link until now."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use

@@ -172,7 +172,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("no connection to %s for the rounds: %s", above, error)
-            if self.silent_since is None:  # The connection worked and has now broken, so the silence begins now.
+            if self.silent_since is None:  # The connection to the parent has broken. Its silence begins now.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1

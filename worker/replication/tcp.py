@@ -309,7 +309,7 @@ class TcpSession:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # mark the error as retrieved, so that asyncio does not log it after a cancellation
+                arrival.exception()  # read the future's error, else asyncio logs it
 
     def _come(self) -> None:
         """Read the available bytes for the caller that waits in `_read`.

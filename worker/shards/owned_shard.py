@@ -371,7 +371,7 @@ class OwnedShard:
     async def holders_ready(self) -> bool:
         """Wait until all holders in view have created their slots, and return True.
 
-        Return False if the rank requests slots of another size or layout during the wait.
+        Return False if the rank requests slots with a new size or layout during the wait.
         """
         reserved = self.reserved
         while reserved is self.reserved and self.unready & self._core.view:

@@ -62,7 +62,7 @@ def replace(target: memoryview, source: memoryview) -> None:
 def _fitting(target: memoryview, source: memoryview) -> int:
     """Return the size of `source` in bytes. Raise ValueError if `source` is longer than `target`.
 
-    ctypes and numpy do not check this.
+    ctypes and numpy do not check the lengths.
     """
     if source.nbytes > target.nbytes:
         raise ValueError(f"{source.nbytes} bytes do not fit into {target.nbytes} bytes")

@@ -86,7 +86,7 @@ class Slot:
 
     @property
     def sealed_content(self) -> Content | None:
-        """The content of a sealed slot; None if the slot is not sealed."""
+        """The generation and step of the shard in a sealed slot; None if the slot is not sealed."""
         return self.file.content if self.file.header.state is SlotState.SEALED else None
 
     @property
@@ -762,5 +762,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # mark the error as retrieved, so that asyncio does not log it
+            thread.exception()  # read the thread's error, because asyncio logs errors that nobody reads
         raise

@@ -225,7 +225,7 @@ def without_departing(view: JobView) -> JobView:
         *returned,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
-    # Give up all nodes in `goes`. Give up further nodes of `left` only as long as each node to give up has a
+    # Give up these nodes in any case. Give up further nodes only while each node that the job gives up has a
     # replacement: a spare, or an assigned node that the running plan does not use.
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:

@@ -189,7 +189,7 @@ class _EpochReader:
     def _sample(self, lane: int, place: int) -> object:
         index, within = divmod(place, self._order.block)
         if lane not in self._blocks or self._blocks[lane][0] != index:
-            self._blocks.pop(lane, None)  # Free the earlier block of samples before the next is read.
+            self._blocks.pop(lane, None)  # Free the previous block of samples before reading the next one.
             begin = self._order.lane_begin(lane)
             samples = [self._read(lane, begin + each) for each in self._order.block_range(lane, index)]
             permutation = self._order.permutation(self._epoch, lane, index)

@@ -140,7 +140,7 @@ class SeededCollator:
 
 
 def _plain(index: object) -> object:
-    """Convert an integer of numpy or torch to a Python integer, so that equal indices have equal text."""
+    """Convert an integer of numpy or torch to a Python integer, so that equal sample indices give equal seeds."""
     try:
         return operator.index(index)  # type: ignore[arg-type]
     except TypeError:

@@ -85,7 +85,6 @@ def preload(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     _check_threads()
-    # If no driver is installed, no import can have used the driver.
     if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():
         raise PreloadFailed("an import has used the CUDA driver, so forked ranks could not use it")
 
