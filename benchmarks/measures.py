@@ -75,7 +75,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of two medians of the operation's timings: before and after the timings of the measured system."""
+        """Mean of two medians: of the timings of this operation before, and of those after, a system was measured."""
         return (self.before.median + self.after.median) / 2
 
     @property
@@ -85,7 +85,9 @@ class Floor:
 
     @property
     def stood_still(self) -> bool:
-        """True if the medians of `before` and `after` differ by at most `FLOOR_TOLERANCE_RATIO`."""
+        """True if the operation's median time before and after the system's measurement is nearly equal.
+
+        The two medians then differ by at most `FLOOR_TOLERANCE_RATIO`."""
         return self.moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 

@@ -131,10 +131,7 @@ def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
 
 
 def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
-    """Return the seconds from the boundary call to the commit, for each step with a snapshot.
-
-    None if the step was not committed.
-    """
+    """Return the seconds from the end of each step with a snapshot to its commit; None for a step without a commit."""
     rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
     return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 

@@ -82,7 +82,7 @@ class Budgeted:
 
     @property
     def interval(self) -> int:
-        """Steps between two snapshots that the budget currently requires."""
+        """Number of steps from one snapshot to the next, by the current budget for the slowdown of training."""
         return self._traffic.budget.interval
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:

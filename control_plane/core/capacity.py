@@ -94,8 +94,8 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        # The previous poll observed no failures, or a launch has succeeded after them. The failures in a row therefore
-        # begin with `first`.
+        # The previous poll observed no failures, or a launch has succeeded since then. The present series of failures
+        # therefore begins with `first`.
         return first
     return min(before.failing_since, first)
 

@@ -535,7 +535,7 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 
 
 def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether the agents of all nodes that would send the shard from their memory are connected."""
+    """Return whether all nodes that `source` names as senders of a shard have a connected agent."""
     serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
     return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 

@@ -217,7 +217,7 @@ class Interruption(Protocol):
 
     @property
     def replaced_at(self) -> float | None:
-        """Time at which all nodes of the next generation were ready."""
+        """Time at which all nodes for the restart after the failure were ready."""
         ...
 
     @property

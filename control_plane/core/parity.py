@@ -72,7 +72,7 @@ def contradictions(
 
 
 def group_sizes(node_count: int, group_size: int) -> tuple[int, ...]:
-    """Return the number of nodes in each parity group. The last group also has the remainder."""
+    """Return the number of nodes in each parity group. The last group also has the remaining nodes."""
     count = node_count // group_size
     return (*[group_size] * (count - 1), group_size + node_count % group_size)
 

@@ -62,7 +62,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class SimilarIncident:
-    """An earlier or later incident of the same cause. `opened_at` is in Unix seconds."""
+    """An incident that has the same cause as the described incident. `opened_at` is in Unix seconds."""
 
     incident_id: str
     job_name: str

@@ -150,7 +150,10 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of nodes between the ring (the last group) and the `PARTNERS` most suitable other groups."""
+        """Yield exchanges of nodes between the ring (the last group) and other groups.
+
+        At most `PARTNERS` groups take part: those whose exchange is likely to separate most copies.
+        """
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:

@@ -94,7 +94,7 @@ class Database:
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # The isolation level is explicit, because the database's default may differ.
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            # With this level, a write transaction sees all commits from before the time at which it acquired the lock.
+            # READ COMMITTED: a write transaction sees all commits that precede its acquisition of the lock.
             self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")
 
     @property

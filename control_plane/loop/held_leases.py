@@ -30,7 +30,8 @@ class HeldLeases:
 
     The server renews a lease after a third of its duration, not each time it uses the lease. Different threads may call
     `hold` for different leases at the same time, but only one thread at a time for one lease. Any thread may call the
-    other methods, except `release_all`. The loop's runner calls `release_all` after it has processed the last row.
+    other methods, except `release_all`. When the server stops, it calls `release_all` after it has processed the last
+    job or fleet.
 
     Args:
         context: gives access to the database, the clocks and the clients.

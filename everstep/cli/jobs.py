@@ -520,7 +520,7 @@ def download_output(
 
 @command(app)
 def stop(service: Service, name: JobName) -> Shown:
-    """Ask a training job to stop: all ranks stop at the same step, and its state is stored in S3."""
+    """Ask a training job to stop: all ranks stop at the same step, and the state at this step is stored in S3."""
     job = service.stop_training_job(TrainingJobName=name)
     return Shown(job, f"{name} is {job['TrainingJobStatus']}", f"next: everstep jobs wait {name}")
 

@@ -72,8 +72,8 @@ class JsonFormatter(logging.Formatter):
     """Formats log records as JSON lines.
 
     Args:
-        always: returns further fields; called for every record. If `about` sets a field of the same name, the value of
-            `about` is logged.
+        always: returns further fields; called for every record. A field of the same name in the context manager
+            `about` overrides them.
     """
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:

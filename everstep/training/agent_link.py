@@ -390,7 +390,7 @@ class UnixAgentLink:
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
         else:
             with contextlib.suppress(OSError, ValueError):
-                # Ignore the error, because another thread may have closed the connection.
+                # Another thread may have closed the connection, which makes `register` fail.
                 poller.register(line, select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN)
                 poller.poll(seconds * 1000)
         with self._lock:

@@ -176,7 +176,7 @@ class CopierThread:
         cores = os.sched_getaffinity(0)  # In calls to the kernel, 0 means the calling thread.
         if self._is_crowded and os.sched_getscheduler(0) == os.SCHED_OTHER:
             with contextlib.suppress(OSError):
-                # Use the batch class, in which a thread preempts no other thread when it wakes up.
+                # In the scheduling class SCHED_BATCH, a thread that wakes up preempts no other thread.
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (work := self._next()) is not None:
             if self._is_crowded:

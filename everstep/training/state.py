@@ -240,7 +240,7 @@ class RankState:
             if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
-        rng.restore(tree["rng"])  # Restore the generators last, because the calls above may draw random numbers.
+        rng.restore(tree["rng"])  # Restore the generators last: `load_state_dict` may draw random numbers.
 
     def keep_passing(self) -> None:
         """Store the training modes, data positions and generator states that the next `observe` must return.

@@ -211,7 +211,7 @@ class Hang(_OnInstance, frozen=True):
 
 
 class Partition(_OnInstance, frozen=True):
-    """Drop all packets between a node and other addresses. Needs `up --network namespaces`."""
+    """Drop packets between a node and the addresses that `separate_from` selects. Needs `up --network namespaces`."""
 
     separate_from: Annotated[
         str, msgspec.Meta(description="rest, aws, control-plane, peers, or instance ids, separated by commas")

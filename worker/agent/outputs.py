@@ -66,7 +66,7 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
-        """Cancel the uploads without waiting for their threads. A thread that still waits for S3 ends by itself."""
+        """Cancel the uploads of log lines and output files, and return before their threads have ended."""
         for task in self._tasks:
             task.cancel()
 

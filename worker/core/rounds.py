@@ -658,8 +658,8 @@ class Coordinator:
     def _may_mark(self) -> bool:
         """True if the coordinator may announce another step for upload to S3.
 
-        This requires that fewer than `max_uploads` steps are being uploaded, and that no node uploads a step that is
-        older than the last announced ones (`marked`).
+        This requires that fewer than `max_uploads` steps are being uploaded, and that no node uploads a step outside
+        `marked`, the steps that were announced last.
         """
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}

@@ -37,7 +37,7 @@ def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequenc
     """Yield the wanted chunks that another slot of the shard contains at the same index, unchanged.
 
     Args:
-        chunk_digests: concatenated chunk digests of the announced shard.
+        chunk_digests: concatenated chunk digests of the shard that the sender announced.
         wanted: indices of the missing chunks.
         others: chunk digests of the shard's other sealed slots.
 

@@ -139,7 +139,7 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Keep the slots of a step from being overwritten, and release the slots of the export's earlier step.
+        """Protect the slots of a step from being overwritten, and release the slots of the step held before.
 
         Return the reason of a failure, or "".
         """

@@ -24,8 +24,8 @@ class KeptContents:
 
         Args:
             plan: plan of the running generation; never changes.
-            here: this node in the plan, which names the slots (shard, generation and step) to keep until the first
-                commit.
+            here: the plan's entry for this node. It names the slots (shard, generation and step) that this node keeps
+                until the first commit.
         """
         self.committed: Step = NONE
         """The newest committed step in an announcement or on a rank's shared-memory page, or `NONE`."""

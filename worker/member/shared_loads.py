@@ -125,7 +125,7 @@ class HelpedLoad(PartSharing):
                 self._changed.wait(POLL_SECONDS)
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
-        """Record a chunk that a helper node has sent, or exclude the helper if the chunk is wrong.
+        """Record a chunk that a helper node has sent. If the chunk is wrong, stop asking this helper for parts.
 
         Called in the thread of the helper's stream.
         """

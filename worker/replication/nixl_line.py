@@ -96,7 +96,7 @@ class NixlSocket(socket.socket):
     def setsockopt(self, level: int, option: int, value: Any, *rest: Any) -> None:
         """Set a socket option.
 
-        If it limits the rate, later bytes travel over TCP, where the kernel enforces the limit.
+        If the option limits the rate, later bytes travel over TCP, where the kernel enforces the limit.
         """
         super().setsockopt(level, option, value, *rest)
         if (level, option) == (socket.SOL_SOCKET, _SO_MAX_PACING_RATE):

@@ -363,7 +363,7 @@ class ChunkQueue:
     def cancel(self) -> None:
         """Stop sending the requested chunks, so that `next` returns no further chunk.
 
-        Threads may still finish their present chunks. The measurement of the link's rate ignores this time.
+        Threads may still finish their present chunks. The measured rate of the link excludes these chunks' time.
         """
         with self._changed:
             self.cancelled.set()
@@ -723,7 +723,7 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"no data received for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # Report the last chunk to `notify`, if this was not done yet.
+        self._look()  # Pass the length of the complete payload to `notify`, if no earlier call has done so.
 
     def shut(self) -> bool:
         """Stop all threads from receiving further chunks. Return True if no thread is receiving a chunk at present."""

@@ -69,7 +69,7 @@ class TlsSocket(ssl.SSLSocket):
                     return count
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """Encrypt and send the first buffer, and return the number of sent bytes."""
+        """Encrypt and send the first of `buffers`, and return the number of sent bytes."""
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002

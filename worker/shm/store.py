@@ -618,7 +618,7 @@ class SlotStore:
         return slot.digests
 
     async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
-        """Run `work` on the slot's content as a task that `grant` can cancel.
+        """Run `work` on the slot's content as a task. `grant` cancels the task if it reuses the slot for another step.
 
         Args:
             slot: the slot; it stays mapped until `work` has ended.

@@ -73,7 +73,7 @@ class Agree(Protocol):
     """Function with which ranks agree on the writer of each tensor that several ranks hold."""
 
     async def __call__(self, items: Sequence[Item]) -> Division | None:
-        """Return which of these tensors this rank writes to S3, or None if the ranks could not agree.
+        """Return which tensors of `items` this rank writes to S3, or None if the ranks could not agree.
 
         Each attempt to upload the same step receives the same result.
         """

@@ -16,9 +16,10 @@ from everstep.protocol.plan import GenerationPlan
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
-    """Return the nodes that the job will not use again: those of `record`, plus the nodes of the verdicts `fresh`.
+    """Return the nodes that the job will not use again, with the evidence against each node.
 
-    The function omits a node that the fleet has already removed from the job.
+    These are the nodes that the job's record already excludes, and the nodes that the verdicts `fresh` (new conclusions
+    about nodes) concern. The function omits a node that the fleet has already removed from the job.
     """
     added = [
         Exclusion(

@@ -31,7 +31,7 @@ def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
 
 
 def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
-    """Return the newest step that S3 alone can restore, and the number of committed steps that this would lose."""
+    """Return the newest step that S3 alone can restore, and how many committed steps such a restore would lose."""
     left = restorable_step(view, view.record, replace(roll, promised={}))
     return left, max(Step(step_to_keep(view, roll) - left), FIRST_STEP)
 

@@ -54,13 +54,13 @@ def find(pid: int) -> Process | None:
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return whether the process with this pid and these start ticks runs; False for a zombie."""
+    """Return whether the process with this pid and start time (in clock ticks) runs; False for a zombie."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks and not process.is_zombie
 
 
 def is_there(pid: int, start_ticks: int) -> bool:
-    """Return whether the process with this pid and these start ticks exists. A zombie exists, too."""
+    """Return whether the process with this pid and start time (in clock ticks) exists. A zombie exists, too."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks
 
