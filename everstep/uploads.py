@@ -92,7 +92,7 @@ def put(
 
 def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive: BinaryIO) -> int | None:
     """Return the HTTP status of S3's response, or None without a response."""
-    # The URL's query is the permission and must not be logged.
+    # The URL's query contains the signature that permits the upload, so it must not be logged.
     exchanges.log_request("PUT", url.partition("?")[0], headers.items())
     try:
         answer = session.send(AWSRequest(method="PUT", url=url, headers=dict(headers), data=archive).prepare())

@@ -125,9 +125,9 @@ class Budgeted:
         return begins
 
     def pause(self) -> None:
-        """Report to the budget that another scheme (way of sending) runs next.
+        """Report to `Traffic` that a different scheme (way of sending snapshots) runs next.
 
-        The budget then ignores the time until the next boundary.
+        `Traffic` then ignores the time until the next boundary.
         """
         message = Boundary(generation=GENERATION, boundary=Step(self._step))
         self._traffic.boundary(self._rank, message, PAUSED, is_sending=False)

@@ -89,7 +89,8 @@ class Node:
         listener = socket.create_server((Network.address(self.index), PORT))
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the main thread closes the socket at the end of the run
+            # `accept` raises an error and ends this thread when the main thread closes the socket at the end of the run
+            with contextlib.suppress(OSError):
                 while True:
                     line, _ = listener.accept()
                     threading.Thread(target=self.receive, args=(line,), daemon=True).start()

@@ -233,7 +233,8 @@ class UnderTorchrun:
         if fault is Fault.RANK:
             os.kill(next(pid for pid in self.pids() if _parent(pid) == second.pid), signal.SIGKILL)
             return
-        # Restart both: a single launcher would wait 60 s at its rendezvous for the dead one, and then give up.
+        # Restart both launchers: the surviving launcher would wait 60 s at its rendezvous for the dead one, and then
+        # give up.
         self.revive()
 
     def revive(self) -> None:

@@ -79,7 +79,7 @@ def copy_seconds(count: int) -> list[float]:
             for source, target in zip(state, targets, strict=True):
                 target.copy_(source.reshape(-1).view(torch.uint8))
             taken.append(time.perf_counter() - begun)
-        del memory, targets, target  # A memory map can be closed only after all its views are released.
+        del memory, targets, target
     return taken[2:]
 
 

@@ -111,7 +111,7 @@ class EventQueue(Protocol):
 
 
 class SqsQueue:
-    """`EventQueue` over boto3."""
+    """Implements `EventQueue` with boto3, for one SQS queue."""
 
     def __init__(self, connection: Connection, url: str) -> None:
         self._sqs = connection.client("sqs")

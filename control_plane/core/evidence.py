@@ -245,7 +245,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        # The fleet then keeps the node for a person: Everstep must not terminate a node whose agent still reports.
+        # The fleet keeps the node until a person decides: Everstep must not terminate a node whose agent reports.
         remedy=Remedy.RETIRE,
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict

@@ -10,8 +10,8 @@ The fleet loop calls `decide`. Only the fleet loop changes the desired capacity,
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
 The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
-or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts cannot
-empty the fleet.
+or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts about
+nodes cannot empty the fleet.
 
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
@@ -695,8 +695,8 @@ def _has_successor(row: NodeRecord) -> bool:
 def _is_announced(row: NodeRecord) -> bool:
     """Return whether the fleet terminates a node because AWS announced the end of its instance.
 
-    The hourly limit of replacements protects only against wrong verdicts of Everstep, so it does not count such
-    terminations.
+    Such a termination does not count against the hourly limit of replacements. The limit protects only against
+    Everstep's own wrong verdicts about nodes.
     """
     return notices.ANNOUNCED in row.reason
 

@@ -113,7 +113,7 @@ class Watched:
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
     """Return the pace (longest times without progress), updated from the ranks' reports.
 
-    The function drops times that were measured with another number of ranks.
+    The function drops earlier times that were measured with more or fewer than `world_size` ranks.
     """
     longest = dict(pace.longest) if pace.world_size == world_size else {}
     for report in reports.values():

@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class WrittenNote:
-    """A note of a person, with its Unix time in seconds."""
+    """A note that a person wrote about an incident. `at` is the Unix time in seconds."""
 
     at: float
     author: str

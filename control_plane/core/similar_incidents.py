@@ -41,7 +41,10 @@ class Candidate:
 
 
 def likeness(one: Candidate, other: Candidate) -> tuple[Likeness, ...]:
-    """Return the properties that two incidents share, in the order of `Likeness`. The arguments may be exchanged."""
+    """Return the properties that two incidents share, in the order of `Likeness`.
+
+    `likeness(a, b)` equals `likeness(b, a)`.
+    """
     shares = {
         Likeness.INSTANCE: bool(one.instance_ids & other.instance_ids),
         Likeness.INSTANCE_TYPE: bool(one.instance_types & other.instance_types),

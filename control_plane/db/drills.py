@@ -82,7 +82,7 @@ It is a constant, because each DescribeTrainingJob executes it and its construct
 
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
-    """Return the unfinished drill of a run, or None."""
+    """Return the run's drill (a fault that a user injects on purpose) that has not ended, or None."""
     row = session.scalar(_OPEN_OF_RUN, {"of_run": run_id})
     return None if row is None else record_of(row, DrillRecord)
 

@@ -134,7 +134,10 @@ def require_current(database: Database) -> None:
 
 
 def _is_supported(database: Database, found: str) -> bool:
-    """Return whether this code can run on the schema `found`, according to the version that migrated the database."""
+    """Return whether the database's table of supported revisions permits this code to run on the schema `found`.
+
+    The Everstep version that migrated the database wrote this table.
+    """
     wanted = select(SchemaSupport).where(SchemaSupport.revision == found, SchemaSupport.server_revision == newest())
     with database.engine.connect() as connection:
         return (

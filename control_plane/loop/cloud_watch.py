@@ -472,7 +472,8 @@ class CloudWatch:
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
         before = about.failed_checks
-        # Replace the mapping instead of updating it, because other threads may be reading it.
+        # Replace the mapping of failed checks instead of updating it, because other threads may be reading the old
+        # mapping.
         about.failed_checks = {**before, **failed}
         scheduled = [maintenance_notice(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:

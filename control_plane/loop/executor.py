@@ -220,9 +220,9 @@ class Executor:
     def _call(self, action: GroupAction) -> Call:
         """Return the AWS API call that executes an action on a group.
 
-        The executor makes at most one call per key. Most keys contain the current minute, so the executor repeats a
-        call if AWS still shows no effect after a minute. The key of a reboot does not change, so the executor requests
-        a reboot only once.
+        Each call has an idempotency key, and the executor makes at most one call per key. Most keys contain the current
+        minute, so the executor repeats a call if AWS still shows no effect after a minute. The key of a reboot does not
+        change, so the executor requests a reboot only once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -406,9 +406,9 @@ class Executor:
         )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Run `write` in one transaction, under the newest renewal of a lease.
+        """Run `write` in one transaction, under the version of `lease` that this server renewed last.
 
-        The loop may renew the lease during an AWS call, which makes the older lease stale. Blocks: call it in a thread.
+        The loop may renew the lease during an AWS call, so the caller's copy may be stale. Blocks: call it in a thread.
         """
         while True:
             held = self._renewed(lease)

@@ -66,7 +66,7 @@ class HeldLeases:
         return lease
 
     def renewed(self, lease: Lease) -> Lease:
-        """Return the newest renewal of a lease.
+        """Return the lease as this server renewed it last.
 
         If this server has lost the lease, return `lease` itself. Writes under this lease then raise StaleLease
         (`db.leases.guard`).

@@ -238,7 +238,7 @@ class LogReader:
         return self._end_of(number) if number in self._facts else Cursor(number)
 
     def forward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return up to `limit` events after a cursor."""
+        """Return up to `limit` log events that follow the position `cursor`."""
         found: list[LogEvent] = []
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):
@@ -505,7 +505,7 @@ def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, .
 
 
 def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
-    """Convert a stored line to an event."""
+    """Convert a stored log line to the log event that the API returns."""
     return LogEvent(
         at_ms=line.at_ms,
         generation=generation,

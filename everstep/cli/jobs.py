@@ -668,7 +668,7 @@ def take_over(
 
 @command(app, "hand-back")
 def hand_back(service: Service, name: JobName) -> Shown:
-    """Return control of a training job to Everstep."""
+    """End a person's takeover of a training job, so that Everstep controls the job again."""
     job = service.hand_back_training_job(TrainingJobName=name)
     return Shown(job, f"Everstep manages {name} again")
 

@@ -270,6 +270,7 @@ def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
     import yaml  # Import here to keep `--help` fast.
 
     try:
-        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)  # BaseLoader returns every scalar as text.
+        # BaseLoader keeps each scalar as the text that the user wrote.
+        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error

@@ -48,7 +48,8 @@ def live(service: Any, name: str | None, console: Console) -> None:
     arrived: queue.SimpleQueue[Json] = queue.SimpleQueue()
 
     def read() -> None:
-        # Ignore the failure, because `boards` polls again and shows a failure in the live display.
+        # Ignore a failed request for events. `boards` polls the service again, and shows its failure in the live
+        # display.
         with suppress(ServiceFailed):
             for event in following.events(service, without_none(TrainingJobName=name)):
                 arrived.put(event)

@@ -167,7 +167,7 @@ class ShardHasher:
         self._position = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes of the payload."""
+        """Add the next bytes of the payload to the digests."""
         view = memoryview(data)
         while view.nbytes:
             room = self._chunk_bytes - self._position % self._chunk_bytes

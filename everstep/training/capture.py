@@ -127,7 +127,7 @@ class CapturePlan:
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
-        """Return whether the plan's tensors and these encoded plain values fit into `capacity_bytes` of a slot."""
+        """Return whether the plan's tensors and the plain values (`values`, encoded) fit into `capacity_bytes`."""
         return self.index_offset + self.index.size(values) <= capacity_bytes
 
 

@@ -267,7 +267,7 @@ class _Registered:
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return the end of the piece (`piece_bytes` of the slot) that contains an address, registered or not."""
+        """Return the end of the piece of the slot that contains `address`. Each piece has `piece_bytes` bytes."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // self.piece_bytes + 1) * self.piece_bytes)
 
@@ -303,7 +303,7 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Size in bytes, including the zeros between tensors."""
+        """Size of the range in bytes, including the zeros between its tensors."""
         return self.end - self.begin
 
     @property

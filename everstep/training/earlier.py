@@ -1,9 +1,10 @@
-"""Gives a rank access to earlier shards: shards made by another number of ranks or another kind of training.
+"""Gives a rank access to earlier shards, which a launch with a different layout saved.
 
-Kinds of training are, for example, DDP, FSDP2 and ZeRO. An earlier rank is a rank of the launch that made the shards. A
-rank of the new launch maps some of these shards into its memory. The index of each shard names the boxes (rectangular
-pieces) of logical tensors that the shard holds (`everstep.protocol.parts`). Adapters define targets: the tensors of the
-rank's own layout, each with the boxes that fill it.
+The layout differs if the launch had more or fewer ranks, or another kind of training (DDP, FSDP2, ZeRO). An earlier
+rank is a rank of the launch that made the shards. A rank of the new launch maps some of these shards into its memory.
+The index of each shard names the boxes (rectangular pieces) of logical tensors that the shard holds
+(`everstep.protocol.parts`). Adapters define targets: the tensors of the rank's own layout, each with the boxes that
+fill it.
 
 Invariant: this module writes to no live object and does not communicate with other ranks.
 """

@@ -108,9 +108,9 @@ class NetworkProfiler:
             self._look()
 
     def close(self) -> None:
-        """End a running recording without reading it.
+        """Stop a running recording of the profiler, and discard what it recorded.
 
-        The method ignores the error of a failed device.
+        The method ignores the driver's error if the GPU has failed.
         """
         if self._is_recording:
             self._is_recording = False

@@ -113,7 +113,9 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """A step that another number of ranks saved, converted to this rank's layout and checked, but not loaded yet.
+    """A saved step, converted to this rank's layout and checked, but not loaded yet.
+
+    A launch with a different number of ranks than this launch saved the step.
 
     Implements `restore.Restorable`.
     """
@@ -223,12 +225,14 @@ class _Piece:
 
     @classmethod
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
-        """Find the elements that a box (rectangular piece) of a mapped shard and a box of this rank have in common.
+        """Find the elements that are both in a box (rectangular piece) of an earlier shard and in a box of this rank.
+
+        An earlier shard is a shard of the launch that saved the step. This rank maps its slot file into memory.
 
         Args:
-            offsets: position of the mapped box in the logical tensor.
-            sizes: sizes of the mapped box.
-            box: view of the mapped box.
+            offsets: position of the earlier shard's box in the logical tensor.
+            sizes: sizes of the earlier shard's box.
+            box: view of the earlier shard's box.
             part: the box of this rank.
 
         Returns:

@@ -190,7 +190,7 @@ class Arrival:
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # The agent may have loaded the snapshot into the slot again before it sent `Welcome`.
+            self.check()
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []

@@ -204,7 +204,10 @@ class _Tensors:
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Return whether the adapters' lists after a later step equal this object's lists, with unchanged shapes."""
+        """Return whether the adapters' lists of tensors after a later step equal the lists of this object.
+
+        The tensors must be the same objects with unchanged shapes.
+        """
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -545,7 +548,8 @@ class Snapshotter:
         verdict = _Verdict(partial(sources.moved, marks), settle)
         has_pauses = self._has_pauses(sources)
 
-        def copied(error: BaseException | None) -> None:  # The copier's thread calls this when the copy has ended.
+        # The copier's thread calls this function when the copy of the snapshot has ended.
+        def copied(error: BaseException | None) -> None:
             if chunks is not None and error is None:
                 # Compute the digests before `on_copying(NONE)`, which reports on the page that this rank no longer uses
                 # the slot.

@@ -532,8 +532,6 @@ class Injector:
             fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
         )
 
-    # The methods below are shared helpers.
-
     def _running(self, target: str) -> str:
         """Return the running instance that a target selects: by id, by number, or at random if the target is empty."""
         return self._running_from(target)[0]

@@ -85,9 +85,9 @@ class Visibility:
             yield
 
     def _show(self, instance: Instance, restore: ExitStack) -> bool:
-        """Set an instance's state to the delayed state that EC2 would report now.
+        """Set an instance's state to the state that a delayed response of EC2 would show now.
 
-        Return whether responses contain the instance.
+        Return whether responses of the simulated EC2 contain the instance.
         """
         self.note(instance)
         shown, now = self._shown[instance.id], self._monotonic()

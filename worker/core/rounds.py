@@ -721,8 +721,8 @@ class Coordinator:
     def _held_base(self) -> Step:
         """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
 
-        If another number of ranks saved the base (a relayout), its shards divide the state differently. No slot then
-        contains a shard of this generation at the base.
+        If more or fewer ranks than the present ones saved the base (a relayout), its shards divide the state
+        differently. No slot then contains a shard of this generation at the base.
         """
         return FIRST_STEP if self.is_relayout else self.base
 

@@ -142,9 +142,9 @@ class SharedParts:
         return replace(self, outstanding=outstanding, finished={**self.finished, number: helper})
 
     def exclude(self, helper: NodeId) -> SharedParts:
-        """Withdraw a helper node's unfinished parts of the S3 object, and assign no more parts to this node.
+        """Withdraw a helper node's unfinished parts of the S3 object, and assign no more parts to the helper.
 
-        The parts that the node has finished stay valid.
+        The parts that the helper has finished stay valid.
         """
         lost = {number for number, part in self.outstanding.items() if part.helper == helper}
         return replace(

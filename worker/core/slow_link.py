@@ -71,7 +71,7 @@ class SlowLink:
         )
 
     def next_transfer(self) -> SlowLink:
-        """Return the link's state at the start of the next transfer, without the limit of the transfer before it."""
+        """Return the link's state at the start of the next transfer, without the last transfer's rate limit."""
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:

@@ -77,7 +77,7 @@ class FullDisks:
         named = _NAMED.search(words)
         if named is None:
             return self._note(self._state, said[0])
-        # The job chose this path. It may be on a file system that hangs, so the agent must not query its free space.
+        # The job chose the path of this file. Its file system may hang, so the agent must not query the free space.
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:

@@ -123,7 +123,7 @@ class RankUser:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments for `subprocess` that start a program as this user."""
+        """Arguments for `subprocess` that start a program as the user of a job's ranks."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
 
 

@@ -60,7 +60,7 @@ class _Thread(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Name of the thread. The main thread is recognized by its id, because a script need not import `threading`."""
+        """Name of the thread. The main thread is the thread whose id equals the process id."""
         return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 

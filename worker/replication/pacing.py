@@ -221,7 +221,10 @@ class SpanPacer:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network, if it begins within `SHORT_SECONDS` (see `Pacer.book`)."""
+        """Reserve the next idle time of the network for a chunk, if this time begins within `SHORT_SECONDS`.
+
+        See `Pacer.book`.
+        """
         if self._turn.locked():
             return None
         now = self._clock()

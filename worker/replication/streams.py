@@ -694,8 +694,8 @@ class IncomingShard:
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         """Keep a verified chunk. Return True if the shard or share then contains the chunk.
 
-        Here the method does nothing, because the stream has received the chunk directly into the slot. `IncomingParts`
-        overrides the method.
+        This base method only returns True, because the stream received the chunk directly into the slot.
+        `IncomingParts` overrides the method.
         """
         return True
 

@@ -99,7 +99,7 @@ class Ddp:
 
 
 class Zero3(Ddp):
-    """The char-GPT under DeepSpeed ZeRO-3, with AdamW."""
+    """A small character-level GPT under DeepSpeed ZeRO-3, with AdamW."""
 
     def __init__(self) -> None:
         import deepspeed

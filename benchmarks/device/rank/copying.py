@@ -116,7 +116,8 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        _capture(hardware, copier, slot, Captures())  # Ignore the first capture after the slot's registration.
+        # Ignore the rate of the first capture after the slot's registration.
+        _capture(hardware, copier, slot, Captures())
         floors, registered = [], Captures()
         for letter in order(rounds):
             if letter == "A":

@@ -45,7 +45,7 @@ def take_over_training_job(
 def hand_back_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Return control of a job to Everstep. Repeated calls change nothing."""
+    """End a person's takeover of a job, so that Everstep controls the job again. Repeated calls change nothing."""
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)

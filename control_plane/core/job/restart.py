@@ -154,7 +154,7 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    # Since the last decision, training has caught up, so that the old incident is closed. Then training failed again.
+    # Training had caught up, so the old incident is closed. Then training failed again, before this decision.
     if before.state is IncidentState.CLOSED:
         return (before,), opened
     return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened

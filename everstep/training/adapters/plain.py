@@ -240,7 +240,8 @@ class PlainAdapter:
     def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
         """Raise an error if the snapshot contains gradients that the script was accumulating over several steps.
 
-        Each rank accumulates its own gradients, so another number of ranks cannot use them.
+        Each rank accumulates its own gradients. A launch with more or fewer ranks than the launch that saved them
+        cannot use them.
         """
         states = saved["gradients"]
         if len(states) != len(self._parameters):
@@ -449,5 +450,4 @@ def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Return whether the parameter is contiguous in host memory. Its gradient can then share a block with others."""
     return local.device.type == "cpu" and local.is_contiguous()
