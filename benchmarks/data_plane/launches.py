@@ -185,7 +185,7 @@ def tmpfs_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        # Remove the files that DLRover leaves, and the files that torch leaves when its rank is killed.
+        # Remove the files that DLRover leaves, and the files that torch leaves when a rank is killed.
         for left in set(MEMORY.iterdir()) - before:
             if left.name.startswith(("bench", "checkpoint_shm", "torch_")) and left.is_file():
                 left.unlink(missing_ok=True)

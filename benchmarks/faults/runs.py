@@ -123,7 +123,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            heard = len(running.told) - 1  # The reports before this one may predate the fault's effect.
+            heard = len(running.told) - 1  # Earlier reports may predate the fault's effect.
             during = running.wait_steps(sizes.steps)
             # The fault began before the job, so the API has not reported Protected before the fault.
             told, told_at = running.told[heard:], None

@@ -120,7 +120,7 @@ def blackout(bench: Bench, contender: UnderEverstep, *, seconds: float) -> Black
 
 @contextmanager
 def _frozen(bench: Bench, node: str) -> Iterator[None]:
-    """Stop every process of an instance with SIGSTOP for the `with` block. Then continue the remaining processes."""
+    """Stop every process of an instance with SIGSTOP for the `with` block. Then send SIGCONT to each process."""
     init = bench.cluster.instances().get(node)
     if init is None:
         raise BenchmarkFailed(f"{node} does not run")

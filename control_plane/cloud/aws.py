@@ -247,7 +247,7 @@ class AwsOperator:
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         if not processes:
-            return  # With an empty list, AWS would suspend all processes.
+            return  # If the request named no process, AWS would suspend all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))

@@ -89,7 +89,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
     @property
     def account_id(self) -> str | None:
-        """The AWS account of the access keys, which some services' endpoints contain. None before the keys exist."""
+        """The AWS account of the access keys, or None before the keys exist. Some services' endpoints contain it."""
         return getattr(self._found, "account_id", None)
 
     def load_credentials(self) -> LateCredentials:

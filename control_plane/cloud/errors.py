@@ -71,7 +71,7 @@ class NotFound(CloudError):
 
 
 class ObjectChanged(CloudError):
-    """An object exists that should not exist, or has another ETag than expected."""
+    """An S3 object exists that should not exist, or its ETag differs from the expected ETag."""
 
 
 class AccessDenied(CloudError):

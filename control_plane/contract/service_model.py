@@ -124,7 +124,7 @@ def paginators(model: Json) -> Json:
             continue
         given = model["shapes"][operation["output"]["shape"]]["members"]
         if given.keys() & {"NextForwardToken", "EventStream"}:
-            continue  # A paginator can neither page backward nor read a stream, so such operations have none.
+            continue  # Paginators can neither page backward nor read a stream, so such operations get no paginator.
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
             raise ContractError(

@@ -62,7 +62,7 @@ def issued_number(issued: Generation, first: Generation) -> Generation:
 
     Args:
         issued: the job's highest issued number in the backup.
-        first: the result of `first_number`.
+        first: the number that `first_number` derived from the time of the restore.
 
     Returns:
         The higher of the two numbers.

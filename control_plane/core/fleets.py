@@ -567,7 +567,7 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return those of the nodes in `idle` that the job may use: all that it has not excluded."""
+        """Return the nodes in `idle` that the job may use, that is, without the nodes that the job has excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 

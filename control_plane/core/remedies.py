@@ -220,7 +220,7 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
 
 
 def lemon(history: Iterable[Implication], now: float) -> str | None:
-    """Return why a node is a lemon (was involved in too many incidents and is not used again), or None if it is none.
+    """Return why a node is a lemon (in too many incidents, so not used again), or None for any other node.
 
     The sentence lists every incident within `LEMON_WINDOW_SECONDS`. The result is None for fewer than `LEMON_INCIDENTS`
     incidents.

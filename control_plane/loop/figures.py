@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from control_plane.core.incidents import PHASES
 from control_plane.db.errors import StaleLease
 
-# Otherwise each series has an additional `_created` series. It contains only the process's start time, which another
-# metric already has.
+# Without this call, each series has an additional `_created` series. It contains only the process's start time, which
+# another metric already has.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]

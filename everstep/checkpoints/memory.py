@@ -77,7 +77,8 @@ def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Gener
     def renew() -> None:
         while not has_ended.wait(seconds):
             with suppress(ClientError, BotoCoreError, ResponseParserError):
-                # Ignore the error. If the nodes have released the slots, the next read raises an error with the reason.
+                # Ignore a failed request. If the nodes have released the slots, the next read raises an error with the
+                # reason.
                 service.hold_snapshot(TrainingJobName=name, SnapshotId=snapshot_id)
 
     thread = threading.Thread(target=renew, name="everstep-renew", daemon=True)

@@ -217,7 +217,7 @@ def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, 
 def _shared_object(group: SharedGroup, shared: Mapping[str, StoredObject], stored: StoredObject) -> StoredObject:
     """Return the opened S3 object that contains a group of tensors that several shards share.
 
-    Raise CorruptCheckpoint if the manifest lacks this object or names another size.
+    Raise CorruptCheckpoint if the manifest lacks this object, or if its size differs from `group.object_bytes`.
     """
     if (found := shared.get(group.sha256)) is None:
         raise CorruptCheckpoint(f"{stored.name} needs the shared object {group.sha256}, which the manifest lacks")

@@ -82,7 +82,7 @@ def release(
         bool, typer.Option("--terminate", help="Terminate the instance instead of returning it to service.")
     ] = False,
 ) -> Shown:
-    """Return a held node to service, or end its instance. If the node is not held, cancel its pending request.
+    """Return a held (unused) node to service, or end its instance. If the node is not held, cancel its pending request.
 
     A pending request is an unfinished drain, replacement, reboot or hold.
     """

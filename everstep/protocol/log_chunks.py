@@ -123,7 +123,7 @@ def parse_name(path: str) -> ChunkName | None:
 
 
 def parse_tail(path: str) -> TailName | None:
-    """Return the parsed name of a tail, or None if the object name below `gen=<g>/` is not a tail's."""
+    """Return the parsed name of a tail, or None if the object name below `gen=<g>/` is not the name of a tail."""
     node, _, file = path.partition("/")
     stem, _, holder = file.removesuffix(SUFFIX).partition(".")
     chunk = parse_name(f"{node}/{stem}{SUFFIX}") if holder and file.endswith(SUFFIX) else None

@@ -34,7 +34,7 @@ _decoder = msgspec.msgpack.Decoder(SlotValues)
 
 
 def pretrained_of(values: bytes) -> dict[str, str]:
-    """Return the field `pretrained` of encoded `SlotValues`. Empty if the values have another format."""
+    """Return the field `pretrained` of encoded `SlotValues`. Empty if the values do not decode."""
     try:
         return _decoder.decode(values).pretrained
     except (msgspec.DecodeError, UnicodeDecodeError):

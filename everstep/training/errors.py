@@ -53,7 +53,7 @@ class RestoreMismatch(TrainingError):
 
 
 class CannotRelayout(RestoreMismatch):
-    """A snapshot that other ranks made in another layout cannot be loaded into this launch.
+    """A snapshot of an earlier launch with a different layout cannot be loaded into this launch.
 
     Args:
         name: the tensor, the loader or the object that cannot be mapped, for example `model/head.weight`.

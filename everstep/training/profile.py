@@ -118,7 +118,7 @@ class NetworkProfiler:
                 self._trace.end()
 
     def _look(self) -> None:
-        """Start to profile iterations, if none was profiled yet or if their usual duration has changed since."""
+        """Start to profile iterations if no profile exists, or if their duration has changed since the profile."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS

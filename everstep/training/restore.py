@@ -74,7 +74,7 @@ class Restorable(Protocol):
         ...
 
     def adapters(self) -> Tree:
-        """Return the plain values of models and optimizers: one item per adapter, which its `load` receives."""
+        """Return the plain values of models and optimizers: for each adapter, the value that its `load` receives."""
         ...
 
     def others(self) -> Tree:

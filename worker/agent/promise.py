@@ -79,7 +79,7 @@ class PromiseFile:
     def write(self, promise: Promise | None) -> None:
         """Write `promise` to disk, so that it survives a power loss; None deletes the file.
 
-        Raises OSError if the disk refuses the write. The earlier promise then stays valid.
+        Raises OSError if the disk refuses the write. The previous promise then stays valid.
         """
         if promise is not None:
             write_durably(self._path, msgspec.msgpack.encode(promise))

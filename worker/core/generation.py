@@ -103,8 +103,8 @@ class Answer(StrEnum):
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
     """Return how a node answers a Prepare: it promises the generation, repeats its promise, or refuses.
 
-    A Prepare for another run is accepted with any generation. Only the fleet table of the control plane assigns nodes
-    to runs, so the node's previous run has ended on this node.
+    If a Prepare names a different run than the promise, the node accepts any generation. Only the fleet table of the
+    control plane assigns nodes to runs, so the node's previous run has ended on this node.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE

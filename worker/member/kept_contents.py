@@ -49,8 +49,8 @@ class KeptContents:
     def earlier(self, rank: Rank) -> Content | None:
         """Return which version of an earlier launch's shard this generation restores: its step and generation.
 
-        `rank` is the rank that owned the shard in that launch. Return None unless this generation restores a step of
-        another number of ranks (a relayout), or if that launch had no such rank.
+        `rank` is the rank that owned the shard in that launch. Return None if this generation has as many ranks as the
+        earlier launch (no relayout), or if that launch had no such rank.
         """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:

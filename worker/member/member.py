@@ -255,7 +255,7 @@ class Member:
         entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
             self._open_shards()
-        except OSError as error:  # The tmpfs is full. A later attempt, or another node, may succeed.
+        except OSError as error:  # The tmpfs is full. A retry, here or on another node, may succeed.
             raise LoadFailed(
                 FaultCode.MEMORY_FULL,
                 f"the ranks' pages cannot be created on tmpfs: {error.strerror}",

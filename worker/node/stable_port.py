@@ -1,6 +1,6 @@
 """Stores the agent's port number on disk, so that peers and ranks reach the next agent process at the same port.
 
-Invariant: a failing disk never ends the agent. An agent that cannot read the port uses another port.
+Invariant: a failing disk never ends the agent. An agent that cannot read the stored port uses a new port.
 """
 
 from __future__ import annotations

@@ -202,4 +202,4 @@ def token_of(plan: GenerationPlan, key: bytes) -> str:
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # Mark the error as retrieved, so that asyncio does not log it again.
+        task.exception()  # Read the error, because asyncio logs unread errors.

@@ -448,7 +448,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # flush all files of the packages before their folder receives its final name
-    shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have left an incomplete layer with this name.
+    shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have left an incomplete layer under its final name.
     scratch.rename(layer)
 
 

@@ -91,7 +91,8 @@ class SourceArchives:
             Path of the gzipped tar.
 
         Raises:
-            SourceRefused: the stored object has another digest, or `keep` excluded the archive during the fetch.
+            SourceRefused: the digest of the stored object differs from the plan's, or `keep` excluded the archive
+                during the fetch.
             StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"

@@ -179,7 +179,7 @@ class Nixl:
                     continue
                 self._agent.releaseXferReq(handle)
             except self._errors:
-                pass  # The read has ended with an error, so its block of registered memory is free, too.
+                pass  # The read has ended with an error, so its block of registered memory is free.
             self._abandoned.remove((handle, block))
             self._free.append(block)
 

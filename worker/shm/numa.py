@@ -96,11 +96,11 @@ def set_policy(node: int | None) -> int | None:
 def near(node: int | None, policy: Policy = set_policy) -> Iterator[None]:
     """Allocate the calling thread's new pages on a NUMA node while the context is open.
 
-    Without free memory on this node, the pages are allocated on other nodes.
+    If this NUMA node has no free memory, the kernel allocates the pages on other NUMA nodes.
 
     Args:
         node: number of the NUMA node; None changes nothing.
-        policy: sets the calling thread's NUMA policy and returns the earlier one; see `Policy`.
+        policy: sets the calling thread's NUMA policy and returns the previous policy; see `Policy`.
 
     Yields:
         Nothing.

@@ -178,7 +178,7 @@ class Rank:
             found = self.steps(1, span_seconds)
             # Wait for the commit only if every rank took a snapshot: a step without a snapshot is never committed.
             if least(sum(found.has_snapshot)):
-                # Allow much time for the commit. These steps have another duration than the steps before, and until
+                # Allow much time for the commit. These steps are longer or shorter than the steps before. Until
                 # Everstep has profiled the new duration, it sends snapshots at unsuitable times.
                 self._watch.wait(found.numbers[-1], COMMIT_PATIENCE_SECONDS)
             if least(self._watch.committed) >= found.numbers[-1]:

@@ -458,8 +458,8 @@ async def _check_session(services: Services, node_id: NodeId, session_id: str) -
 def _require_session(services: Services, node_id: NodeId, session_id: str) -> None:
     """Check that the session of an open connection was not revoked, and renew a session that expires.
 
-    The server renews the session after half of its lifetime. Agents can therefore reconnect to a restarted server with
-    their session token, and the server needs no answer from AWS.
+    The server renews the session after half of its lifetime, so a connected agent always has a valid session token.
+    With this token, the agent can reconnect to a restarted server even if AWS does not answer.
     """
     now = services.now()
     with services.database.read() as session:

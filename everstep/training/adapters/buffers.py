@@ -1,7 +1,7 @@
 """Lists, checks and restores the buffers of modules.
 
 At each boundary, the adapter looks buffers up by owner and name, because a module may replace a buffer by a new tensor.
-The new tensor may have another shape or dtype, or may be None. Two names may refer to one tensor at first, and to
+The shape and dtype of the new tensor may differ, or it may be None. Two names may refer to one tensor at first, and to
 separate tensors later. A module may also register a buffer after `init`, for example a statistic that starts with the
 first batch. The adapter adds such a buffer at the next boundary.
 

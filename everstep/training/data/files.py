@@ -108,7 +108,7 @@ class ShardedFiles(IterableDataset[object]):
         """Make the next `iter` start an epoch. The session calls this.
 
         Args:
-            epoch: index of the epoch, from 0. Each epoch has another order if `shuffle` is set.
+            epoch: index of the epoch, from 0. The order of the samples differs between epochs if `shuffle` is set.
             begin: number of the first batch that any rank receives.
         """
         self._begin.copy_(torch.tensor([epoch, begin]))

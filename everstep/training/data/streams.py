@@ -132,7 +132,7 @@ class DataStream:
         return 0 if order is None else self.batches_per_step * order.batch * order.replicas
 
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
-        """Convert the data position of a launch with another number of ranks into a position for `load_state_dict`.
+        """Convert the data position of a launch with more or fewer ranks into a position for `load_state_dict`.
 
         The call does not change the stream.
 
@@ -144,7 +144,8 @@ class DataStream:
             The position of this rank.
 
         Raises:
-            CannotRelayout: the loader's samples have no order over all ranks, or another order than before.
+            CannotRelayout: the loader's samples have no order over all ranks, or this order differs from the order in
+                the earlier launch.
         """
         source = cast("dict[str, Any]", state["source"])
         was, now = source.get("order"), self._source.order
