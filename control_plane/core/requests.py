@@ -1,11 +1,11 @@
 """People's requests to drain, reboot, replace or hold a node: whether the API accepts a request, or why it refuses.
 
     request       node             result
-    DrainNode     assigned         given up at an agreed stop (`core.moves`) ──▶ spare ──▶ held until a person releases it
+    DrainNode     assigned         given up at an agreed stop (`core.moves`) ──▶ spare ──▶ held until a ReleaseNode
     RebootNode    assigned         given up in the same way ──▶ spare ──▶ rebooted ──▶ spare
     ReplaceNode   assigned         given up in the same way ──▶ spare ──▶ terminated, and another instance is launched
     ReplaceNode   not joined yet   terminated, and another instance is launched
-    HoldNode      without a job    held until a person releases it
+    HoldNode      without a job    held until a ReleaseNode
 
 The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node.
 Until then, the fleet loop assigns the node to no other job.
