@@ -59,11 +59,11 @@ class NothingToDownload(EverstepError):
 
 
 class WaitFailed(EverstepError):
-    """The awaited state cannot be reached any more."""
+    """The state for which a waiter waits, such as Completed, cannot be reached any more."""
 
 
 class WaitTimedOut(EverstepError):
-    """The awaited state was not reached in time. It may still be reached later."""
+    """The state for which a waiter waits was not reached in time. It may still be reached later."""
 
     retryable = True
 

@@ -67,7 +67,7 @@ def _from_answer(error: ClientError) -> ServiceFailed:
     answer = cast(Any, error.response)  # botocore's type lacks the fields that the service adds, such as `Hint`.
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # Not an Everstep error code: a proxy answered.
+    if not str(said.get("Code", "")).endswith("Exception"):  # The error code is not Everstep's: a proxy has answered.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(

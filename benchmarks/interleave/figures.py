@@ -74,7 +74,7 @@ def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Se
     """Return the measured values of one case.
 
     Args:
-        case: the case.
+        case: the settings of the measurement.
         ranks: each rank's record.
         nodes: each agent's record.
     """

@@ -137,7 +137,7 @@ def require_own_site(request: Request) -> None:
     if origin is not None:
         is_own = urlsplit(origin).netloc == request.headers.get("host") and site in (None, "same-origin")
     elif site is not None:
-        # Browsers send `none` if the user typed the URL or used a bookmark.
+        # Browsers send `none` as Sec-Fetch-Site if the user typed the URL or used a bookmark.
         is_own = site == "same-origin" or (is_safe and site == "none")
     else:
         is_own = is_safe

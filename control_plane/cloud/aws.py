@@ -255,7 +255,7 @@ class AwsOperator:
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         if not processes:
-            return  # With an empty list, AWS would resume all processes.
+            return  # If the request named no process, AWS would resume all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))

@@ -61,7 +61,7 @@ def retry_at(group: GroupObserved) -> float | None:
 
 
 def _schedule(group: GroupObserved) -> tuple[float, int] | None:
-    """Return the Unix time of the next retry, and the number of scheduled launches before it. All of these failed."""
+    """Return the Unix time of the next launch attempt, and the number of failed attempts before it."""
     if group.failing_since is None or group.failed_at is None:
         return None
     at, failed = group.failing_since, 0

@@ -449,7 +449,10 @@ def _manifest(
 
 
 def _shared(folder: str, reported: Iterable[SharedObject]) -> tuple[SharedObject, ...]:
-    """Return the S3 objects that several shards of a checkpoint share, each once, with keys in `folder`."""
+    """Return the S3 objects that several shards of a checkpoint share, without duplicates.
+
+    Their keys are in `folder`.
+    """
     sizes = {each.sha256: each.object_bytes for each in reported}
     return tuple(
         SharedObject(key=f"{folder}{sha256}.safetensors", object_bytes=sizes[sha256], sha256=sha256)

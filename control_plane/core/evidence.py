@@ -361,7 +361,7 @@ def track_impairments(
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # The verdict on such a node comes from the end of its instance or from `track_silences`.
+            continue  # `judge` uses the end of an instance itself, and `track_silences` records silent agents.
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue

@@ -380,7 +380,8 @@ class _Table:
     def follow_jobs(self, policy: Policy) -> None:
         """Remove nodes from a job that ended, returned to the queue or excluded these nodes.
 
-        A node that is held as unreachable becomes a spare once its agent reports again and has no job.
+        Also return nodes to service that the fleet kept out of use because their agents were unreachable. Such a node
+        becomes a spare once its agent reports again and has no job.
         """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None

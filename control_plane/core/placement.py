@@ -191,7 +191,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
     last = min(groups, lost // size)
     for j in range(last):
         total += -chosen * rest if j % 2 else chosen * rest
-        # Compute the next term's binomial from this one, because computing a large binomial anew is expensive.
+        # Derive the binomials of term j + 1 from those of term j, because a new large binomial is expensive.
         chosen = chosen * (groups - j) // (j + 1)
         rest = rest * perm(lost, size) // perm(nodes, size)
         nodes, lost = nodes - size, lost - size

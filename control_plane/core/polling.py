@@ -20,7 +20,7 @@ LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 
 def interval_seconds(since_event_seconds: float | None) -> float:
-    """Return the pause between two polls of groups and instances.
+    """Return the pause between two requests to AWS about groups and instances.
 
     Args:
         since_event_seconds: age of the newest event of AWS. None: no event has arrived since the server's start.

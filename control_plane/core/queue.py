@@ -89,7 +89,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
 
     Args:
         jobs: the unfinished jobs of one fleet. A job that a person paused does not wait in the queue.
-        capacity: number of nodes that jobs may hold: the group's MaxSize minus held nodes.
+        capacity: number of nodes that jobs may hold: the group's MaxSize minus nodes that are kept out of use (HELD).
         now: Unix seconds.
 
     Returns:

@@ -207,7 +207,7 @@ class _State:
 def _shared_state(
     survey: Survey, newest: _State, found: Mapping[_State, Mapping[Rank, Sequence[ShardSource]]]
 ) -> _State:
-    """Return the step to restore on another number of ranks: the newest step whose parity shares are all in memory.
+    """Return the step to restore when the number of ranks changes: the newest step with all parity shares in memory.
 
     If no step after the committed step has all of its shares, the result is the committed step. Until the new
     generation's first commit, nodes keep only the shards and shares of the restored step. If shares of this step were

@@ -313,7 +313,7 @@ def kind_of(cause: Cause) -> IncidentKind:
 
 
 def _add(group: Sums, sums: Sums) -> None:
-    for key, amount in sums.items():  # A loop, because Counter.update takes twice as long.
+    for key, amount in sums.items():  # Use a loop, because Counter.update takes twice as long.
         group[key] += amount
 
 

@@ -48,7 +48,7 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The settings that make a job's checkpoints due."""
+    """The settings that determine when a job's checkpoints are due."""
 
     every_steps: int = 0
     """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""

@@ -84,8 +84,8 @@ class AgentConnection:
 
         The websocket route calls this method with each decoded report.
 
-        The registry drops a report if the node has a newer connection. If a report's sequence number is old, the
-        registry drops its content and records only that the agent is alive.
+        The registry drops a report if the node has a newer connection. If a report's sequence number is not
+        above that of the last report, the registry records only that the agent is alive.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)

@@ -170,7 +170,7 @@ class CloudWatch:
             await pause(interval_seconds(), until=wake)
 
     def poll_interval_seconds(self) -> float:
-        """Return the present pause between two polls of groups and instances."""
+        """Return the present pause between two requests to AWS about groups and instances."""
         return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:

@@ -39,7 +39,7 @@ class CommandFailed(Exception):
 
 
 class TooManyCommands(CommandFailed):
-    """`MAX_WAITING` commands are running already."""
+    """This server already waits for the results of `MAX_WAITING` commands."""
 
 
 class NotAsked(CommandFailed):

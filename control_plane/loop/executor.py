@@ -309,7 +309,7 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass of the fleet loop decides this again. The stored intent prevents a second call to AWS.
+                    # Each pass of the fleet loop repeats this action. The stored intent prevents a second call to AWS.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
@@ -417,7 +417,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The newest renewal is stale too, so another server has taken the lease over.
+                    raise  # The lease was not renewed meanwhile, so another server has taken it over.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -102,7 +102,7 @@ def schedule_of(
     Args:
         fleet: the fleet's row. None means that no capacity exists.
         live: all unfinished jobs of the fleet.
-        rows: the fleet's nodes. Held nodes reduce the capacity.
+        rows: the fleet's nodes. Nodes that are kept out of use (HELD) reduce the capacity.
         now: Unix seconds.
         newcomer: a job that is not stored yet and whose place in the queue the caller wants to predict.
 

@@ -139,7 +139,7 @@ class RankPlan(Message, frozen=True, omit_defaults=True):
 
 
 class Relayout(Message, frozen=True):
-    """The shards of a restored step that a launch with another number of ranks, or another job, saved.
+    """The shards of a restored step that another job, or a launch with a different number of ranks, saved.
 
     These shards divide the state differently than the new ranks do. Each new rank therefore fetches the earlier shards
     that contain its own elements.

@@ -335,7 +335,7 @@ _index_decoder = msgspec.msgpack.Decoder(SlotIndex)
 
 
 def pack_index(index: SlotIndex) -> bytes:
-    """Return the index as stored at the end of a payload."""
+    """Return an index (the list of a payload's tensors) as the bytes that end the payload."""
     return _index_encoder.encode(index)
 
 

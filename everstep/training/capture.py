@@ -149,7 +149,7 @@ class SlotMemory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address and size in bytes of the mapped slot file, including its header."""
+        """Address and size in bytes of the slot file in this process's memory, including its header."""
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:

@@ -89,7 +89,7 @@ class Event(Protocol):
     """A mark in a CUDA stream. The stream reaches the mark after all work that was enqueued earlier."""
 
     def record(self, stream: Any) -> None:
-        """Place the event in the stream, after all work that was enqueued so far."""
+        """Place this event in `stream`, after all work that was enqueued so far."""
 
     def query(self) -> bool:
         """Return whether the stream has reached the event. Never waits."""

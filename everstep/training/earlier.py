@@ -170,7 +170,7 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
 
 @dataclass(slots=True)
 class HeldTensor:
-    """The boxes (pieces) of one logical tensor that the mapped shards contain."""
+    """The boxes (pieces) of one logical tensor in those earlier shards that this rank has mapped into its memory."""
 
     dtype: str
     """Name of the dtype in torch, for example `float32`."""

@@ -61,7 +61,7 @@ def _is_inside_operation() -> bool:
 
     Examples are tensor subclasses and dispatch modes.
 
-    Torch increments the version for such an operation only when this code returns.
+    torch increments the version counters of the tensors that the operation changes only when this code returns.
     """
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None:

@@ -214,10 +214,10 @@ def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The elements that are both in a box (rectangular piece) of a mapped shard and in a box of this rank's tensor."""
+    """The elements that a box (rectangular piece) of an earlier shard shares with a box of this rank's tensor."""
 
     source: torch.Tensor
-    """The common elements, as a view of the mapped shard."""
+    """The common elements, as a view of the earlier shard."""
     part: TensorPart
     """The box (rectangular piece) of this rank's tensor that receives the elements."""
     offsets: tuple[int, ...]
@@ -355,7 +355,7 @@ def _places(target: Target) -> list[list[TensorPart]]:
 class RelaidTensors(SavedTensors):
     """The tensors that this rank loads from the shards of a launch with another number of ranks or another layout.
 
-    `bring` copies the elements of each tensor from the mapped shards of earlier ranks.
+    `bring` copies the elements of each tensor from the earlier shards, which are mapped into this rank's memory.
 
     Args:
         cover: the planned copies for every tensor of this rank.

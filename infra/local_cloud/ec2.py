@@ -87,7 +87,7 @@ class ScheduledEvent:
         return HEALTH_WORDS[self.code][1]
 
     def as_metadata(self) -> dict[str, str]:
-        """Return the event in the format of the metadata service."""
+        """Return this scheduled event in the format of the metadata service."""
         return {
             "NotBefore": _metadata_date(self.not_before),
             "Code": self.code,

@@ -60,7 +60,7 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=timeout_seconds)
 
     async def wait_while_moving(self) -> None:
-        """Wait until all uploads have ended, or until they make no more progress (`RankOutputs.is_moving`)."""
+        """Wait until all uploads of log lines and files have ended or make no progress (`RankOutputs.is_moving`)."""
         begun = self._rank_outputs.monotonic()
         while self._tasks and self._rank_outputs.is_moving(begun):
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)

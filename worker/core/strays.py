@@ -195,7 +195,7 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
 
 
 def _sole(plan: GenerationPlan, node_id: NodeId) -> frozenset[tuple[Rank, Content]]:
-    """Return the shards that this node must keep, because no earlier node of the plan keeps the same content."""
+    """Return the shards that this node must keep, because no node before it in the plan keeps the same content."""
     kept_before: set[tuple[Rank, Content]] = set()
     for node in plan.nodes:
         kept = {(each.owner_rank, Content(each.origin_generation, each.step)) for each in node.keep}

@@ -116,7 +116,7 @@ class NixlSocket(socket.socket):
             return count
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
-        """Send the first buffer, and return the number of sent bytes."""
+        """Send the first of `buffers`, and return the number of sent bytes."""
         return self.send(next(iter(buffers)))
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:

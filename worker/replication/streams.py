@@ -316,7 +316,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """`busy_seconds`, but each second in which n transfers use the link counts as 1/n of a second."""
+        """Seconds as in `busy_seconds`, but a second in which n transfers use the link counts as 1/n of a second."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:

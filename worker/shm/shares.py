@@ -81,7 +81,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
-        combining.prepare()  # Import numpy before this thread takes the lock, because the import may take a second.
+        combining.prepare()  # Import numpy (up to a second) before this thread takes the lock.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)

@@ -23,7 +23,7 @@ from worker.core.slots import Content
 
 
 class SlotFile:
-    """A mapped slot, owned by the node's `SlotStore`, which closes it."""
+    """A slot that the agent has mapped into its memory. The node's `SlotStore` owns and closes it."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, header: SlotHeader) -> None:
         self.path = path

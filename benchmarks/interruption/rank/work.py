@@ -82,5 +82,5 @@ class Trace:
         scratch.replace(folder / f"rank{rank}.pid")
 
     def finished(self, step: int) -> None:
-        """Record that a step is finished."""
+        """Write to the rank's trace that a step is finished."""
         self._file.write(f"{self._start} {step} {time.monotonic():.6f}\n")

@@ -355,10 +355,13 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load from the shards of a launch with another number of ranks.
+        """Return the optimizer state that this rank will load from the shards of an earlier launch.
 
-        The rank maps these shards one after another. The result contains each state tensor that the shards mapped so
-        far list. The tensors are on the meta device and have the sizes that they will have on this rank.
+        The earlier launch had a different number of ranks.
+
+        The rank maps these shards into its memory one after another. The result contains each state tensor that the
+        shards mapped so far list. The tensors are on the meta device and have the sizes that they will have on this
+        rank.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:

@@ -91,7 +91,7 @@ class SeededCollator:
         data = SeededDataset(texts, seed=1)
         loader = DataLoader(data, batch_size=8, collate_fn=SeededCollator(mask_tokens, data))
 
-    With another number of ranks, batches contain other samples, so `collate_fn` draws other numbers. The draws of the
+    If the number of ranks changes, batches contain other samples, so `collate_fn` draws other numbers. The draws of the
     dataset stay the same.
 
     Args:
