@@ -65,7 +65,7 @@ class PeerError(WorkerError):
 
 
 class PeerLost(PeerError):
-    """The connection was closed, timed out, or was never answered."""
+    """The connection to another node was closed or timed out, or the node never answered."""
 
 
 class PeerRefused(PeerError):

@@ -371,7 +371,7 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
-    """Return a compared system's measured metric, inconclusive if outside the range of earlier runs (`KNOWN`)."""
+    """Return a compared system's metric. A value outside the range of earlier runs (`KNOWN`) is inconclusive."""
     figure = peer.figure(
         metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
     )

@@ -117,7 +117,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
     Args:
         row: the row with its limit.
-        floor: seconds of the plain copies, in order.
+        floor: the measured plain copies, in the order of measurement.
         size: bytes that each measurement moved.
     """
     moved = floor.moved_ratio

@@ -224,7 +224,7 @@ def resets(place: Place) -> Iterator[Struck]:
         raise BenchmarkFailed("no connection was reset. Use a kernel with INET_DIAG_DESTROY.")
 
 
-# The following functions fill memory.
+# The following functions fill the nodes' memory for slots.
 
 
 @contextmanager

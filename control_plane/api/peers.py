@@ -72,7 +72,7 @@ class KnownAgents:
 
     @property
     def connected(self) -> Mapping[NodeId, AgentView]:
-        """The agents that are connected now."""
+        """State of each agent that is connected to a server now."""
         return {node_id: view for node_id, view in self.views.items() if view.is_connected}
 
 

@@ -30,7 +30,7 @@ class HoldDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HoldAdvice:
-    """Advice to a person about a held node: what to do, why, and by which commands."""
+    """Advice about a node that Everstep keeps for a person's inspection: what to do, why, and by which commands."""
 
     decision: HoldDecision
     words: str

@@ -177,7 +177,7 @@ def _unknown(account: Account) -> str:
 def _facts(account: Account) -> tuple[str, ...]:
     """Return the evidence of an incident, without the sentences which state that the control plane was not running.
 
-    The function `why` states this in its own words.
+    `why` reports this downtime in a sentence of its own.
     """
     return tuple(each for each in account.evidence if not each.startswith(ABSENCE))
 

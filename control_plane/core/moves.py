@@ -109,9 +109,10 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the plan to give up a member that trains with a problem, at an agreed stop (a departure).
+    """Return the departure (the plan to give up a member at an agreed stop) of a member that trains with a fault.
 
-    The evidence, the cause and the remedy come from the verdict on this member.
+    Args:
+        verdict: the result of checking this member; contains the fault's evidence, cause and remedy.
     """
     return Departure(
         node_id=verdict.node_id,

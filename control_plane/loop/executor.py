@@ -153,11 +153,11 @@ class Executor:
         self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Store the evidence about a held node in S3, unless this work is already in progress.
+        """Store the evidence about a node that waits for a person's inspection in S3, unless a task already stores it.
 
         `node.json` has the node, its history, its incidents and its agent's last report. `last_logs` lists the logs.
-        The output of ranks remains in the log of their job. The evidence is complete when the agent has uploaded its
-        part, or is not connected, and `node.json` is written.
+        The output of ranks remains in the log of their job. The evidence is complete when `node.json` is
+        written and the agent has uploaded its logs. A disconnected agent uploads nothing.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)

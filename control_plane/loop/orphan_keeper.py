@@ -80,8 +80,8 @@ class OrphanKeeper:
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except ProtocolError as error:
-                # Mark the run as examined despite the failure. Repeated attempts would probably fail again, and take
-                # the place of other runs within `RUNS_AT_ONCE`.
+                # Mark the run as examined although its manifest is invalid. Another attempt would fail in the same
+                # way, and would take the place of another run within `RUNS_AT_ONCE`.
                 self._examined[run.run_id] = examined
                 log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:

@@ -360,7 +360,7 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
-        # Only the API writes this column, with a value of the same literal type.
+        # Only the API writes this column, and it writes only values that this field permits.
         release=node.release,  # type: ignore[arg-type]
         request=NodeRequest(node.request) if node.request else None,
         request_words=node.request_words,

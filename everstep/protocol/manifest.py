@@ -168,7 +168,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def manifest_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
-    """Return the lowest format version (1, 2 or 3) of a manifest that can name these shared objects."""
+    """Return the lowest manifest format version that supports these objects: 3 for replicated, 2 for frozen, else 1."""
     if replicated:
         return 3
     return 2 if frozen else 1

@@ -220,7 +220,7 @@ class CudaDevice:
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
             return True
-        # Clear the driver's error. Otherwise the next kernel launch of this thread would report it.
+        # Clear the error of the failed registration. Otherwise this thread's next kernel launch would report it.
         cuda_runtime().cudaGetLastError()
         return False
 
@@ -313,7 +313,7 @@ class _Run:
 
     @property
     def place(self) -> torch.Tensor:
-        """The slot's bytes for these consecutive tensors, uint8[size], including the zeros between tensors."""
+        """The bytes of this range of the slot, uint8[size], including the zeros between its tensors."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
@@ -531,7 +531,7 @@ class CudaCopier:
         and the guard no longer protects the sources.
         """
         with contextlib.suppress(Exception):
-            # Ignore the error, because a failed device writes nothing more into the slot.
+            # Ignore errors of the driver: they mean that the device failed, so it writes nothing more into the slot.
             self._end.record(self._stream)
             self._end.synchronize()
 
@@ -597,7 +597,7 @@ class CudaCopier:
         begin, size = memory.span
         registered = self._registered.get(begin)
         if registered is None:
-            return  # Stop, because the slot was released while its pieces were being registered.
+            return  # The slot was released while this copier registered its pieces with the driver.
         piece = min(begin + size - registered.end, registered.piece_bytes)
         # The driver does not pin the next piece of the slot if the limit of locked memory is reached. Copies to the
         # remaining pages then pass through the copier's own pinned buffers, which is slower.

@@ -32,8 +32,7 @@ def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:
             path = ".".join(part for part in (name, canonical_name(raw)) if part)
             if any(not known or path == known or path.startswith(f"{known}.") for known in found):
                 continue
-            # Read `vars`. `getattr` on a module that `torch.compile` made would return the config of the wrapped
-            # module.
+            # Use `vars`, because `getattr` on a module of `torch.compile` returns the config of the wrapped module.
             to_json = getattr(vars(module).get("config"), "to_json_string", None)
             if callable(to_json):
                 found[path] = _described(module, str(to_json()))

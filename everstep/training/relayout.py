@@ -403,7 +403,7 @@ class RelaidTensors(SavedTensors):
         self._copy(waiting)
 
     def _copy(self, filled: Sequence[tuple[_Reads, torch.Tensor]]) -> None:
-        """Copy the planned parts of the mapped shards into this rank's tensors, all in one call."""
+        """Copy the planned parts of earlier ranks' shards into this rank's tensors, all in one call."""
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for reads, live in filled:

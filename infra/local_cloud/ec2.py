@@ -242,7 +242,7 @@ class Ec2:
             for layer, count in TOPOLOGY_LAYERS[: self.answers.topology_layers]
         ]
 
-    # The methods below implement faults.
+    # The methods below inject faults into instances.
 
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
         """Find an instance that has not ended.

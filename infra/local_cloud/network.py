@@ -180,7 +180,7 @@ class Network:
             The path of the namespace.
 
         Raises:
-            StartFailed: the kernel refused.
+            StartFailed: the kernel refused to create the namespace or the link.
         """
         self.detach(instance_id)
         self._made += 1

@@ -110,7 +110,7 @@ class Silence:
         """Record that the owner dropped the holder, so that commits continue without it.
 
         The call also sets how long the holder must then stay out of the view. A call during that time (`may_return` is
-        False) changes nothing. In this case, the owner counted the holder only because it had the committed step.
+        False) changes nothing.
         """
         if not self.may_return:
             return self

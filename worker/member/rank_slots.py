@@ -127,7 +127,7 @@ class RankSlots:
     def grant_if_due(self, shard: OwnedShard) -> None:
         """Grant the rank a slot for the proposed step, unless the rank already has one.
 
-        Called for each announcement, and when the upload of a slot has ended.
+        Called for each announcement of the coordinator, and when the upload of a slot has ended.
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return

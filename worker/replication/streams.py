@@ -214,7 +214,7 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # the connection is lost; the thread that uses it receives the error
+            with contextlib.suppress(OSError):  # If the connection is lost, its thread receives an error, too.
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
@@ -263,7 +263,7 @@ def _cut(line: socket.socket) -> None:
     try:
         line.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # The connection was already closed.
+        return
 
 
 # The classes and functions below send chunks.
@@ -772,7 +772,7 @@ class Scratch:
 
 
 class IncomingParts(IncomingShard):
-    """Tracks an incoming transfer whose chunks are combined with other bytes (XOR), instead of stored in a slot.
+    """Tracks an incoming transfer whose chunks are combined (XOR) with a share's or shard's bytes.
 
     A chunk arrives in a buffer, because an XOR with unverified bytes could not be undone.
     """

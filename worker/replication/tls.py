@@ -84,7 +84,7 @@ class TlsSocket(ssl.SSLSocket):
                 self._wait(select.POLLIN, socket.SO_RCVTIMEO, error)
 
     def shutdown(self, how: int, /) -> None:
-        """Shut the connection down, so that a waiting thread wakes up. The TLS state stays."""
+        """Shut the connection down, so that a waiting thread wakes up. The socket keeps its TLS session."""
         socket.socket.shutdown(self, how)
 
     def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:

@@ -501,7 +501,7 @@ class OwnedShard:
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """Record the sealed slots that `peer` has reported when it connected.
 
-        A slot of the peer counts only if a sealed slot of this node has the same content and digest.
+        A slot of the peer counts as a copy only if a sealed slot of this node has the same content and digest.
         """
         steps = set()
         for origin, step, digest in sealed:

@@ -209,7 +209,7 @@ class SlotStore:
                 slot.file.empty()
 
     async def release(self) -> None:
-        """Remove every slot, rank page and folder, because the run has ended on this node."""
+        """Remove every slot and rank page, and the folders of all runs, because the run has ended on this node."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)

@@ -107,7 +107,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
         known = _known(services, source_id, caller)
-        if known is not None:  # A concurrent identical call has already completed the upload.
+        if known is not None:  # Another CompleteSource call has completed this upload meanwhile.
             return _shown(known)
         raise InUse(
             "No archive was uploaded for this source yet.", hint="CreateSource returns the upload URL."

@@ -61,7 +61,7 @@ class JobView:
     @property
     def plan(self) -> GenerationPlan:
         """The newest plan. Valid only in states that a job enters with a plan (LOADING and later)."""
-        assert self.seen.plan is not None  # A job in LOADING has a plan: one transaction stores both.
+        assert self.seen.plan is not None  # One transaction stores the plan and the state LOADING.
         return self.seen.plan
 
     @property

@@ -59,7 +59,7 @@ def main() -> None:
 
     processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
     if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)  # ranks and the template process must not inherit this pipe
+        os.set_inheritable(arguments.ready_fd, False)  # Ranks must not inherit the pipe that reports "ready".
     options = ShimOptions(
         socket_path=arguments.socket,
         state_dir=arguments.state_dir,

@@ -185,7 +185,7 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Apply OMP_NUM_THREADS to torch, because the template process has already imported torch with another value."""
+    """Set torch's thread count to the rank's OMP_NUM_THREADS: the template imported torch with its own value."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

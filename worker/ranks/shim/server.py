@@ -203,7 +203,7 @@ class Shim:
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
         return listener
 
-    # The methods below serve clients.
+    # The methods below serve the shim's clients, such as the agent.
 
     def _accept(self, listener: socket.socket) -> None:
         try:
