@@ -343,7 +343,7 @@ def closed_folder(*paths: Path) -> str:
 def setting(
     name: str, option: str = "", *, file: Path = AGENT_SETTINGS, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """Return a setting of this machine's agent, as its unit passes it.
+    """Return a setting of this machine's agent, as its systemd unit passes the setting.
 
     Args:
         name: environment variable of the setting.

@@ -65,7 +65,7 @@ class Background:
 
     @property
     def is_idle(self) -> bool:
-        """True if no background task of this owner runs."""
+        """True if none of the tasks that `begin` started still runs."""
         return not self._tasks
 
     async def next_end(self) -> None:
@@ -74,12 +74,12 @@ class Background:
             await asyncio.wait(list(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     async def idle(self) -> None:
-        """Wait until no background task of this owner runs."""
+        """Wait until all tasks that `begin` started have ended."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Cancel all background tasks of this owner, and wait until they have ended."""
+        """Cancel all tasks that `begin` started, and wait until they have ended."""
         await end(*self._tasks)
 
 

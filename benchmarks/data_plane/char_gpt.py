@@ -50,7 +50,7 @@ In a cycle, every compared system trains one block of steps in turn. The CPU tim
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Measurements of one launch of two ranks, which train under all systems in turn."""
+    """Measurements of one launch of two ranks, which train with each compared checkpoint system in turn."""
 
     cycles: list[Cycle]
     kept_ratio: Mapping[str, float]

@@ -49,7 +49,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The measured result of one operation, which the process prints."""
+    """The measured result of one operation. The process that ran the operation prints it for the benchmark."""
 
     seconds: float
     is_equal: bool

@@ -256,7 +256,7 @@ class _Peak:
 
 
 def measure(task: Task) -> Figure:
-    """Run one transfer in this process, and measure its time, CPU time and memory."""
+    """Run one upload or download in this process, and measure its time, CPU time and memory."""
     run = CLIENTS[task.client](task)
     with closing(_Peak()) as peak:
         usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()

@@ -23,7 +23,7 @@ FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=12)
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),
-    Case(  # half the rate, so that eight nodes on a small machine are not limited by its cores
+    Case(  # This case halves the link's rate, so that the cores of a small machine do not limit eight nodes.
         name="8 nodes",
         nodes=8,
         idle_seconds=(0.09, 0.032, 0.044, 0.032, 0.07, 0.052),

@@ -129,7 +129,7 @@ class InUse(ApiError):
 
 
 class Throttled(ApiError):
-    """Too many requests were sent, or too many of this kind are in progress. The same request may succeed later."""
+    """Too many requests were sent, or too many requests of this kind are in progress. A later retry may succeed."""
 
     status = 429
     code = "ThrottlingException"

@@ -345,7 +345,7 @@ def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
         now: Unix seconds. A time before `accounted_until` counts as `accounted_until`.
 
     Returns:
-        Node-microseconds. For the time since `accounted_until`, the result uses the number of nodes at that time.
+        Node-microseconds. The time since `accounted_until` counts with the number of nodes in `record`.
     """
     since = max(0, microseconds(now) - microseconds(accounted_until(record)))
     return idle_node_microseconds(incident, record) + since * record.node_count

@@ -42,7 +42,7 @@ class HoldAdvice:
 
 
 def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | None = None) -> HoldAdvice:
-    """Return the advice for a held node.
+    """Return the advice for a node that the fleet holds, that is, neither uses nor terminates.
 
     Args:
         node_id: EC2 instance id, which the sentence and the commands contain.

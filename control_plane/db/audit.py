@@ -50,7 +50,7 @@ class AuditRecord(NewAuditEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Conditions that select entries. A field with the value None is no condition."""
+    """Conditions that select entries of the audit log. A field with the value None is no condition."""
 
     operation: str | None = None
     token_id: str | None = None

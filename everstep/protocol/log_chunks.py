@@ -84,7 +84,7 @@ class ChunkName:
 
     @property
     def path(self) -> str:
-        """Return the part of the object's S3 key that follows `gen=<g>/`."""
+        """Return the part of the chunk's S3 key that follows `gen=<g>/`."""
         return f"node={self.node_id}/{self.first:012d}-{self.at_ms}{SUFFIX}"
 
 
@@ -105,7 +105,7 @@ class TailName:
 
     @property
     def path(self) -> str:
-        """Return the part of the object's S3 key that follows `gen=<g>/`."""
+        """Return the part of the tail's S3 key that follows `gen=<g>/`."""
         return f"node={self.node_id}/{self.first:012d}-{self.at_ms}.{self.holder}{SUFFIX}"
 
 

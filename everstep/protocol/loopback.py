@@ -30,7 +30,7 @@ def url_host(url: str) -> str:
     """Return the host of an http or https URL, or an empty string for any other text."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # Read the property, because it raises ValueError for an invalid port.
+        _ = parts.port  # Reading `port` raises ValueError if the port is invalid.
     except ValueError:
         return ""
     return parts.hostname or "" if parts.scheme in ("http", "https") else ""

@@ -99,8 +99,7 @@ class Guard:
     def reach(self) -> None:
         """Wait until the running copy has ended, and check it.
 
-        The training thread calls this before it changes the state, or earlier. Without a running copy, the call returns
-        immediately.
+        The training thread calls this before it changes the state. Without a running copy, the call returns at once.
         """
         flight = self._flight
         if flight is None:

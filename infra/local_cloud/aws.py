@@ -438,7 +438,7 @@ def _without_cors(start_response: StartResponse) -> StartResponse:
 
 
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
-    """Request handler that logs only server errors, because the control plane polls.
+    """Request handler that logs only server errors, because the control plane polls this server all the time.
 
     It stores the request line and headers unparsed, because the signature covers them in this form.
     """

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     while True:
         try:
             LocalCluster(Path(arguments[0])).down(of_run=arguments[1])
-        except PreflightFailed:  # Retry, because another command is starting or stopping the cluster.
+        except PreflightFailed:  # Another `up` or `down` is in progress, so try again later.
             if time.monotonic() > deadline:
                 return 1
             threading.Event().wait(RETRY_DOWN_SECONDS)

@@ -420,7 +420,7 @@ class Lifecycle:
     # The methods below report faults and the outcomes of background work.
 
     def fault(self, code: str, message: str) -> None:
-        """Report a fault of this node. A retry on this node may succeed, so the fault is not permanent."""
+        """Report a fault of this node that is not permanent: a later generation may succeed on this node."""
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
         self._on_change()
 

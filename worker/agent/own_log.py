@@ -105,7 +105,7 @@ class Evidence:
         self._shim_log = state / "logs" / "shim.log"
 
     async def keep(self, place: ObjectReference) -> None:
-        """Store the logs at `place`, unless they are already stored there.
+        """Store the logs of this agent and of the shim at `place`, unless they are already stored there.
 
         If the upload fails, the next request of the control plane starts another attempt. The log lines of ranks are
         not part of these logs: `LogShipper` uploads them.

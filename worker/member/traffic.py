@@ -294,6 +294,6 @@ class _Try:
 def _untried() -> dict[bool, PacingTrial]:
     """Return two trials without measurements. A trial measures whether snapshots should wait for idle network time.
 
-    The key is True for the trial with a snapshot at every step, and False for the trial with longer intervals.
+    The dict's key True has the trial with a snapshot at every step, and False the trial with longer intervals.
     """
     return {True: PacingTrial(), False: PacingTrial()}

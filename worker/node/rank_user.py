@@ -313,7 +313,7 @@ def share(path: Path, user: RankUser | None) -> None:
 
 
 def give(folder: Path, user: RankUser) -> None:
-    """Make `user` the owner of a tree that root has created and no other process can have changed."""
+    """Make `user` the owner of a file tree that root has created and no other process can have changed."""
     for _, _, files, at in os.fwalk(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:

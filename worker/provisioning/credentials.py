@@ -114,7 +114,7 @@ class RoleCredentials:
             await asyncio.wait([self._renewing])
 
     async def close(self) -> None:
-        """Stop listening. Ranks that still run reach the node's next agent process at the same port."""
+        """Stop listening for ranks' requests. Later requests reach the node's next agent process at the same port."""
         await self.withdraw()
         server, self._server = self._server, None
         if server is not None:

@@ -104,7 +104,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all commands that users run on this node, and answer each request with a refusal."""
         await end(*self._running.values())
-        # Answer here for each command whose task was cancelled before it ran, because such a task sends no answer.
+        # A task that was cancelled before its first step has sent no answer for its command.
         for command_id in list(self._running):
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 

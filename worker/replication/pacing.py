@@ -317,7 +317,7 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Use another pacer, which decides when chunks are sent. Chunks that wait at the earlier pacer are sent now."""
+        """Let `pacer` decide from now on when chunks are sent. Chunks that wait for the replaced pacer are sent now."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer

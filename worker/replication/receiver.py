@@ -151,7 +151,7 @@ class ReplicaReceiver:
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
         except Exception as error:
-            # End the session too. Its transfer would otherwise wait forever for chunks that this stream has lost.
+            # End the whole session. Its transfer would otherwise wait forever for chunks that this stream has lost.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:

@@ -272,7 +272,7 @@ def _cut(line: socket.socket) -> None:
 class ChunkQueue:
     """The chunks that the receiver has requested in one transfer, shared by the threads of all streams. Thread-safe.
 
-    Each thread that has sent a chunk calls `next` for another one.
+    After it has sent a chunk, each thread calls `next` for its next chunk.
 
     Args:
         clock: monotonic seconds.

@@ -46,7 +46,7 @@ class TlsSocket(ssl.SSLSocket):
 
     @property
     def is_worn(self) -> bool:
-        """True if the key has encrypted `KEY_BYTES`. The caller then opens another connection."""
+        """True if this connection's key has encrypted `KEY_BYTES`. The caller then opens a new connection."""
         return self.sent_bytes >= KEY_BYTES
 
     def setblocking(self, flag: bool, /) -> None:

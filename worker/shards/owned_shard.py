@@ -472,7 +472,7 @@ class OwnedShard:
             self._apply(self._core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Record the newest of `steps` as verified on `holder`, with the present time if the step is new.
+        """Record the newest of `steps` as the verified step of `holder`, and the time when this step changes.
 
         None as `holder` means this node.
         """

@@ -67,7 +67,7 @@ class Floors:
         return socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
 
     def round(self) -> dict[str, float]:
-        """Time every operation (such as a copy or a transfer) once, together with the other process.
+        """Time every operation (such as a copy or a transfer) once. Both processes run each operation together.
 
         Return the seconds by the name of the operation."""
         floors: dict[str, Callable[[], None]] = {

@@ -157,7 +157,7 @@ async def connect(websocket: WebSocket) -> None:
         node_id = hello.node_id
         fleet = FleetName(token.fleet_name or "")
         if services.registry.is_elsewhere(fleet):
-            proven = None  # Count no rejected message here: the server that manages the fleet counts it.
+            proven = None  # The server that manages the fleet counts rejected messages.
             with about(node=hello.node_id):
                 code, reason = await relay(
                     websocket, services.peers, fleet, secret, raw, silence_seconds=services.timeouts.lease_seconds

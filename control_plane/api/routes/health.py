@@ -17,7 +17,7 @@ router = Router(prefix="/v1", tags=["Health"])
 
 @router.get("/health", operation_id="GetHealth")
 async def get_health(services: ServicesDep) -> health_schemas.HealthResponse:
-    """Return the server's version and the problems that need a person.
+    """Return the server's version and the problems that a person must resolve.
 
     A degraded server also returns status 200, because it still answers requests.
     """

@@ -184,7 +184,7 @@ class SimilarIncident(Shape):
 
 
 class ListSimilarIncidentsResponse(Shape):
-    """Incidents of the same cause and project as a given one."""
+    """Incidents with the same cause and in the same project as the requested incident."""
 
     incidents: list[SimilarIncident]
     """The most similar incident first: incidents that share the instance, then the instance type, then the fleet.

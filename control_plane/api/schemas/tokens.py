@@ -99,7 +99,7 @@ class GetCallerIdentityResponse(Shape):
 
 
 class ServiceCondition(Shape):
-    """A problem of the service that needs a person."""
+    """A problem of the service that a person must resolve."""
 
     type: Literal["disk_full"]
     message: str

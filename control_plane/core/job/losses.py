@@ -35,7 +35,7 @@ def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]
 
 
 def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
-    """Return whether the job has excluded a node."""
+    """Return whether the job has decided never to use a node again."""
     return any(exclusion.node_id == node_id for exclusion in record.exclusions)
 
 

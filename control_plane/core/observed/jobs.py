@@ -128,7 +128,7 @@ class JobSpec(JobSettings):
 class Trial:
     """One change that the control plane tried after repeated equal failures of a job (`core.breakers`).
 
-    The change is either another node for the failing ranks, or an older state to restore.
+    The change is either another node for the failing ranks, or the restore of an older step than in the last attempts.
     """
 
     kind: Literal["node", "state"]

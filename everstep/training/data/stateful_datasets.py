@@ -26,7 +26,7 @@ from everstep.training.state_tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The state from which a worker continues after a batch."""
+    """The state from which a DataLoader worker continues after a batch."""
 
     worker: int
     """Index that the worker had before the first resume."""

@@ -84,7 +84,7 @@ class Pass:
         return {PASS_VARIABLE: text} | ({"PYTHONHASHSEED": HASH_SEEDS[self.number]} if self.varies_hash else {})
 
     def following(self) -> Pass:
-        """Return the next of the check's runs of the same steps (passes)."""
+        """Return the pass (run of the check's steps) that follows this pass."""
         return replace(self, number=self.number + 1)
 
 
@@ -127,7 +127,7 @@ def _create_file(name: str) -> Path:
 
 
 def _new_rendezvous() -> dict[str, str]:
-    """Return the environment variables with which the new processes form a process group."""
+    """Return the environment variables with which the ranks of the next pass form a process group."""
     if not has_peers():
         return {}
     with closing(socket.create_server(("", 0))) as free:

@@ -142,7 +142,7 @@ class Shim:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve until `Shutdown` or SIGTERM. Then end all processes below the shim, and return.
+        """Serve clients until a `Shutdown` message or SIGTERM. Then end all processes below the shim, and return.
 
         Raises:
             SystemExit: another shim serves this state directory.
