@@ -59,7 +59,7 @@ class ObjectReaders:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The other nodes that share the reads from S3, without lost nodes and nodes whose load has failed."""
+        """The other nodes that share the reads from S3, without lost nodes and nodes that failed or took too long."""
         return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
 
     def reader(self, key: str, number: int) -> NodeId:
