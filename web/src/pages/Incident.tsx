@@ -1,4 +1,4 @@
-/** One incident. The first screen has only the answers and what to do; the timeline and figures follow. */
+/** One incident: the answers and what to do come first; the timeline and figures follow. */
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
@@ -68,7 +68,7 @@ function Described({ incident }: { incident: Incident }) {
   return (
     <div className="stack">
       <Head {...shared} steps={steps} address={address} />
-      <div className="incident first-screen">
+      <div className="incident">
         <div className="stack">
           <Card label={INCIDENT.happened.title}>
             <Happened
