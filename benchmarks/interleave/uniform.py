@@ -30,7 +30,10 @@ class UniformPacer:
         self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until all earlier pieces are sent at the constant rate, so that the next may follow (see `Pacer`)."""
+        """Wait until all earlier pieces are sent at the constant rate.
+
+        Then the caller may send its piece (see `Pacer`).
+        """
         now = asyncio.get_running_loop().time
         async with self._turn:
             begin = max(now(), self._free_at)

@@ -139,7 +139,10 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield each order of the ring's nodes in which one node has another position or two nodes change places."""
+        """Yield each order of the ring's nodes in which one node moves to a new position or two nodes change places.
+
+        The ring is the last group of the placement; `ring` is its index.
+        """
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):

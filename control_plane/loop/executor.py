@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # Each key sends one heartbeat. The key changes 3 times per hook timeout, so a heartbeat may fail.
+                # The key, and thus the heartbeat, is new 3 times within the hook's timeout, so one heartbeat may fail.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",

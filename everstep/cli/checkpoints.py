@@ -178,7 +178,6 @@ def export(
 
 
 def _export_for_torch(form: Format) -> Any:
-    """Import and return the export function of a format that needs torch."""
     from everstep.checkpoints.errors import CheckpointError
 
     try:

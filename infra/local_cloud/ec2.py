@@ -442,7 +442,6 @@ class Ec2:
 
 
 def _decoded(user_data: Base64EncodedString | None) -> bytes:
-    """Return user data decoded from base64, as the instance receives it."""
     return base64.b64decode(user_data.as_bytes()) if user_data else NO_USER_DATA
 
 

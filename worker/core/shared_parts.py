@@ -175,7 +175,10 @@ class SharedParts:
         return state
 
     def reject(self, number: int) -> SharedParts:
-        """Exclude the helper node that transferred a part with wrong content. The owner transfers the part itself."""
+        """Exclude a helper node from the transfer, because its part has wrong content.
+
+        The owner transfers this part.
+        """
         helper = self.finished[number]
         finished = {each: other for each, other in self.finished.items() if each != number}
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)

@@ -197,7 +197,7 @@ def _memory_cgroup(proc: Path, cgroups: Path, process: str) -> Path | None:
     unified = None
     try:
         lines = (proc / process / "cgroup").read_text().splitlines()
-    except OSError:  # The process has ended.
+    except OSError:
         return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
