@@ -58,7 +58,7 @@ class Measured:
 
 
 def per_gib(seconds: float, state_bytes: int) -> float:
-    """Return milliseconds per GiB, converted from the `seconds` that `state_bytes` took."""
+    """Return milliseconds per GiB, converted from the `seconds` of an operation on `state_bytes`."""
     return 1000 * seconds * GIB / state_bytes
 
 

@@ -119,7 +119,7 @@ def _rotated(number: int) -> Iterator[str]:
 
 
 def added_seconds(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return by how many seconds a system's checkpoint prolongs the steps that run meanwhile, as a median."""
+    """Return by how many seconds (median) a system's checkpoint prolongs the steps that run during the checkpoint."""
     return _seconds(blocks, system) - _seconds(blocks, FLOOR)
 
 

@@ -56,7 +56,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         spent.clear()
 
     def result(self) -> dict[str, Any]:
-        """Return the durations of the counted steps, and how long each of Everstep's operations took in them."""
+        """Return the durations of the steps after the warm-up, and of each of Everstep's operations in them."""
         first = settings.settle_steps
         steps = [end - begin for begin, end in zip(self.ends[first - 1 :], self.ends[first:], strict=False)]
         parts = {name: values[first:] for name, values in self.parts.items()}

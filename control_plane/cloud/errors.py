@@ -61,7 +61,7 @@ class ResourceContended(CloudError):
 
 
 class CapacityError(CloudError):
-    """AWS has no instance of that type in that zone, or an account limit is reached."""
+    """AWS has no free instance of the requested type in the requested zone, or an account limit is reached."""
 
     retryable = True
 

@@ -176,7 +176,7 @@ def judge(
         ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    # The wall clock may jump, so the silence is never longer than the age of the last report by the monotonic clock.
+    # The wall clock may jump. Limit the silence to the age of the agent's last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} was silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))

@@ -83,7 +83,7 @@ def why(account: Account) -> str:
 
 
 def done(account: Account) -> tuple[str, ...]:
-    """Return what Everstep has done about an incident: one sentence with all of it, then sentences with details."""
+    """Return what Everstep has done about an incident: one sentence with all actions, then details."""
     deeds = (*_changes(account), *_end(account))
     return (*((f"Everstep {_joined(deeds)}.",) if deeds else ()), *_details(account))
 

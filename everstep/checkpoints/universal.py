@@ -120,7 +120,7 @@ def export_universal(
 def _by_parameter(
     checkpoint: Checkpoint,
 ) -> tuple[dict[str, LogicalTensor], dict[str, dict[str, LogicalTensor]]]:
-    """Return the floating point tensors of the model and the optimizer's state of each, by parameter name."""
+    """Return two maps by parameter name: the model's floating point tensors, and their optimizer states."""
     weights: dict[str, LogicalTensor] = {}
     states: dict[str, dict[str, LogicalTensor]] = {}
     for name, tensor in checkpoint.tensors.items():

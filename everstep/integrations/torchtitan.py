@@ -276,8 +276,8 @@ class _TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's counters at the end of the newest step."""
-        # Replace the trainer's own count. The trainer counts a step before it requests the step's batches, and the data
-        # may end before the step is made.
+        # Replace the trainer's own count of steps. The trainer counts a step before it requests the step's batches. If
+        # the data ends then, the step never runs.
         return {**self._trainer.state_dict(), "step": self._ended_step()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class PartsHasher:
             view = view[len(taken) :]
 
     def hexdigest(self) -> str:
-        """Return the digest of all bytes. Call this once, after the last `update`."""
+        """Return the digest of all bytes passed to `update`. Call this once, after the last `update`."""
         self._end_part()
         return self._whole.hexdigest()
 

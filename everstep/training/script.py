@@ -53,7 +53,7 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Parse the environment. Unset variables mean a single rank without an agent."""
+        """Parse the rank's environment variables. If all are unset, the rank runs alone and without an agent."""
         socket_path = variables.get("EVERSTEP_AGENT_SOCKET")
         ranks_per_node = max(1, int(variables.get("LOCAL_WORLD_SIZE", "1")))
         return cls(

@@ -15,7 +15,7 @@ from infra.aws_conformance.account import Account, Place, Unanswered, clean
 from infra.aws_conformance.questions import Answer, Question
 from infra.local_cloud.aws_answers import AwsAnswers, Recorded
 
-# Use the class first in the main thread, because the first use of a msgspec class is not thread-safe.
+# Resolve `AwsAnswers` in the main thread, because the first use of a msgspec class is not thread-safe.
 resolve(AwsAnswers)
 
 

@@ -169,7 +169,7 @@ def end(process: Process, *, grace_seconds: float) -> None:
 
 
 def marked_with(variable: str, value: str) -> list[Process]:
-    """Return this user's other living processes that were started with `variable=value` in their environment."""
+    """Return this user's living processes, except this one, that were started with `variable=value` set."""
     wanted = f"{variable}={value}".encode()
     found = []
     for entry in os.listdir("/proc"):

@@ -255,7 +255,7 @@ class Agent:
             self.store.close()
 
     def log_fields(self) -> Mapping[str, object]:
-        """Return the fields of every log line of this node. Called in any thread."""
+        """Return the fields that the agent adds to each of its log lines. Called in any thread."""
         promise = self.promise.value
         of_job = {} if promise is None else {"job": promise.job, "run": promise.run, "generation": promise.generation}
         return {"node": self.settings.node_id, **of_job}

@@ -233,8 +233,8 @@ async def _end(process: Process) -> None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    # Close the transport, because `wait` also waits for its pipes, and asyncio has no public method to close them.
-    # `close` sends SIGKILL again.
+    # Close the transport, because `wait` also waits for the process's pipes, which asyncio has no public method to
+    # close. `close` sends SIGKILL again.
     with contextlib.suppress(PermissionError):
         process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):

@@ -236,7 +236,7 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
         try:
             return (work(check),)
         except _Cancelled:
-            return None  # Nothing uses this result, because the task that waited for the thread was cancelled.
+            return None  # The task that waited for this thread was cancelled, so the result is unused.
 
     try:
         result = await in_thread(body)

@@ -38,8 +38,8 @@ class State:
         self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
         for parameter in self.module:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        # This beta makes the first moment change slowly. With the default beta and fixed gradients, the moment would
-        # stop changing after 150 steps. A system could then skip the unchanged bytes.
+        # With the first beta of 0.99, the first moment changes slowly. With the default beta of 0.9 and fixed
+        # gradients, the moment would stop changing after 150 steps. A system could then skip the unchanged bytes.
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, betas=(0.99, 0.999), fused=True)
         self.steps = 0
         self.advance()

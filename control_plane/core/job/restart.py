@@ -52,7 +52,7 @@ def start_new_generation(
         view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done))
     )
     incident = view.record.incident
-    assert incident is not None  # The call of `with_incident` above has opened or extended an incident in the record.
+    assert incident is not None  # `with_incident` has opened or extended an incident in the record.
     view = with_implications(with_record(view, exclusions=exclusions), found, incident)
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)

@@ -547,7 +547,7 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    # CPU Adam multiplies the powers of its betas only within a step. Run the missing steps on temporary tensors.
+    # CPU Adam multiplies the powers of its betas only within a step. Repeat the restored steps on temporary tensors.
     weights = [torch.zeros(1) for _ in range(4)]
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)

@@ -236,7 +236,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # A lost GPU may cause this error. Other NVML calls report it.
+            except self._nvml.NVMLError as error:  # Other NVML calls report a lost GPU.
                 log.debug("Xid errors cannot be read: %s", error)
                 break
         return found
