@@ -44,7 +44,7 @@ class Budgeted:
     Args:
         node: number of the node; node 0 proposes steps.
         copies: number of copies of each snapshot in this case, including the copy of the owner.
-        proposed: path of the file that all nodes share; created by the constructor.
+        proposed: path of the file in which node 0 publishes proposed steps to all nodes; created by the constructor.
         node_pacer: counts every transfer of the node, and learns the link's rate from transfers without pacing.
     """
 

@@ -78,7 +78,7 @@ def admit(
         bucket: the service's bucket, for checkpoints, outputs and logs without a location of their own.
         default_max_slowdown: MaxSlowdown for a request that sets none.
         quota: limits of the job's project. None means that the project has no limits.
-        allowance: names that the caller may use. None for an administrator, who may use all.
+        allowance: the allow-lists and the priority limit of the caller. None for an administrator, who has no limits.
         alternatives: other fleets in which the job may start, each with the MaxSize of its Auto Scaling group.
         initial: the checkpoint that the request names in InitialCheckpoint, or None.
 

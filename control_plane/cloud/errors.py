@@ -79,7 +79,7 @@ class AccessDenied(CloudError):
 
 
 class NoCredentials(AccessDenied):
-    """No source has AWS credentials yet. The server continues to look for them."""
+    """The server has no AWS credentials yet. It continues to look for them in all sources that botocore knows."""
 
 
 class InvalidRequest(CloudError):

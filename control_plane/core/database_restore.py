@@ -45,7 +45,7 @@ def first_number(now: float, newest_time: float) -> Generation:
         The number. The control plane issues only higher numbers.
 
     Raises:
-        ImplausibleClock: the clock shows a time before the backup, or one after the last number.
+        ImplausibleClock: the clock shows a time before the backup, or a time beyond the range of generation numbers.
     """
     if now < newest_time - MAX_CLOCK_BEHIND_SECONDS:
         raise ImplausibleClock(

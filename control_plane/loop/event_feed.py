@@ -94,7 +94,7 @@ class Interest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """New events for a follower. A batch without events is a heartbeat."""
+    """New events for an API client that follows events. A batch without events is a heartbeat."""
 
     events: tuple[EventRecord, ...]
     position: int

@@ -296,7 +296,7 @@ class _Cover:
     def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
         """Return the copy operations that fill one piece of `target`, a tensor of this rank.
 
-        None if the earlier shards that are mapped so far lack a part of the piece.
+        None if the earlier shards that this rank has mapped so far lack a part of the piece.
         """
         held = self._earlier.get(part.name)
         if held is None:

@@ -212,7 +212,7 @@ class LocalAws:
                 self._announcements.advance()
                 running = self._ec2.running()
             self._runner.reconcile(running)
-        # Log every error of a pass and continue, so that one faulty group does not stop the cloud.
+        # Log every error of a pass over all groups and continue: one faulty group must not stop the cloud.
         except Exception:
             log.exception("a pass of the engine failed")
 

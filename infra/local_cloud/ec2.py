@@ -273,7 +273,7 @@ class Ec2:
         Args:
             instance_id: id of an instance that has not ended.
             how: the action to schedule: terminate, stop or reboot.
-            reason: a key of `REASONS`.
+            reason: why AWS ends the instance, for example `spot`; a key of `REASONS`.
             seconds: delay from now.
 
         Returns:
@@ -323,7 +323,7 @@ class Ec2:
         Args:
             instance_id: id of an instance that has not ended.
             how: the action to carry out: terminate, stop or reboot.
-            reason: a key of `REASONS`.
+            reason: why AWS ends the instance, for example `spot`; a key of `REASONS`.
 
         Raises:
             FaultRefused: the instance does not exist or has ended.

@@ -37,7 +37,7 @@ OWN = -1
 
 
 class Item(NamedTuple):
-    """One entry in a rank's report of its captured tensors: a tensor, or an S3 object with frozen tensors."""
+    """One entry in a rank's report of its captured tensors: a tensor, or an S3 object of tensors that never change."""
 
     digest: bytes
     """Digest of the tensor's name, type, shape and content."""

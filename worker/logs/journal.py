@@ -165,7 +165,7 @@ class LogJournal:
             The new lines.
 
         Raises:
-            OSError: a file cannot be read or written; the next call continues.
+            OSError: a file cannot be read or written. The next call continues where this call stopped.
         """
         if self.is_ended:
             return []

@@ -72,7 +72,7 @@ class BaseLoading:
         """Create the object; `load` loads the shards of this node's ranks.
 
         Args:
-            plan: plan of the generation, with the sources of each base.
+            plan: plan of the generation, with the sources of each shard of the base.
             here: this node in the plan.
             shards: shards of this node's ranks.
             store: this node's slots.

@@ -79,7 +79,7 @@ class HelpedUpload(PartSharing):
 
         Args:
             header: header of the owner's slot.
-            peers: nodes that have sealed the same content.
+            peers: nodes that have a sealed copy of the owner's slot.
             dial: opens a session of kind upload to a peer.
             on_stored: called on the event loop with the size in bytes of each part that a helper reports as stored.
         """

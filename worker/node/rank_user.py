@@ -204,7 +204,7 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
     processes cannot signal this program.
 
     Args:
-        user: the users; ignored if None, root or this process's own user.
+        user: the job's user, or the range of users. For None, root or this process's own user, nothing is killed.
         seconds: limit for the wait.
 
     Returns:

@@ -316,7 +316,10 @@ class Supervisor:
         await self.refresh()
 
     async def close(self) -> None:
-        """Disconnect from the shim. The shim and its ranks continue, and the node's next agent process adopts them."""
+        """Disconnect from the shim, the parent process of all ranks.
+
+        The shim and the ranks continue, and the node's next agent process adopts them.
+        """
         self._is_closing = True
         await end(*self._tasks)
         self._hang_up()

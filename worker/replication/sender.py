@@ -310,7 +310,7 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                # Measure the link only without a pacer: a transfer that waits for idle network time is slower.
+                # Measure the link's rate only without a pacer, because a pacer delays chunks until the network is idle.
                 if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:

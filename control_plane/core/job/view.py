@@ -41,7 +41,7 @@ After a longer time, the job counts as unwatched in between.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The observations from which one decision about a job is made, with the verdicts on nodes derived from them."""
+    """The input of one decision about a job: the observations, and for each node a verdict whether the job keeps it."""
 
     now: float
     spec: JobSpec
