@@ -74,7 +74,7 @@ class FleetAuthorities:
             .not_valid_after(_AUTHORITY_UNTIL)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(key, algorithm=None)  # Ed25519 signatures are deterministic, so every server returns the same bytes.
+            .sign(key, algorithm=None)  # Ed25519 is deterministic, so every server creates the same certificate.
         )
         return PeerCertificate(
             fleet=fleet,

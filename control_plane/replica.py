@@ -78,7 +78,10 @@ def is_predecessor(owner: str, other: str) -> bool:
 
 
 def is_in_use(state_directory: Path) -> bool:
-    """Return whether a process runs with this state directory. False if the file system does not support locks."""
+    """Return whether a control-plane server runs with this state directory.
+
+    False if the file system does not support locks.
+    """
     for place in sorted((state_directory / "replicas").glob("*")):
         descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         try:

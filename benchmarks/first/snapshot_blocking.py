@@ -86,7 +86,8 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
     Args:
         bench: the cluster.
         shapes: sizes of the state, one job each.
-        snapshots: minimal number of snapshots per row and rank. It excludes the first ones, which Everstep audits.
+        snapshots: minimal number of snapshots per row and rank. The first snapshots, which Everstep compares with the
+            state byte by byte, do not count.
         floor_steps: number of steps without a session, and of plain copies. Both are measured before and after the
             snapshots.
 

@@ -27,7 +27,7 @@ def patience_seconds(case: Case) -> float:
 
 
 def run_case(case: Case, directory: Path) -> Figure:
-    """Run one case from beginning to end.
+    """Run one case (a training job that is measured) from beginning to end.
 
     Args:
         case: the case.

@@ -134,8 +134,8 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
 def _was_terminated(node: NodeRecord) -> bool:
     """Return whether Everstep, and neither AWS nor a person, has terminated a node.
 
-    The fleet stores `replaced_at` for each node that it gives up. A person's decision about a held node is stored in
-    `release`.
+    The fleet stores `replaced_at` for each node that it gives up. If a person decided about a node that was kept out of
+    use, `release` stores this decision.
     """
     is_over = node.state in (NodeState.DRAINING, NodeState.GONE)
     return is_over and node.replaced_at is not None and not node.release

@@ -226,7 +226,7 @@ def from_client_error(error: ClientError) -> CloudError:
 def _kind(code: str, message: str, status: int) -> type[CloudError]:
     if code in _BY_CODE:
         return _BY_CODE[code]
-    if code.startswith("KMS."):  # S3 returns this error if the caller may not use the key of an encrypted bucket.
+    if code.startswith("KMS."):  # S3 returns a `KMS.…` error if the caller may not use the key of an encrypted bucket.
         return AccessDenied
     if status in _BY_STATUS:
         return _BY_STATUS[status]

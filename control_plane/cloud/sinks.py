@@ -149,7 +149,8 @@ class TopicSink(_ServiceSink):
             },
         }
         if self._arn.endswith(".fifo"):
-            group = f"{entry.project}/{entry.job_name}"  # Jobs of different projects may have equal names.
+            # The message group contains the project, because jobs of different projects may have equal names.
+            group = f"{entry.project}/{entry.job_name}"
             made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
         return made
 

@@ -73,7 +73,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The result of `follow`: the drill to store, and the action that the job loop then takes for it."""
+    """The result of `follow`: the drill (ordered fault) to store, and the action that the job loop takes for it."""
 
     drill: DrillObserved
     course: Course = Course.WAIT
@@ -108,7 +108,7 @@ def follow(
             )
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # The control plane sets `struck_at` together with the state STRUCK.
+    assert struck_at is not None  # A drill in the state STRUCK always has a `struck_at`.
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
@@ -227,7 +227,8 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         Otherwise the incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        # No drill ran, the incident belongs to another generation, or its evidence already names the drill.
+        # No drill (ordered fault) ran, the incident belongs to another generation, or its evidence already names the
+        # drill.
         return incident
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident

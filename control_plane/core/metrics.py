@@ -104,7 +104,7 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
 
 
 def joined(points: Sequence[Point]) -> Point:
-    """Return several points joined to one point. `points` is not empty and is sorted by step."""
+    """Return several points of a metric joined to one point. `points` is not empty and is sorted by step."""
     finite = [point for point in points if point.finite_count]
     total = sum(point.finite_count for point in finite)
     least = min(finite, key=lambda point: point.minimum, default=points[0])

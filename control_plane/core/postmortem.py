@@ -37,7 +37,7 @@ _FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event of the timeline, with its Unix time in seconds."""
+    """One event of an incident's timeline. `at` is the Unix time in seconds."""
 
     at: float
     words: str

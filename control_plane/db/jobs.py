@@ -579,7 +579,7 @@ def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
 
 
 def hand_back(session: Session, run_id: str) -> bool:
-    """Return control of a job to Everstep. Return False, and change nothing, if Everstep already controls the job."""
+    """End a person's takeover of a job. Return False, and change nothing, if Everstep already controls the job."""
     query = update(Job).where(Job.run_id == run_id, Job.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 

@@ -132,7 +132,10 @@ class DecisionStore:
         return True
 
     def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
-        """Store the new state of a job's drill, with its event. Raises StaleLease if the lease is lost."""
+        """Store the new state of a job's drill (an ordered fault), with its event.
+
+        Raises StaleLease if the lease is lost.
+        """
         job = stored.job
         with self._database.write() as session:
             self._fleet_leases.check(session, job.fleet_name)

@@ -65,7 +65,7 @@ class LoopFigures:
             buckets=PHASE_SECONDS,
             registry=None,
         )
-        # All series exist from the start, so that Prometheus's rate() includes their first increase.
+        # Create all metric series at the start, so that Prometheus's rate() includes their first increase.
         for loop in LOOPS:
             self._reconcile_seconds.labels(loop)
             self._stale_applies.labels(loop)

@@ -76,7 +76,7 @@ def update(
     incident_id: IncidentId,
     owner: Annotated[str, typer.Option(help="The person who takes care of the incident. Empty: nobody.")],
 ) -> Shown:
-    """Set or remove the owner of an incident."""
+    """Set or remove the owner of an incident: the person who takes care of it."""
     incident = service.update_incident(IncidentId=incident_id, Owner=owner)
     return Shown(incident, f"owner of {incident_id}: {incident.get('Owner', 'nobody')}")
 

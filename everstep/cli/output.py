@@ -178,7 +178,7 @@ def step(value: int | None) -> str:
 
 
 def to_do(action: Mapping[str, Any]) -> str:
-    """Return as text what a user can do about an incident or a held node, with the commands to run."""
+    """Return as text what a user can do about an incident or a held node (kept out of use), with commands to run."""
     commands = [action["Command"], *action.get("FurtherCommands", [])]
     return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
 

@@ -258,10 +258,10 @@ class _Reads:
 
 
 class _Cover:
-    """Plans the copies from mapped shards of the launch that saved the step into the tensors of this rank.
+    """Plans the copies from the shards of earlier ranks (of the launch that saved the step) into this rank's tensors.
 
     Args:
-        earlier: the shards of earlier ranks that this rank has mapped so far; more may follow.
+        earlier: the shards of earlier ranks that this rank has mapped into its memory so far; more may follow.
         earlier_size: number of earlier ranks, for messages.
     """
 

@@ -123,7 +123,7 @@ class Snapshot:
 
     def _decode(self, data: bytes) -> Tree:
         try:
-            # Clone, because an object may keep the tensors that load_state_dict receives.
+            # Clone each tensor, because an object may keep it, and a later snapshot overwrites the slot's memory.
             return decode(data, lambda path: self.tensors[VALUE_PREFIX + path].clone())
         except ProtocolError as error:
             raise RestoreMismatch(f"the values of step {self.step} cannot be read: {error}") from error

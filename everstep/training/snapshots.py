@@ -125,10 +125,11 @@ class _Capture:
 class _Verdict:
     """Decides, once per snapshot, whether the copy is consistent, and reports the result.
 
-    Audited snapshots do not use this class. A copy is consistent if no tensor changed while it was copied. Torch
-    increments a tensor's version only when an operation ends. `look` must therefore be called at a moment when the
-    training thread executes no torch operation: at a pause after the copy, or at the guard. The result is reported when
-    the decision is made and the copy has ended. All methods are safe from any thread.
+    Audited snapshots (compared byte by byte with the state) do not use this class. A copy is consistent if no tensor
+    changed while it was copied. Torch increments a tensor's version only when an operation ends. `look` must therefore
+    be called at a moment when the training thread executes no torch operation: at a pause after the copy, or at the
+    guard. The result is reported when the decision is made and the copy has ended. All methods are safe from any
+    thread.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.
@@ -425,7 +426,7 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Return whether the current capture plan still fits the observed state.
+        """Return whether the current capture plan (the list of tensors and offsets) still fits the observed state.
 
         Usually the tensor objects are the same as after the previous step; the check is then short.
         """

@@ -82,7 +82,7 @@ class Sources:
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:
-        """Return the names of tensors whose version or address differs from `since`."""
+        """Return the names of tensors whose version or memory address has changed since `marks` returned `since`."""
         now = self.marks()
         if now == since:
             return []

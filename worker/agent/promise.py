@@ -134,9 +134,10 @@ class CurrentPromise:
         self._on_run(RunId(promise.run))
 
     def store(self, promise: Promise) -> bool:
-        """Write a promise to disk and then set it. Return whether the disk accepted the write.
+        """Write a promise to disk, then make it this node's present promise.
 
-        After a failure the promise is unchanged, and the control plane repeats its command.
+        Return whether the disk accepted the write. After a failure the present promise is unchanged, and the control
+        plane repeats its command.
         """
         try:
             self._file.write(promise)
@@ -191,7 +192,7 @@ class CurrentPromise:
             )
 
     def drop(self, run: RunId) -> None:
-        """Delete the promise of a run that the control plane has released."""
+        """Delete this node's promise for `run`, after the control plane has released the node from the run."""
         try:
             self._file.write(None)
         except OSError as error:

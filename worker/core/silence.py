@@ -99,7 +99,7 @@ class Silence:
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
 
     def answered(self) -> Silence:
-        """Record that a dropped holder answers again. Its earlier failures no longer count."""
+        """Record that a holder outside the view answers again. Its failures before this answer no longer count."""
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> Silence:

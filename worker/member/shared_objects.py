@@ -236,7 +236,9 @@ class SharedReads:
 
 
 class ObjectSupply:
-    """Sends parts of S3 objects that several nodes' shards use from this node's slots to other nodes.
+    """Sends parts of shared S3 objects from this node's slots to other nodes.
+
+    A shared object contains tensors of the shards of several nodes.
 
     `LoadHelper` owns it.
     """

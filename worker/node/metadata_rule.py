@@ -61,7 +61,7 @@ def keep_away(user: RankUser) -> str:
     The call blocks for about 0.1 s.
 
     Args:
-        user: the ranks' users.
+        user: the Linux user or users that this node's ranks run as.
 
     Returns:
         The reason why these users can still reach the metadata; empty if they cannot reach it.

@@ -44,8 +44,8 @@ class NetworkCard(NamedTuple):
             OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
-            # Only root may set this option on Linux before 5.7. Without the option, the kernel's routes may still
-            # select the right card.
+            # Linux before 5.7 permits SO_BINDTODEVICE only to root. Without it, the kernel's routes may still select
+            # this card.
             with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))

@@ -318,7 +318,7 @@ def give(folder: Path, user: RankUser) -> None:
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # fwalk lists a link to a folder as a folder. The owner of a link need not change.
+    # `files` contains no links to folders, because fwalk lists them as folders. The owner of a link need not change.
 
 
 def take(folder: Path) -> None:
@@ -333,7 +333,8 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            with contextlib.suppress(OSError):  # The entry may be a link, or a file that this process cannot open.
+            # The directory entry may be a link, or a file that this process cannot open.
+            with contextlib.suppress(OSError):
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
                     os.fchmod(descriptor, 0o755 if os.fstat(descriptor).st_mode & 0o100 else 0o644)

@@ -101,7 +101,7 @@ class InputCache:
     Args:
         state: state directory of the agent; the cache is below it.
         limit_bytes: maximum bytes of all objects; None for the file system's size minus `SPARED_PART`.
-        user: users of the ranks; None means the agent's own user.
+        user: the Linux user or users that this node's ranks run as; None means the agent's own user.
         retry_seconds: pause after the first failed attempt to fetch an object. Later pauses are multiples of it.
     """
 

@@ -39,7 +39,7 @@ class Supplies:
         aws: other AWS services with the node's permissions.
         now: returns Unix time in seconds.
         input_bytes: maximum disk space of inputs; None for the disk's size minus a reserve.
-        user: users of this node's ranks; None means the agent's own user.
+        user: the Linux user or users that this node's ranks run as; None means the agent's own user.
         allows_builds: True if pip may build packages for a job.
     """
 

@@ -246,7 +246,7 @@ class Supervisor:
             gone_seconds: seconds after which killed processes that still exist count as a failure.
             cgroup: name of the node's cgroup, unique on this machine. With None, the name is derived from `state`. If
                 empty, ranks have no cgroup.
-            user: users of this node's ranks; None means the agent's own user.
+            user: the Linux user or users that this node's ranks run as; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
             launcher: a command that executes the shim's command in its own process, as `scope_command` returns it.
         """

@@ -139,7 +139,7 @@ class Nixl:
 
     @property
     def free_count(self) -> int:
-        """Number of blocks that no stream uses and that no device may write to."""
+        """Number of blocks of registered memory that no stream uses and that no device may write to."""
         with self._lock:
             self._reclaim()
             return len(self._free)

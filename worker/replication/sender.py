@@ -422,7 +422,7 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the best measured rate to this holder and the number of streams after a complete unpaced transfer."""
+        """Update the best rate to this holder and the number of streams, after a transfer without a pacer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:

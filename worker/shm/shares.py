@@ -66,7 +66,7 @@ class Accumulation:
             return True
 
     def missing(self, contribution: Contribution) -> frozenset[int]:
-        """Return the chunks of a rank's shard that this share must still be combined with. The holder requests them."""
+        """Return the chunks of a rank's shard that this share's XOR does not contain yet. The holder requests them."""
         chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
         return frozenset(chunk for chunk in chunks if self.share.accepts(contribution.rank, self.stripe.row_of(chunk)))
 

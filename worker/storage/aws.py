@@ -237,7 +237,7 @@ def aws_client(
     if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
-        # Unset the profile too, because AWS_PROFILE names a section of the two files that are disabled above.
+        # Unset the profile too, because AWS_PROFILE names a section of the AWS config files, which are disabled above.
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata

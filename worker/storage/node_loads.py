@@ -133,7 +133,7 @@ class NodeLoad:
                 each.changed.notify()
 
     async def supply(self, place: ObjectReference, number: int, target: memoryview) -> None:
-        """Copy one part of an S3 object that several shards use from this load's slot into `target`, for another node.
+        """Copy one part of a shared S3 object from this load's slot into `target`, for another node.
 
         The slot is not pinned, so its content may change during the copy. The other node verifies the bytes.
 

@@ -164,7 +164,7 @@ class Dcp(Nothing):
         model, optimizer = get_state_dict(training.model, training.optimizer)
         # The dict contains the live tensors, not copies of them.
         self._state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        # All four options are set, because the defaults raise assertions on a machine without a GPU.
+        # Set all four options of DCP's staging, because their defaults raise assertions on a machine without a GPU.
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False

@@ -45,7 +45,7 @@ class Session(Shape):
 
 @router.post("")
 def create_session(sign_in: SignIn, request: Request, response: Response, services: ServicesDep) -> Session:
-    """Exchange a user's token for a session."""
+    """Exchange a user's token for a browser session of the dashboard."""
     sessions.require_own_site(request)
     record = auth.require_user(auth.find_token(services, sign_in.token.strip()))
     return _session(record, sessions.sign_in(request, response, services, record), services.now())
@@ -68,7 +68,7 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
 
 @router.delete("", status_code=204)
 def delete_session(request: Request, services: ServicesDep) -> Response:
-    """End the session and invalidate all copies of its cookie."""
+    """End the browser session, and invalidate all copies of its cookie."""
     sessions.require_own_site(request)
     response = Response(status_code=204)
     sessions.sign_out(request, response, services)

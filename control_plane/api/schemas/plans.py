@@ -6,7 +6,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class RecoveryOdds(Shape):
-    """Probability that the job's memory survives the simultaneous loss of nodes."""
+    """Probability that every shard of the job survives in memory when several nodes are lost at the same time."""
 
     lost_nodes: int
     probability: float

@@ -87,7 +87,7 @@ class JobSettings:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks on `node_count` nodes. A generation's plan can have another number of ranks."""
+        """The number of ranks on `node_count` nodes. A plan can have more or fewer nodes than `node_count`."""
         return self.node_count * self.ranks_per_node
 
     @property

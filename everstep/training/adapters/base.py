@@ -500,7 +500,7 @@ class NamedOptimizer:
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[key].copy_(value)  # Write in place, because a compiled step may reference this tensor.
+                    group[key].copy_(value)  # Write into the existing tensor, because a compiled step may reference it.
                 else:
                     group[key] = value
         for name, parameter in self.members:

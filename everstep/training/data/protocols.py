@@ -78,7 +78,7 @@ class Resumable(Protocol):
     def order(self) -> Order | None:
         """The order in which all ranks together receive the data.
 
-        None if another number of ranks cannot continue at a position of this loader.
+        None if a launch with more or fewer ranks cannot continue at a position of this loader.
         """
         ...
 

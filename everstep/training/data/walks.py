@@ -67,8 +67,8 @@ class Walk:
     def repeat(self, skip_count: int) -> Sequence[object]:
         """Repeat the interrupted pass through the sampler up to the item that the loader requested last.
 
-        The method repeats the pass with the generators' states of its beginning, and restores their present states
-        afterwards.
+        The method repeats the pass with the states that the random generators had at its beginning, and restores their
+        present states afterwards.
 
         Args:
             skip_count: number of items whose batches the script received.

@@ -186,7 +186,7 @@ def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: f
     """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
-        # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
+        # Lock files are one folder deeper if TORCH_EXTENSIONS_DIR is not set.
         found = {*directory.glob("*/lock"), *directory.glob("*/*/lock")}
         leftovers = {(path, _inode(path)) for path in found - _open_files()} if found else set()
         for path, _ in leftovers & before:

@@ -27,7 +27,7 @@ class DcpAsync:
         self._state = state
         self._memory = memory
         self._meeting = meeting
-        # All four options are set, because the defaults raise assertions on a machine without a GPU.
+        # Set all four options of DCP's staging, because their defaults raise assertions on a machine without a GPU.
         options = StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=self.is_shared,
