@@ -371,7 +371,7 @@ class _Table:
                 )
 
     def _lacks_evidence(self, row: NodeRecord) -> bool:
-        """Return whether a node held for inspection must still upload its logs.
+        """Return whether a failed node that a person will inspect must still upload its logs.
 
         False if the node's agent is not connected.
         """
@@ -920,7 +920,7 @@ def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
 
 
 def _evidence(table: _Table) -> list[FleetAction]:
-    """Return orders to upload logs, for the agents of nodes held for inspection."""
+    """Return orders to upload logs, for the agents of failed nodes that a person will inspect."""
     rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 

@@ -128,7 +128,7 @@ def _is_impaired(verdict: Verdict) -> bool:
     """Return whether the job should give up a member, after all ranks have stopped at an agreed step.
 
     True if the member works with a fault. Also true if other members cannot reach the node although its agent reports.
-    Such a node may hold the only copy of a shard.
+    The job keeps such a node until the stop, because the node may hold the only copy of a shard.
     """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE

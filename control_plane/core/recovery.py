@@ -284,8 +284,8 @@ def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSourc
 def _usable(survey: Survey) -> Callable[..., bool]:
     """Return a function that returns whether a restore may use a given copy of a shard.
 
-    A usable shard belongs to the history that the job continues (`Survey.path`), and is not refused because of an
-    earlier failed load (`Survey.refused`).
+    A copy is usable if it belongs to the history that the job continues (`Survey.path`), and no earlier load of this
+    copy has failed (`Survey.refused`).
     """
     refused = {(item.rank, item.is_object, item.origin_generation, item.step) for item in survey.refused}
 

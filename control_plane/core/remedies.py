@@ -172,7 +172,8 @@ def xid_words(number: int) -> str:
 def hardware_fault(words: str) -> str | None:
     """Return the fault of the hardware that a text names, such as `gpu_lost` or an Xid with its meaning, or None.
 
-    These are the faults whose remedy is a reboot or other hardware. `words` is the stored reason of a held node.
+    These are the faults whose remedy is a reboot or other hardware. `words` is the stored reason for which the fleet
+    holds the node.
     """
     found = _XID_IN_WORDS.search(words)
     if found is not None and XID.get(int(found.group(1))) in _OF_HARDWARE:

@@ -129,8 +129,8 @@ class _Search:
     def mend_ring(self) -> None:
         """Improve the ring, the last group, in which each node's shards are held by the node and its successors.
 
-        The method reorders the ring, or exchanges its nodes with other groups. It repeats this while fewer shards than
-        before have all holders in one failure domain.
+        The method reorders the ring, or exchanges its nodes with other groups. It repeats this as long as it lowers the
+        number of shards that have all holders in one failure domain.
         """
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):

@@ -310,7 +310,9 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
-    """Record a user's request to return or terminate a held node. The fleet loop executes the request.
+    """Record a user's request to return a node that its fleet holds to service, or to terminate it.
+
+    The fleet loop executes the request.
 
     Args:
         session: from `Database.write`.

@@ -140,7 +140,7 @@ async def read_snapshot(
     caller: User,
     services: ServicesDep,
 ) -> Response:
-    """Read the bytes from Begin to End, exclusive, of a held shard.
+    """Read the bytes from Begin to End, exclusive, of a shard that its node keeps since HoldSnapshot.
 
     The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the
     hold, so the caller needs the same role as for HoldSnapshot.
