@@ -242,10 +242,10 @@ class EarlierTensors:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Number of logical (whole) tensors, and of optimizer-state tensors with zero elements, in the mapped shards.
+        """Number of logical (whole) tensors, and of optimizer-state tensors with zero elements.
 
-        Both numbers only grow. As long as they do not change, `Adapter.targets` would return the same tensors, so the
-        caller need not call it again.
+        Both count the tensors in the earlier shards that this rank has mapped so far. Both numbers only grow. As long
+        as they do not change, `Adapter.targets` would return the same tensors, so the caller need not call it again.
         """
         return len(self._held), sum(map(len, self._empty.values()))
 

@@ -201,7 +201,7 @@ class DeterminismCheck:
             self.end()
 
     def end(self) -> None:
-        """Store the record of this pass (run of the same steps). Then start the next pass, or report after the last.
+        """Store the record of this pass (run of the same steps). Start the next pass; after the last pass, report.
 
         The first call does not return, because it replaces or ends the process. Further calls do nothing.
         """
