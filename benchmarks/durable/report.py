@@ -162,7 +162,7 @@ def _compared(run: Run) -> list[Row]:
 
 
 def _divided(run: Run) -> list[Row]:
-    """Return one row per number of nodes that share an upload or load, compared with the next lower number."""
+    """Return a row per number of nodes that share an upload or load, compared with the next lower number of nodes."""
     return [
         Row(
             what=f"{what} of one shard by {more} nodes, time ÷ that by {'1 node' if fewer == 1 else f'{fewer} nodes'}",

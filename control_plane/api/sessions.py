@@ -35,7 +35,7 @@ MAX_COOKIE_LENGTH: Final = 256
 
 
 def cookie_name(services: Services) -> str:
-    """Return the cookie's name.
+    """Return the name of the cookie that holds a browser session.
 
     It is unique per installation, because browsers share cookies between ports of a host.
     """

@@ -47,7 +47,7 @@ def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
 
 
 def stored(record: DiskRecord | None) -> DiskRecord | None:
-    """Return a disk's history of failed writes, in which a later write has succeeded. None if no write has failed."""
+    """Return a disk's history of failed writes after a write has succeeded. None if no write had failed before."""
     return None if record is None else replace(record, has_stored=True)
 
 

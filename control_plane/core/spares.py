@@ -88,7 +88,7 @@ def failures_per_node_second(history: FleetHistory) -> float:
 
 
 def replacement_seconds(history: FleetHistory) -> float:
-    """Return the mean time until a replacement is ready.
+    """Return the mean time in seconds until a lost node has a replacement that is ready.
 
     The time includes the wait for capacity, the instance's boot and its agent's connection.
     """

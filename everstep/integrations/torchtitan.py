@@ -139,7 +139,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         self.enable = config.enable
-        self.save_future = None  # torchtitan reads this attribute. None means that no save runs in the background.
+        self.save_future = None  # torchtitan's trainer reads it. None: no save runs in the background.
         if not self.enable:
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):
@@ -221,7 +221,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         return self.session
 
     def _torchtitans(self, folder: str) -> Any:
-        """Return torchtitan's own manager, which loads the initial weights and writes the final checkpoint."""
+        """Return torchtitan's checkpoint manager, which loads the initial weights and writes the final checkpoint."""
         names = [field.name for field in dataclasses.fields(BaseCheckpointManager.Config)]
         options: dict[str, Any] = {name: getattr(self._config, name) for name in names}
         create: Any = dcp.CheckpointManager.Config

@@ -122,7 +122,7 @@ class Departure:
     async def make_way(self, run: RunId) -> None:
         """Remove the node's present run, because the control plane has assigned the node to `run`.
 
-        If the node already works for `run`, the method only cancels a departure that is in progress.
+        If the node already works for `run`, the method only cancels a removal of `run` that waits for uploads.
         """
         other = self._promise.run
         if other is not None and other != run:

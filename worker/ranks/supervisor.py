@@ -854,7 +854,7 @@ class Supervisor:
         """
         paths = self._memory_paths
         while True:
-            # Ignore a failed sample of the memory use. The next sample may succeed, for example with free descriptors.
+            # Ignore a failed sample of the memory use: the next one may succeed, for example once descriptors are free.
             with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups, self._ranks_process)
                 counts = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)
