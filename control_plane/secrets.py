@@ -52,7 +52,7 @@ class SecretFiles:
         self._directory = directory
 
     def kept(self, name: str, fresh: Callable[[], str]) -> str:
-        """Return the secret in the file `name` (see `Secrets.kept`). Only one server may use the directory at a time."""
+        """Return the secret in file `name` (see `Secrets.kept`). Only one server may use the directory at a time."""
         path = self._directory / name
         try:
             return path.read_text().strip()

@@ -215,7 +215,7 @@ class Account:
 
     @property
     def has_ended_the_job(self) -> bool:
-        """Whether the job failed or was stopped before training again reached the newest step from before the failure."""
+        """Whether the job failed or stopped before training had again reached the newest step before the failure."""
         return self.outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
 
     @property
