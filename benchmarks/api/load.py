@@ -118,8 +118,10 @@ class Heard:
 def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: int = 8) -> Heard:
     """Send reports from many agents without pauses, and wait until the server has processed all reports.
 
+    Each agent sends an invalid message after its last report, so the server then closes the connection.
+
     Raises:
-        BenchmarkFailed: a connection ended for another reason than the invalid message after its last report.
+        BenchmarkFailed: the server closed a connection for another reason.
     """
     length = len(encode(_report(NodeId("i-" + "0" * 17), 1, ranks)))
 

@@ -136,7 +136,7 @@ def _row(
 def slowdown(pairs: Sequence[tuple[float, float]]) -> float:
     """Return the relative slowdown by checkpoints: total seconds with checkpoints ÷ total seconds without, − 1.
 
-    Each pair contains the duration of an iteration with checkpoints, and of the same iteration without.
+    Each pair in `pairs` has the duration of an iteration with checkpoints, and of the same iteration without them.
     """
     return sum(one for one, _ in pairs) / sum(other for _, other in pairs) - 1
 

@@ -63,7 +63,10 @@ BUDGETS: Final[Mapping[tuple[str, str], Budget]] = {
 
 
 class TokenBucket:
-    """The remaining budget of one API. Thread-safe. `monotonic` is the clock that refills the bucket."""
+    """The number of calls to one AWS API that the rate limit still permits now. Thread-safe.
+
+    `monotonic` is the clock that refills the bucket.
+    """
 
     def __init__(self, budget: Budget, monotonic: Callable[[], float]) -> None:
         self._budget = budget

@@ -225,7 +225,7 @@ class _Table:
         self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
-        # Keep a person's pending request for the node (such as to hold it) only if the new state is one of these.
+        # Keep a user's pending request for the node (such as to hold it) only if the new state is SPARE or ASSIGNED.
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(

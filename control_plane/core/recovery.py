@@ -185,7 +185,7 @@ def choose(survey: Survey) -> Restore:
         base = _shared_state(survey, base, {state: found[state] for state in states})
     _add_rebuilds(survey, base, found[base])
     shards = tuple(tuple(found[base][Rank(rank)]) for rank in range(base.world_size))
-    # A checkpoint of another job (NO_GENERATION) may divide the state in another way, even among as many ranks.
+    # A checkpoint of another job (NO_GENERATION) may divide the state differently among the same number of ranks.
     is_relayout = base.world_size != new_world or shards[0][0].origin_generation == NO_GENERATION
     return Restore(
         base_step=base.step,

@@ -272,7 +272,7 @@ class CloudWatch:
         self._look_closer.set()
 
     def poll_details(self) -> None:
-        """Start the next poll of groups and instances immediately, and also request the scheduled events."""
+        """Start the next poll of AWS's groups and instances immediately, and also request EC2's scheduled events."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
         self.poll_now()

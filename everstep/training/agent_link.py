@@ -154,7 +154,8 @@ class AgentLink(Protocol):
     def hold(self, message: Boundary | IdleSpans) -> None:
         """Queue a message until the next `send` or `let_go`, so that the agent wakes up only once.
 
-        Messages keep their order. A queued `Boundary` may be lost. Safe from any thread.
+        Messages keep their order. Without a connection, or while the socket accepts no bytes, a `Boundary` is dropped.
+        Safe from any thread.
         """
 
     def let_go(self) -> None:

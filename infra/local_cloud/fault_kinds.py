@@ -60,9 +60,9 @@ class SpotWarning(_OnInstance, frozen=True):
 
 
 class Rebalance(_OnInstance, frozen=True):
-    """Send a rebalance recommendation by event and metadata.
+    """Send a rebalance recommendation for an instance, by an event and in the instance's metadata.
 
-    No interruption follows.
+    No spot interruption follows.
     """
 
 

@@ -35,7 +35,7 @@ class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Lognormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
-    """A delay with a lognormal distribution, as boots have: most delays are near the median, a few are much longer."""
+    """A lognormal distribution of delays, such as boot times: most are near the median, a few are much longer."""
 
     median_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     sigma: Annotated[float, msgspec.Meta(ge=0, le=3)] = 0.5

@@ -342,7 +342,7 @@ class Lifecycle:
         self._begin(self._watch(promise, member))
 
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
-        """Start this node's ranks. A rank that was started before is not started again."""
+        """Start those ranks of this node that were not started yet in this generation."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
             await self._supervisor.start_rank(

@@ -120,7 +120,7 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """True if, at the last check, the dropped holder had stayed out of view for long enough.
+        """True if, at the last check, the dropped holder had stayed out of view for `apart_seconds`.
 
         A vote may then wait for the holder again.
         """

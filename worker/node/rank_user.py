@@ -183,8 +183,8 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # In tests, several agents share a machine. Each begins at another uid of the range, so that their jobs
-            # differ.
+            # In tests, several agents share a machine. Each agent begins at a different uid of the range, so that their
+            # jobs get different uids.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")

@@ -180,7 +180,8 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
         if full_disk_of(error) is not None:
             raise
-        # `tarfile` raises the last three exceptions if a pax header contains an invalid number or sparse-file map.
+        # `tarfile` raises ValueError, LookupError or ArithmeticError for an invalid number or sparse-file map in a
+        # header.
         raise SourceRefused(f"the source archive is damaged: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -72,7 +72,8 @@ class RankCommands:
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
         """Start a command. If the command has already finished, send its result again.
 
-        A repeated request for a running command is ignored, because the result follows.
+        A client may repeat its request with the same id, for example after a timeout. While the command still runs, a
+        repeated request has no effect.
 
         Args:
             command: the request of the control plane.

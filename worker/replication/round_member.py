@@ -133,7 +133,10 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours that have sent messages to this agent process before, but none within the deadline."""
+        """Neighbours in the tree of agents that have sent no message for `deadline_seconds`.
+
+        A neighbour counts only after its first message to this agent process.
+        """
         return self._silent
 
     async def run(

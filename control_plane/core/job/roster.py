@@ -218,7 +218,7 @@ def without_departing(view: JobView) -> JobView:
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet once all ranks have stopped. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # Nodes that the job gives up even without a replacement. Faulty nodes are among them, because they would end the
+    # The job gives up these nodes even without a replacement. They include faulty nodes, which would end the restarted
     # ranks again.
     goes = [
         *announced,

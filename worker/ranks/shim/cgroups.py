@@ -111,7 +111,7 @@ def pids(path: str) -> set[int]:
 def kill(path: str) -> None:
     """Send SIGKILL to all processes in a cgroup and return immediately.
 
-    Callers that need proof poll `pids` and repeat `kill` until `pids` is empty.
+    To make sure that all processes have ended, a caller polls `pids` and repeats `kill` until `pids` is empty.
     """
     folder = Path(path)
     try:
