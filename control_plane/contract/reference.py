@@ -26,9 +26,9 @@ def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[
 
     Args:
         document: the OpenAPI document, which assigns operations to kinds of resources.
-        model: service-2.json.
-        paginated: paginators-1.json.
-        waits: waiters-2.json.
+        model: content of service-2.json, botocore's description of the API.
+        paginated: content of paginators-1.json, botocore's list of the operations with pages.
+        waits: content of waiters-2.json, botocore's descriptions of the waiters.
 
     Returns:
         The pages by file name.

@@ -236,7 +236,7 @@ def is_stuck(
     request.
 
     Args:
-        known: all departures of the job.
+        known: all departures (planned losses of nodes) of the job.
         progress_at: Unix seconds of the last new step, or the end of a later period without a control plane.
         now: Unix seconds.
         timeouts: `blind_wait_seconds` limits the time without progress.

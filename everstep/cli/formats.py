@@ -50,7 +50,7 @@ def rendered(value: Value, output: OutputFormat, *, is_one_of_many: bool = False
     """Return a value as `json`, `yaml` or `text`.
 
     Args:
-        value: as returned by `plain`.
+        value: a value that `plain` returned.
         output: any format except `table`.
         is_one_of_many: True if the output has several documents. JSON then uses one line per document, and each YAML
             document begins with `---`.
@@ -73,7 +73,7 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
     """Yield the lines of a value in the AWS CLI's format `text`.
 
     Args:
-        value: as returned by `plain`.
+        value: a value that `plain` returned.
         name: field name that begins the lines; empty at the top level.
         fields: scalar fields of the row, in order. A list passes the fields of all its rows, so that columns align.
             None: the row's own fields.
@@ -113,7 +113,7 @@ def headings_and_cells(value: Value) -> tuple[list[str], list[list[str]]]:
     - A scalar: one cell. None: no rows.
 
     Args:
-        value: as returned by `plain`.
+        value: a value that `plain` returned.
 
     Returns:
         The headings, empty except for a list of objects, and the rows of cells.

@@ -73,7 +73,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
     The session calls this once per rank, before the ranks agree to load. The live state does not change.
 
     Args:
-        shards: access to the earlier shards.
+        shards: fetches the shards of the earlier launch through the agent.
         state: the rank's live state. The result has the same layout.
         expected: this rank, and the run and the step that the earlier shards must have.
         world_size: number of ranks of this launch.

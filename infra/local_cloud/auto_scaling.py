@@ -218,7 +218,7 @@ class AutoScaling:
         This includes instances that are protected or held by a hook.
 
         Args:
-            group: moto's group, removed from the backend.
+            group: moto's record of the group. The call removes it from moto's backend.
             force: delete the group even if it has instances.
 
         Raises:

@@ -223,7 +223,7 @@ class CheckpointUploads:
         Args:
             shard: the shard to upload; a fault of the upload names the shard's rank.
             slot: the sealed slot; pinned until the upload has ended.
-            step: content of the slot.
+            step: the step that the slot contains.
             failures: number of earlier attempts for this upload, all of which failed.
 
         Returns:

@@ -43,7 +43,7 @@ class EarlierShards:
 
         Args:
             plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
-            here: this node in the plan.
+            here: the plan's entry for this node.
             loading: its `load_earlier` loads one shard of the earlier launch into a slot of this node.
             store: this node's slots.
             contents: records which earlier shards ranks still load, so that their slots are not overwritten.

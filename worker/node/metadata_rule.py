@@ -108,7 +108,7 @@ async def keep_on(
     The agent runs this as a background task.
 
     Args:
-        user: the ranks' users.
+        user: the Linux user that ranks run as, or a range of such users.
         reported: the sentence about reachable metadata that the agent reports now; empty if it reports none.
         on_change: receives each new sentence; an empty one means that the ranks cannot reach the metadata.
         seconds: seconds between two checks.

@@ -290,7 +290,7 @@ def make_way(folder: Path, user: RankUser | None) -> None:
 
     Args:
         folder: the folder; missing parents are created.
-        user: the ranks' users.
+        user: the Linux user that ranks run as, or a range of such users.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if user is not None:

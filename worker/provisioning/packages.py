@@ -292,7 +292,7 @@ def read_requirements(order: Order) -> bytes:
     """Read a job's requirements file, and check that an installation supports its lines.
 
     Args:
-        order: the installation that names the file.
+        order: the job's request to install packages, which names the file.
 
     Returns:
         The file's content.
