@@ -183,7 +183,7 @@ class BenchJob:
         return seen
 
     def outputs(self, name: str) -> list[Any]:
-        """Return the parsed JSON output file of this name from every rank."""
+        """Read the JSON output file with this name of every rank, and return the parsed contents."""
         directory = self.bench.directory / "outputs" / self.name
         self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]

@@ -142,7 +142,7 @@ def verdict_of(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """Return a row as one line for a terminal."""
+    """Return a row of results as one line for a terminal."""
     limit = f" ({limit_of(row)})" if limit_of(row) else ""
     reason = f": {row.reason}" if row.reason else ""
     return f"{row.verdict:>12}  {row.what} {quantity(row.value, row.unit)}{_unit(row)}{limit}{reason}"

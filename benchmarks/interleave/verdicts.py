@@ -1,4 +1,4 @@
-"""Computes the verdict on each measured case. The functions are pure."""
+"""Computes the verdict on each case (a training job that the interleave benchmark measures). The functions are pure."""
 
 from __future__ import annotations
 

@@ -260,7 +260,10 @@ class CloudWatch:
         self._event_at = self._monotonic()
 
     def view_age_seconds(self) -> float:
-        """Return the age in seconds of the oldest among AWS's newest answers about each fleet; 0 without answers."""
+        """Return the age in seconds of AWS's newest answer about a fleet; 0 without answers.
+
+        Each fleet has its own newest answer. The result is about the fleet whose newest answer is the oldest.
+        """
         return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
@@ -451,7 +454,8 @@ class CloudWatch:
                 f"fleet {fleet}: the network nodes of its instances are unknown: {first_line(error)}",
             )
             return is_news
-        # Replace the mapping instead of updating it, because other threads may be reading it.
+        # Replace the mapping of failure domains instead of updating it, because other threads may be reading the old
+        # mapping.
         about.domains = {
             **about.domains,
             **{node_id: network[-1] for node_id, network in networks.items()},

@@ -130,7 +130,7 @@ class SnapshotDesk:
         self._send(node_id, request)
 
     def answered(self, node_id: NodeId, answer: Answer) -> None:
-        """Accept an agent's answer to a request for an export of a snapshot. Drop it if no caller waits for it."""
+        """Accept an agent's answer to a request about an export. Drop the answer if no caller waits for it."""
         asked = self._asked.get(answer.request_id)
         if asked is not None and asked[0] == node_id and not asked[1].done():
             asked[1].set_result(answer)

@@ -31,7 +31,7 @@ _STYLES: Final = {"Training": "green", "Recovering": "yellow", "Failed": "red", 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The step rate of one job and the start of the current measurement."""
+    """The step rate of one job, and the time and step at which the measurement of the rate began."""
 
     since: datetime
     boundary: int

@@ -26,7 +26,7 @@ MANY_FILES = 10
 
 
 class Format(StrEnum):
-    """Formats of an export."""
+    """File formats to which a checkpoint can be exported."""
 
     HF = "hf"
     DCP = "dcp"

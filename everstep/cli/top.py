@@ -96,6 +96,8 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(POLL_SECONDS)
-        while event is not None:  # Show all waiting events first, because one poll of the service suffices for them.
+        # Process all events that have already arrived before the next poll of the service, because one poll follows all
+        # of them.
+        while event is not None:
             seen = board.told(seen, event)
             event = wait(0)

@@ -126,7 +126,7 @@ class Guard:
             # forever.
             flight.settle((), error)
             if isinstance(error, Exception):
-                return  # Training continues without this snapshot, whose check failed, for example by lack of memory.
+                return  # Training continues without this snapshot: its check failed, for example for lack of memory.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

@@ -63,9 +63,9 @@ def _usual(gaps: Sequence[Interval]) -> IdleSpan:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return an estimate of the standard deviation of normal values.
+    """Return an estimate of the standard deviation of normally distributed values.
 
-    A few outliers hardly change it.
+    A few outliers hardly change the estimate.
     """
     middle = statistics.median(values)
     return _NORMAL * statistics.median(abs(value - middle) for value in values)

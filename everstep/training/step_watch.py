@@ -96,7 +96,7 @@ class StepWatch:
         _open(self)
 
     def close(self) -> None:
-        """Stop checking the updates of the session's parameters. Idempotent."""
+        """Stop checking that optimizers that update the session's parameters are registered. Idempotent."""
         _close(self)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:

@@ -130,7 +130,7 @@ def _over_limits(operation: OperationModel, parameters: Mapping[str, Any]) -> It
 
 
 def _wrong_values(shape: Shape, value: Any, where: str) -> Iterator[Violation]:
-    """Yield a violation for each text in a call's parameters that is none of the values that AWS documents for it."""
+    """Yield a violation for each text in a call's parameters that AWS does not document as a value of its parameter."""
     if shape.type_name == "structure" and isinstance(value, Mapping):
         for name, member in shape.members.items():
             if name in value:

@@ -74,12 +74,12 @@ class Owner:
 
 
 def stamp(at: datetime) -> str:
-    """Return a time in the format of events and of the metadata service."""
+    """Return a time as text, in the format that AWS uses in events and in the metadata service."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def state_change(owner: Owner, instance_id: str, state: str) -> Event:
-    """Return the event of an instance's new state."""
+    """Return the event that AWS sends when an instance has entered the state `state`."""
     return _ec2(
         owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state}
     )

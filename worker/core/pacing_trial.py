@@ -78,7 +78,7 @@ class Tries:
 
     @property
     def error(self) -> float:
-        """Standard error of the estimated seconds per captured step (`kept_seconds`)."""
+        """Standard error of the estimate `kept_seconds` (training seconds per captured step)."""
         mean, count = statistics.fmean(self.lost), len(self.lost)
         lost_error = math.sqrt(sum((each - mean) ** 2 for each in self.lost)) / count
         return math.hypot(median_error(self.seconds) * (1 + mean), statistics.median(self.seconds) * lost_error)

@@ -689,7 +689,8 @@ class Coordinator:
     def _closing(self) -> Coordinator:
         """Propose the final step when all ranks wait after the same step, and end the rounds after its commit.
 
-        If the ranks wait after different steps, no common final step exists, and the rounds finish without one.
+        If the ranks wait after different steps, no common final step exists, and the rounds finish without a final
+        step.
         """
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self

@@ -18,7 +18,7 @@ class ReportedFaults:
 
     @property
     def present(self) -> tuple[NodeFault, ...]:
-        """The present faults of the generation on this node, oldest first."""
+        """The faults that this node now reports about the generation, oldest first."""
         return tuple(self._faults.values())
 
     def report(

@@ -174,7 +174,7 @@ class _Buffers:
         self._chunk_bytes = chunk_bytes(payload_bytes)
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes from `start` to `end` of the payload. They are within one chunk."""
+        """Return the bytes from `start` to `end` of the payload. The range lies within one chunk."""
         assert end is not None, "chunks are sent one at a time"
         chunk, offset = divmod(start, self._chunk_bytes)
         return self.chunks[chunk][offset : offset + end - start]

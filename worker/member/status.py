@@ -82,7 +82,7 @@ class MemberStatus:
         return tuple(statuses)
 
     def target(self) -> Step:
-        """Return the number of the training's last step, as the script has announced it; 0 before that."""
+        """Return the number of the training's last step, as the script announced it; 0 without an announcement."""
         return Step(max((shard.page.rank().target for shard in self._shards.values()), default=0))
 
     def begin_clocks(self) -> None:

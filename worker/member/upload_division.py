@@ -189,7 +189,9 @@ class UploadDivision:
         """
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
-        if gathering is None:  # This node deleted the step's lists, and keeps those of the `KEPT_STEPS` newest steps.
+        # This node deleted the ranks' lists of tensors for this step. It keeps only the lists of the `KEPT_STEPS`
+        # newest steps.
+        if gathering is None:
             return None
         await gathering.settled.wait()
         return gathering.divisions.get(rank) if gathering.hashes.get(rank) == hash(items) else None

@@ -165,7 +165,10 @@ async def _receive(
 
 
 class Rebuilding:
-    """Combines chunks of other ranks of the stripe in the slot of the rebuilt shard. Receiving threads call `take`."""
+    """Combines chunks of the stripe's other ranks by XOR in the slot of the rebuilt shard.
+
+    Receiving threads call `take`.
+    """
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.

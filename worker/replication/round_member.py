@@ -158,7 +158,8 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # If this node never had a connection to an ancestor in the tree of agents, the time without one starts now.
+        # If this node never had a connection to an ancestor in the tree of agents, the time without a connection starts
+        # now.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:

@@ -27,7 +27,7 @@ class RankPage:
     """The page that one rank shares with the agent. The generation's `Member` object creates and closes it."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
-        """Open or create the shared page at `path`. Clear a page of another generation."""
+        """Open or create the shared page at `path`. Clear its content if it belongs to another generation."""
         self.path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

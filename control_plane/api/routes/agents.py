@@ -322,7 +322,7 @@ async def _send(websocket: WebSocket, data: bytes) -> None:
 
 async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
     if websocket.application_state is WebSocketState.CONNECTED and websocket.client_state is WebSocketState.CONNECTED:
-        # The agent may have closed the connection first, as after a standstill of this server.
+        # The agent may have closed the connection first, for example because this server did not run for some time.
         with suppress(WebSocketDisconnect):
             await websocket.close(refusal.code, refusal.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
 

@@ -254,7 +254,7 @@ class CreateFleetResponse(Shape):
 
 
 class ListFleetsResponse(Shape):
-    """A page of fleets, by name."""
+    """A page of fleets, sorted by name."""
 
     fleets: list[Fleet]
     next_token: str | None = None

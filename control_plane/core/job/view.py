@@ -199,7 +199,7 @@ def with_record(view: JobView, **changes: object) -> JobView:
 
 
 def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
-    """Return whether a member's agent is connected and reports one of these phases."""
+    """Return whether a member's agent is connected and reports one of the phases in `phases`."""
     return node_id in view.reports and view.reports[node_id].phase in phases and view.nodes[node_id].is_connected
 
 

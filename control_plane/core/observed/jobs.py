@@ -140,7 +140,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """A node that the job will not use again. The fleet loop removes the node from the job and applies the remedy."""
+    """A node that the job will not use again.
+
+    The fleet loop removes the node from the job and applies the remedy, for example a reboot or a termination.
+    """
 
     node_id: NodeId
     evidence: str
@@ -224,7 +227,7 @@ class Departure:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the node's agent reports this fault of its node now."""
+        """Whether the job gives up the node because the node's agent reports a fault of the node now."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
 
 
