@@ -640,7 +640,7 @@ class _Table:
         return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
 
     def give_up_joining(self) -> None:
-        """Terminate one instance whose agent did not connect in time. Its group launches another one.
+        """Terminate one instance whose agent did not connect in time. Its group then launches another instance.
 
         The time limit doubles for each such instance in a row. If all instances fail to join, for example because of
         their user data, more instances do not help, and only a person can repair the cause. Periods in which no agent

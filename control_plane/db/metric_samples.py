@@ -51,8 +51,8 @@ class _Chunk:
     def last_step(self) -> int:
         """Last step of the last point.
 
-        `packed` stores the points column by column. If each point covers one step and the metric is not of nodes, the
-        chunk has one column of steps. Otherwise it has two: each point's first step, then each point's last step.
+        `packed` stores the points column by column. If each point covers one step and summarizes no values of several
+        nodes, the chunk has one column of steps. Otherwise it has two: first steps, then last steps.
         """
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])

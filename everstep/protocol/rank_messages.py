@@ -384,8 +384,8 @@ class Welcome(Message, frozen=True):
     """The agent's report that every node has verified the shards that its ranks restore.
 
     The rank may then restore. The message contains the paths of the slot to restore from and of the shared page.
-    Exception: with `relayout`, no shard is verified yet, and the agent verifies each earlier shard when a rank requests
-    it.
+    Exception: with `relayout` (another number of ranks), no shard is verified yet. The agent then verifies each shard
+    of the earlier launch when a rank requests the shard.
     """
 
     generation: Generation

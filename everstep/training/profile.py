@@ -194,7 +194,7 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 
 
 def is_network(name: str, *, is_device: bool) -> bool:
-    """Return whether a range is a use of the network.
+    """Return whether a range (a time span that the profiler recorded) is a use of the network.
 
     A range of gloo lasts as long as its collective. A range of NCCL on the CPU already ends at the kernel launch, so
     only NCCL's kernels on the device count as network use.

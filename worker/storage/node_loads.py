@@ -171,7 +171,7 @@ class NodeLoad:
 
         Returns:
             The S3 objects whose tensors were copied. The caller reads each other object from S3: the earlier load of
-            this object failed, its slot was overwritten, or the object's tensors have other sizes in the other shard.
+            the object failed, that load's slot was overwritten, or the object's tensors have other sizes in its shard.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():
