@@ -349,7 +349,7 @@ class AutoScaling:
         """Return the Auto Scaling group's scaling activities, newest first."""
         return self._record(group).activities
 
-    # The methods below advance groups and members over time.
+    # The methods below advance the Auto Scaling groups and their members over time.
 
     def reconcile(self) -> None:
         """Advance every member of every group by one lifecycle state.

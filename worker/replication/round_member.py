@@ -249,7 +249,7 @@ class RoundMember:
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
 
-    # The methods below pass reports from this node's children in the tree of agents to its parent.
+    # The methods below pass reports of this node's children in the tree of agents on to its parent in the tree.
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)

@@ -266,7 +266,7 @@ def _cut(line: socket.socket) -> None:
         return
 
 
-# The classes and functions below send chunks.
+# The classes and functions below send chunks of shards over streams.
 
 
 class ChunkQueue:

@@ -408,7 +408,7 @@ class OwnedShard:
     def _unix(self, at_seconds: float) -> float:
         return self._now() - (monotonic() - at_seconds)
 
-    # The methods below handle events of the rank.
+    # The methods below handle events of the rank that owns the shard.
 
     def capture(self, step: Step) -> None:
         """Record that the rank has begun to copy its state at `step` into the granted slot."""
