@@ -102,7 +102,7 @@ class Executor:
 
     Calls to AWS and S3 run in threads, so the loops do not wait for these calls. `secret` is the server secret from
     which `generation_key` derives keys. `bucket` stores the logs of nodes that a fault keeps out of use. The executor
-    calls `renewed` in threads before it writes: it returns the job's or fleet's lease with its newest end.
+    calls `renewed` in threads before it writes. `renewed` returns a job's or fleet's lease as it was last renewed.
     """
 
     def __init__(

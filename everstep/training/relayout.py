@@ -46,9 +46,9 @@ ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
     """Return the order in which a rank maps earlier shards, the shards of the launch that saved the step.
 
-    The first shard is the one from which the rank loads its values. The shards in this node's memory follow, because
-    they need no transfer. All other shards follow in the order of their distance from the rank's own position, because
-    frameworks divide tensors in the order of ranks.
+    The first shard is the one from which the rank loads its non-tensor values. The shards in this node's memory follow,
+    because they need no transfer. All other shards follow in the order of their distance from the rank's own position,
+    because frameworks divide tensors in the order of ranks.
 
     Args:
         earlier_size: number of earlier ranks.
@@ -83,7 +83,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 
     Raises:
         RestoreMismatch: a shard cannot be loaded or read.
-        CannotRelayout: the state cannot be mapped. The error names the tensor or object.
+        CannotRelayout: the state cannot be converted to this rank's layout. The error names the tensor or object.
         AgentUnreachable: the connection to the agent was lost for too long.
     """
     earlier = EarlierTensors()

@@ -151,8 +151,8 @@ class BaseLoading:
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        An earlier rank is a rank of the launch that saved the step with another number of ranks. `EarlierShards` calls
-        this method once per shard. The load tries a source on this node first.
+        An earlier rank is a rank of the launch that saved the step. That launch had a different number of ranks.
+        `EarlierShards` calls this method once per shard. The load tries a source on this node first.
 
         Args:
             rank: the earlier rank that owns the shard.

@@ -318,8 +318,8 @@ class SlotStore:
             rank: the rank that owns the shard.
             content: the content that will be written.
             keep: contents of this shard that must not be overwritten.
-            capacity_bytes: maximum size of the payload. A smaller slot is created again.
-            layout_hash: the owner's layout, 16 bytes.
+            capacity_bytes: maximum size of the payload. A smaller slot is replaced by a slot of this size.
+            layout_hash: hash of the owner's layout, 16 bytes.
             slot_count: maximum slots of this shard on this node.
             free: function that returns the index of the slot to overwrite, given all slots and `keep`.
 

@@ -140,10 +140,11 @@ class Adapter(Protocol):
         """
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
-        """Return the tensors that `load` will read if another number of ranks (the earlier ranks) made the snapshot.
+        """Return the tensors that `load` will read if a launch with a different number of ranks made the snapshot.
 
-        The rank maps the earlier ranks' shards into its memory one by one, and calls this after each shard. Boxes are
-        rectangular pieces of whole tensors. The boxes of parameters are the same in every call.
+        The ranks of that launch are the earlier ranks. This rank maps their shards into its memory one by one, and
+        calls this after each shard. Boxes are rectangular pieces of whole tensors. The boxes of parameters are the
+        same in every call.
 
         Args:
             earlier: the shards of earlier ranks that this rank has mapped so far.
