@@ -177,7 +177,7 @@ class GroupState:
     """AWS's reasons by suspended process. Processes without a reason are missing."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Return whether AWS itself suspended a process (an administrative suspension).
+        """Return whether AWS itself suspended a process of the Auto Scaling group (an administrative suspension).
 
         If AWS gives no reason, this method assumes that a person suspended the process.
         """

@@ -139,9 +139,9 @@ def _is_impaired(verdict: Verdict) -> bool:
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
-    """Return the nodes that the fleet has assigned to the job and the running plan does not use.
+    """Return the nodes that the fleet has assigned to the job and that the running plan does not use.
 
-    The order is that of the assignments.
+    The nodes are in the order of their assignment.
     """
     members = {node.node_id for node in plan.nodes}
     return [node_id for node_id in assigned if node_id not in members]

@@ -72,7 +72,7 @@ class Contributions:
         return member.stripe.others(rank) - {member.holder}
 
     def inventory(self, rank: Rank) -> tuple[tuple[Generation, Step, bytes], ...]:
-        """Return the shards of `rank` that sealed shares of this node contain, for a `HolderInventory`."""
+        """Return the shards of `rank` whose parts this node's sealed shares contain, for a `HolderInventory`."""
         return tuple((content.origin, content.step, digest) for content, digest in self.shares.inventory(rank))
 
     def connect(self, rank: Rank) -> None:

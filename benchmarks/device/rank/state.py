@@ -149,7 +149,7 @@ class Slot:
             file.write(pack_header(header))
 
     def is_equal(self) -> bool:
-        """Return True if the file has the same bytes as the live state.
+        """Return True if the slot file has the same bytes as the live state.
 
         The comparison uses a separate mapping of the file and not the copier.
         """
