@@ -115,7 +115,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 class Relaid:
     """A saved step, converted to this rank's layout and checked, but not loaded yet.
 
-    A launch with a different number of ranks than this launch saved the step.
+    The launch that saved the step had more or fewer ranks, or another kind of training.
 
     Implements `restore.Restorable`.
     """

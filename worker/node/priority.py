@@ -37,8 +37,8 @@ def work_at(niceness: int) -> None:
 
     If the thread belongs to a pool, its later work has this niceness, too.
     """
-    with contextlib.suppress(PermissionError):  # Raising the priority needs a privilege.
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # On Linux, 0 means the calling thread only.
+    with contextlib.suppress(PermissionError):  # Only a privileged process may raise a priority.
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # On Linux, the id 0 names the calling thread only.
 
 
 def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> None:
