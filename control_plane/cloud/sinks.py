@@ -53,7 +53,7 @@ class Entry:
 
 
 class EventSink(Protocol):
-    """A receiver of events outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
+    """Sends events to a receiver outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
 
     def put(self, entries: Sequence[Entry]) -> CloudError | None:
         """Send entries of different jobs.
@@ -189,7 +189,7 @@ def detail_of(fields: dict[str, Any]) -> str:
 
 
 class LogSink(Protocol):
-    """A receiver of log lines outside Everstep: a CloudWatch log group. Synchronous. Raises only `CloudError`."""
+    """Sends log lines to a receiver outside Everstep: a CloudWatch log group. Synchronous. Raises only `CloudError`."""
 
     def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
         """Append lines to a stream. The sink creates a missing stream.

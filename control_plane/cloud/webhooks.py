@@ -1,10 +1,10 @@
 """Sends events to webhooks: HTTPS receivers outside AWS.
 
 Each attempt resolves the receiver's name once, checks all addresses, and connects to a checked address. A receiver
-whose name changes its address between check and connection (DNS rebinding) therefore cannot redirect the sink to
-another machine. The sink follows no redirect.
+whose name changes its address between check and connection (DNS rebinding) therefore cannot redirect the sender
+(`WebhookSink`) to another machine. The sender follows no HTTP redirect.
 
-Invariant: the sink connects only to addresses that `core.webhooks` allows. TLS verifies the receiver's name.
+Invariant: the sender connects only to addresses that `core.webhooks` allows. TLS verifies the receiver's name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resolved(host: str, port: int) -> Sequence[str]:
 
 
 class WebhookSink:
-    """`EventSink` over one webhook.
+    """Sends events to the receiver of one webhook. Implements `EventSink`.
 
     Args:
         target: the receiver, which `core.webhooks.target_of` has checked against the allowed hosts.
@@ -91,7 +91,10 @@ class WebhookSink:
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one IP address that the sink has checked. It does not resolve the receiver's name again."""
+    """Connection to one IP address of a webhook's receiver, which `WebhookSink` (the sender) has checked.
+
+    The connection does not resolve the receiver's name again.
+    """
 
     def __init__(self, target: Target, address: str, context: ssl.SSLContext) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
@@ -100,7 +103,7 @@ class _Pinned(http.client.HTTPConnection):
         self._context = context if target.is_secure else None
 
     def connect(self) -> None:
-        """Connect to the receiver's IP address, which the webhook's sink has checked. `request` calls this method."""
+        """Connect to the receiver's IP address, which `WebhookSink` has checked. `request` calls this method."""
         self.sock = create_connection((self._address, self.port), TIMEOUT_SECONDS)
         if self._context is not None:
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)

@@ -1,10 +1,11 @@
-"""Rearranges placement groups so that each shard has copies in two failure domains, with few changes.
+"""Rearranges a job's placement groups so that each shard has copies in two failure domains, with few changes.
 
-In a group of `copies` nodes, each node holds the shards of all members. The last group may be a ring, in which each
-member holds its own shard and the shards of its `copies - 1` predecessors. A shard is exposed if all its holders share
-one domain, because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange
-lowers the number of exposed shards. Among equally good exchanges, the solver prefers the exchange that changes the
-fewest shards.
+A placement group is a set of nodes that hold each other's shards. It is not an EC2 placement group. In a group of
+`copies` nodes, each node holds the shards of all members. If the last group has more nodes, it is a ring: each member
+holds its own shard and the shards of its `copies - 1` predecessors. A shard is exposed if all its holders share one
+domain, because the loss of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers
+the number of exposed shards. Among equally good exchanges, the solver prefers the exchange that changes the fewest
+shards.
 
 Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
 shards.
@@ -20,9 +21,9 @@ from typing import TypeVar
 
 Member = TypeVar("Member")
 Group = tuple[int, ...]
-"""GROUP_RANKs of a group's members.
+"""GROUP_RANKs of a placement group's members, which hold each other's shards.
 
-In a ring, each member and its successors hold the member's shard.
+In a ring (a group of more than `copies` nodes), each member and its successors hold the member's shard.
 """
 Option = dict[int, tuple[int, ...]]
 """A possible exchange: the new members of each changed group, by the group's index."""
@@ -33,14 +34,16 @@ A shard is exposed if all its holders are in one failure domain. It is changed i
 placement.
 """
 PARTNERS = 16
-"""Number of groups with which the solver tries to exchange members of the ring (the last group, if it is larger).
+"""Number of groups with which the solver tries to exchange members of the ring.
+
+The ring is the last group, if that group has more than `copies` nodes.
 
 The solver tries the most suitable groups first. Exchanges with further groups would not change fewer shards.
 """
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
-    """Return the nodes that hold the shard of the node at `position` of a group; this node itself is the first."""
+    """Return the nodes that hold the shard of the node at `position` of a placement group; this node is the first."""
     return tuple(group[(position + j) % len(group)] for j in range(copies))
 
 
@@ -50,8 +53,8 @@ def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tu
     `placement.plan` calls this function once per generation. Deterministic.
 
     Args:
-        groups: every GROUP_RANK once. All groups have `copies` members, except that the last may have up to `2 * copies
-            - 1`.
+        groups: placement groups (nodes that hold each other's shards), with every GROUP_RANK once. All groups have
+            `copies` members, except that the last may have up to `2 * copies - 1`.
         copies: m, at least 1.
         domains: the failure domain of each node, by GROUP_RANK.
 
@@ -123,7 +126,10 @@ class _Search:
 
     @property
     def ring(self) -> int | None:
-        """The index of the last placement group if it has more than `copies` nodes (a ring), else None."""
+        """Index of the last group if it is a ring: more than `copies` nodes, each with shards of its predecessors.
+
+        None if all groups have `copies` nodes.
+        """
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:

@@ -109,7 +109,7 @@ class Leaser:
         return moved_at is not None and self._monotonic() - moved_at < self._ttl_seconds
 
     def renew(self, session: Session, lease: Lease) -> Lease:
-        """Renew a lease while the server works on the row for a long time.
+        """Renew a lease while this server works for a long time on the job, fleet or export that the lease protects.
 
         Return the lease with its new counter. The caller must use this lease from now on. Raises StaleLease if another
         control-plane server has taken the lease over.

@@ -1,4 +1,6 @@
-"""Forwards requests of API clients that export snapshots from the nodes' memory to agents, and returns the answers.
+"""Forwards API clients' requests about exports to the nodes' agents, and returns the agents' answers to the clients.
+
+An export is a client's read of snapshots from the nodes' memory.
 
     hold, read         ──▶ HoldSnapshot, ReadSnapshot ──▶ agent
                        ◀── SnapshotHeld, SnapshotBytes ──  answered(node, answer)

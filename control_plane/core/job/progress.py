@@ -16,7 +16,7 @@ from everstep.protocol.ids import Step
 
 
 def with_progress(view: JobView) -> JobView:
-    """Return the job's input (`JobView`) with the reported progress in its record, and the open incident updated."""
+    """Return a copy of `view` in which the job's record has the reported progress, and its open incident is updated."""
     record, plan = view.record, view.plan
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
