@@ -3,7 +3,8 @@
     Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
     Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
 
-Invariant: until the release, the node reports the run, so that the control plane assigns no other job to the node.
+Invariant: until the release, the node reports the run. The control plane assigns no job to a node whose newest report
+names a run. A Prepare of another run can still arrive, if that report is older than the node's promise for this run.
 After a release, no file, process or promise of the run remains on this node.
 """
 
@@ -89,8 +90,9 @@ class Departure:
 
         Args:
             run: the run that no longer needs this node. The call does nothing if the node works for another run.
-            then: called after the wait for uploads, with the record that binds the node to the run. The agent first
-                executes the control plane's commands that arrived during the wait, and then calls `finish`.
+            then: called after the wait for uploads, with the node's `Membership` from before the wait. The agent first
+                executes the control plane's commands that arrived during the wait, and then passes the membership to
+                `finish`. If the node has no uploads to wait for, `begin` removes the run without this call.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return

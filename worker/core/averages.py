@@ -39,8 +39,9 @@ def trimmed_mean(values: Sequence[float]) -> float:
 def trimmed_error(values: Sequence[float]) -> float:
     """Estimate the standard error of the trimmed mean of `values` (`trimmed_mean`).
 
-    The estimate is the standard deviation of the winsorized values: the nearest remaining value replaces each ignored
-    value. The estimate has the unit of the values, and is 0 for a single value. `values` must not be empty.
+    The estimate is s · √n / h. h is the number of values that the trimmed mean does not ignore. s is the standard
+    deviation of the n winsorized values, in which the nearest remaining value replaces each ignored value. The estimate
+    has the unit of the values, and is 0 if only one value remains. `values` must not be empty.
 
     Source: Tukey and McLaughlin 1963, https://www.jstor.org/stable/25049278.
     """

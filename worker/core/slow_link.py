@@ -45,7 +45,7 @@ the link has recovered, a limit would also delay the transfer.
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """State of the network link to one holder: fast, or slow with a limit. A sender has one object per holder."""
+    """State of the link to one holder: fast or slow, and the limit for snapshots on a slow link. One per sender."""
 
     carries: float = 0.0
     """Rate of the slow link in bytes per second, as last measured; 0 while the link does not count as slow."""

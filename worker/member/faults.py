@@ -38,7 +38,8 @@ class ReportedFaults:
             is_permanent: True if a retry would have the same result.
             subject: the object with the fault. Only the newest fault per code and subject is reported, until `withdraw`
                 removes it. Without a subject, the fault stays reported.
-            shard: the rank of the launch that made the shard which cannot be loaded; None for other faults.
+            shard: rank whose shard this node cannot load, in the numbering of the earlier launch that made the shard.
+                None for other faults.
         """
         self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
             code=code, message=message, is_permanent=is_permanent, shard=shard

@@ -106,15 +106,16 @@ class Contributions:
             receiver: receiver of these streams.
             begin: the member's announcement of its shard, not checked yet.
             next_message: returns the member's next message about this shard.
-            on_emptied: receives the members that must contribute again, because the share was emptied. The callback
-                ends their sessions, so that they no longer count this node's earlier acknowledgements.
+            on_emptied: receives the other members if this node has to empty the share and build it again, so that they
+                must contribute again. The callback ends their sessions, so that they no longer count this node's
+                earlier acknowledgements.
 
         Returns:
             The digest of the member's shard.
 
         Raises:
-            ShardRejected: the share was abandoned, the shard is too large, or this node must keep every slot; the
-                session can continue.
+            ShardRejected: the share was abandoned, the shard is too large, or every slot of the share contains a newer
+                step or a step that this node must not overwrite; the session can continue.
             NoRoom: this node lacks memory for the share; the session can continue.
             PeerLost: the connection broke.
             MalformedMessage: the member's messages contradict each other; the connection must be closed.

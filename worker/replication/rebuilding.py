@@ -197,9 +197,9 @@ class Rebuilding:
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk of another rank of the stripe with the bytes of the lost shard.
+        """Combine a verified chunk of another rank's shard or share by XOR with one chunk of the lost shard.
 
-        Thread-safe; the caller passes each chunk once.
+        `Missing.chunk_of` selects the chunk of the lost shard. Thread-safe; the caller passes each chunk once.
         """
         lost = self._missing.chunk_of(rank, chunk, is_share=owner != rank)
         begin, end = self._missing.range_of(lost)

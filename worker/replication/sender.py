@@ -470,7 +470,7 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Check the holder's silence (`check_holder`) at regular intervals, until cancelled."""
+        """Call `check_holder` at regular intervals, until cancelled. It drops the holder after too long a silence."""
         while True:
             await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())

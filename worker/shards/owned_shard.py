@@ -617,5 +617,5 @@ class OwnedShard:
 
 
 def rounds_of(shards: Mapping[Rank, OwnedShard]) -> tuple[RankRound, ...]:
-    """Return the reports of the given shards for the coordinator, in the given order."""
+    """Return the state of each shard's rank, which this node reports to the coordinator, in the order of `shards`."""
     return tuple(shard.round() for shard in shards.values())

@@ -184,7 +184,10 @@ class Shares:
         )
 
     def has(self, content: Content, contribution: Contribution) -> bool:
-        """Return whether a sealed parity share of this step contains this shard, whose rank then need not send it."""
+        """Return whether the XOR in a sealed parity share of this node includes this shard at this step.
+
+        The shard's rank then need not send the shard to this node.
+        """
         member = self.memberships[contribution.rank]
         slot = self._store.sealed(share_owner(member.holder), content)
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
