@@ -113,7 +113,7 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
         url = checked_endpoint(configuration.endpoint_url)
         answer: Json = {"endpoint": _endpoint(configuration), "type": "endpoint"}
         # botocore's endpoint rules, which this function builds, select a profile by its endpoint only. If profiles with
-        # different tokens have the same endpoint, they return an error instead of a token of the wrong profile.
+        # different tokens have the same endpoint, the rules return an error instead of a token of the wrong profile.
         if len(tokens[url]) > 1:
             answer = {
                 "error": (

@@ -33,7 +33,7 @@ PEER_TOLERANCE_RATIO = 0.25
 `peer_figure` first scales the range to the speed of this machine.
 """
 KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
-"""Floors in ms per GiB on the machine where `KNOWN` was measured.
+"""Floors (bounds that no system can beat) in ms per GiB, on the machine where `KNOWN` was measured.
 
 The machine ran torch 2.13.0 and two ranks on 2 cores, with one loopback.
 """
@@ -318,10 +318,11 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 
 
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
-    """Return how much a metric's floors (bounds that no system can beat) changed in the run; None without floors.
+    """Return how much a metric's floors (bounds that no system can beat) differ between launches of one system.
 
-    The function computes the relative change of each floor in `Goal.watched`, and of the sum of the floors from which
-    the limit is computed. The result is the largest of these changes.
+    The benchmark measures the floors before and after every launch. The function computes the relative difference
+    between the lowest and the highest launch: for each floor in `Goal.watched`, and for the sum of the floors in
+    `Goal.floors`. The result is the largest of these differences, or None if the metric has no floors.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

@@ -176,13 +176,19 @@ def _divided(run: Run) -> list[Row]:
 
 
 def _uploads_by(run: Run) -> dict[int, list[float]]:
-    """Return the durations in seconds of uploads of one shard by several nodes, by number of these nodes (writers)."""
+    """Return the durations of shared uploads in seconds, by the number of nodes that share an upload (writers).
+
+    In a shared upload, all writers upload different parts of the same shard to S3 at the same time.
+    """
     found = {count: [each.seconds for each in run.shared if each.writers == count] for count in WRITERS}
     return {count: times for count, times in found.items() if times}
 
 
 def _loads_by(run: Run) -> dict[int, list[float]]:
-    """Return the durations in seconds of loads of one shard by several nodes, by number of these nodes (readers)."""
+    """Return the durations of shared loads in seconds, by the number of nodes that share a load (readers).
+
+    In a shared load, all readers read different parts of the same shard from S3 at the same time.
+    """
     found = {count: [each.seconds for each in run.restores if each.readers == count] for count in READERS}
     return {count: times for count, times in found.items() if times}
 

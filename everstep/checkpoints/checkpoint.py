@@ -251,7 +251,10 @@ def _run_elements(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[int]:
-    """Yield the first element, in the whole tensor, of each contiguous part of a box (a rectangular piece)."""
+    """Yield the index of the first element of each part of a box that is contiguous in the whole tensor.
+
+    A box is a rectangular piece of the tensor. An index counts the tensor's elements in row-major order.
+    """
     inner = len(shape)
     while inner and box.sizes[inner - 1] == shape[inner - 1]:
         inner -= 1

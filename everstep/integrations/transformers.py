@@ -86,7 +86,7 @@ def session_of(trainer: Trainer) -> TrainingSession:
         trainer: an attached trainer whose training has begun.
 
     Returns:
-        The session, until the end of the process.
+        The trainer's session. Every later call for this trainer returns the same session.
 
     Raises:
         SessionMisuse: the trainer is not attached, or its training has not begun.

@@ -860,10 +860,10 @@ class CommandEnded(Message, frozen=True):
 class HoldSnapshot(Message, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
-    The agent answers with `SnapshotHeld`. While it keeps the slots, the node has a *hold*. The agent ends the hold
-    `HOLD_SECONDS` after the last request with this `hold_id`. A node has at most one hold. A repeated request for the
-    newest step returns the step that the hold keeps, and a request for another step replaces that step. An ended hold
-    never begins again.
+    The agent answers with `SnapshotHeld`. While it protects the step's slots from being overwritten, the node has a
+    *hold*. The agent ends the hold `HOLD_SECONDS` after the last request with this `hold_id`. A node has at most one
+    hold. With a hold, a request for the newest step (-1) returns the hold's step, even if a newer step is committed. A
+    request for another step replaces the hold's step. The agent refuses requests with the `hold_id` of an ended hold.
     """
 
     run: RunId
@@ -873,7 +873,7 @@ class HoldSnapshot(Message, frozen=True):
     step: Step
     """The step to keep; -1 for the newest step whose commit this node has received."""
     is_renewal: bool = False
-    """True if the request only renews a hold. A node that has no such hold then refuses the request."""
+    """True if the request only prolongs a hold. A node without a hold of this `hold_id` then refuses the request."""
 
 
 class HeldShard(Message, frozen=True):

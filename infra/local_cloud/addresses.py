@@ -38,7 +38,8 @@ class AddressPool:
             A dotted address in 127.0.0.0/8.
 
         Raises:
-            StartFailed: no block is free, or the kernel refused the claim.
+            StartFailed: all /24 address blocks that the pool tried are claimed already, or the kernel refused the claim
+                of a block.
         """
         return next(self._addresses)
 

@@ -361,10 +361,11 @@ class PlainAdapter:
         return layout.entries
 
     def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
-        """Return whether the copier may copy the parameter in the background, while the next step runs.
+        """Return whether the copier may copy the parameter in the background after an optimizer step.
 
-        An optimizer's parameters change only in its step, and frozen parameters never change. A trainable parameter
-        without an optimizer may change at any time.
+        An optimizer's parameters change only in `optimizer.step()`, and the guard delays this call until the copy has
+        ended. Frozen parameters never change. For a trainable parameter without an optimizer, the result is False,
+        because the parameter may change at any time.
         """
         return id(parameter) in self._owner or not parameter.requires_grad
 
