@@ -707,7 +707,7 @@ class ListEventsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
-    """A page of fleets, by name."""
+    """A page of fleets, sorted by name."""
     Fleets: list[Fleet]
     NextToken: NotRequired[str]
 
@@ -739,7 +739,7 @@ class ListProjectQuotasResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListSimilarIncidentsResponse(TypedDict):
-    """Incidents of the same cause and project as a given one."""
+    """Incidents with the same cause and in the same project as the requested incident."""
     Incidents: list[SimilarIncident]
     """The most similar incident first: incidents that share the instance, then the instance type, then the fleet. Among equally similar incidents, the newest is first."""
 
@@ -973,7 +973,7 @@ class ReadinessResponse(TypedDict):
     Version: str
 
 class RecoveryOdds(TypedDict):
-    """Probability that the job's memory survives the simultaneous loss of nodes."""
+    """Probability that every shard of the job survives in memory when several nodes are lost at the same time."""
     LostNodes: int
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
@@ -1092,7 +1092,7 @@ class SecondaryStatusTransition(TypedDict):
     StatusMessage: str
 
 class ServiceCondition(TypedDict):
-    """A problem of the service that needs a person."""
+    """A problem of the service that a person must resolve."""
     Type: Literal["disk_full"]
     Message: str
     """A sentence about the problem and its location, with the measured values."""
@@ -1554,7 +1554,7 @@ class EverstepClient(Protocol):
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
+        """Request a checkpoint in S3 of a running job's newest committed step, or of the next step that it commits. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:
@@ -1602,7 +1602,7 @@ class EverstepClient(Protocol):
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Return the caller's token: its role, project and expiry."""
     def get_health(self) -> HealthResponse:
-        """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it still answers requests."""
+        """Return the server's version and the problems that a person must resolve. A degraded server also returns status 200, because it still answers requests."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
@@ -1614,7 +1614,7 @@ class EverstepClient(Protocol):
     def get_report(self, *, StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., Period: Literal["Hour", "Day", "Week"] = ..., Project: str = ..., FleetName: str = ..., MaxJobs: int = ...) -> Report:
         """Report time, cost and incidents of jobs and fleets over a time range, and their trend. A token of one project sees only that project's jobs and fleets. Raises ValidationException if EndTime is not after StartTime, or if the range has too many buckets, jobs or incidents for one report."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Return control of a job to Everstep. Repeated calls change nothing."""
+        """End a person's takeover of a job, so that Everstep controls the job again. Repeated calls change nothing."""
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ..., ClientRequestToken: str = ...) -> HoldSnapshotResponse:
@@ -1662,7 +1662,7 @@ class EverstepClient(Protocol):
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
     def read_snapshot(self, *, TrainingJobName: str, SnapshotId: str, Rank: int, Begin: int, End: int) -> ReadSnapshotResponse:
-        """Read the bytes from Begin to End, exclusive, of a held shard. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
+        """Read the bytes from Begin to End, exclusive, of a shard that its node keeps since HoldSnapshot. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:

@@ -1119,7 +1119,7 @@ export interface ListFleetsRequest {
   NextToken?: string
 }
 
-/** A page of fleets, by name. */
+/** A page of fleets, sorted by name. */
 export interface ListFleetsResponse {
   Fleets: Fleet[]
   NextToken?: string
@@ -1202,7 +1202,7 @@ export interface ListSimilarIncidentsRequest {
   MaxResults?: number
 }
 
-/** Incidents of the same cause and project as a given one. */
+/** Incidents with the same cause and in the same project as the requested incident. */
 export interface ListSimilarIncidentsResponse {
   /** The most similar incident first: incidents that share the instance, then the instance type, then the fleet. Among equally similar incidents, the newest is first. */
   Incidents: SimilarIncident[]
@@ -1571,7 +1571,7 @@ export interface RebootNodeRequest {
   Reason?: string
 }
 
-/** Probability that the job's memory survives the simultaneous loss of nodes. */
+/** Probability that every shard of the job survives in memory when several nodes are lost at the same time. */
 export interface RecoveryOdds {
   LostNodes: number
   /** Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely. */
@@ -1736,7 +1736,7 @@ export interface SecondaryStatusTransition {
   StatusMessage: string
 }
 
-/** A problem of the service that needs a person. */
+/** A problem of the service that a person must resolve. */
 export interface ServiceCondition {
   Type: 'disk_full'
   /** A sentence about the problem and its location, with the measured values. */
