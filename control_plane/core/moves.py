@@ -109,10 +109,13 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Return the departure (the plan to give up a member at an agreed stop) of a member that trains with a fault.
+    """Plan to give up, at an agreed stop, a member that trains with a fault.
 
     Args:
         verdict: the result of checking this member; contains the fault's evidence, cause and remedy.
+
+    Returns:
+        The plan, with the verdict's evidence, cause and remedy.
     """
     return Departure(
         node_id=verdict.node_id,

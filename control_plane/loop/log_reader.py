@@ -417,7 +417,10 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return the number after a node's last line in S3, and the time of that line. Copies that other nodes uploaded count too."""
+        """Return the number after a node's last line in S3, and the time of that line.
+
+        Copies that other nodes uploaded count too.
+        """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own

@@ -157,7 +157,7 @@ class Exclusion:
 
     @property
     def is_to(self) -> Remedy:
-        """What the fleet does with the node after the job gave it up. REPLACE and REBOOT require `may_terminate`."""
+        """The fleet's action for the node after the job gave it up. REPLACE and REBOOT require `may_terminate`."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         if self.remedy is Remedy.RELEASE or self.remedy is Remedy.RETIRE:
