@@ -618,6 +618,8 @@ class Incident(TypedDict):
     """The person who takes care of the incident, as UpdateIncident sets it."""
     Outcome: NotRequired[Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]]
     """How the incident ended. Only in DescribeIncident."""
+    Headline: NotRequired[str]
+    """What failed, in a few words without a full stop. Only in DescribeIncident."""
     Verdict: NotRequired[str]
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     Why: NotRequired[str]
@@ -625,7 +627,7 @@ class Incident(TypedDict):
     Done: NotRequired[list[str]]
     """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
     ContinuingCost: NotRequired[str]
-    """What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident."""
+    """What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident."""
     Wait: NotRequired[IncidentWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]

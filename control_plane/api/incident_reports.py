@@ -121,6 +121,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,
         price_usd_per_hour=None if fleet is None else fleet.price_usd_per_hour,
+        idle_count=_idle_count(session, job.fleet_name) if outcome is Outcome.JOB_FAILED else 0,
         node_count=job.spec.node_count,
         least_node_count=job.spec.min_node_count or job.spec.node_count,
         node_count_before=record.node_count_before,
@@ -129,6 +130,10 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         generation_before=record.generation_before,
         generation_after=record.generation_after,
     )
+
+
+def _idle_count(session: Session, fleet_name: str) -> int:
+    return sum(node.state == NodeState.SPARE for node in nodes.of_fleet(session, fleet_name))
 
 
 def _was_terminated(node: NodeRecord) -> bool:

@@ -656,6 +656,7 @@ def incident(
     if detail is not None:
         described = {
             "outcome": detail.account.outcome,
+            "headline": incident_answers.headline(detail.account),
             "verdict": incident_accounts.verdict(detail.account, detail.now),
             "why": incident_answers.why(detail.account),
             "done": list(incident_answers.done(detail.account)),

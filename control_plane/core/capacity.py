@@ -26,6 +26,8 @@ LONGEST_RETRY_SECONDS = 900.0
 LONG_WAIT_SECONDS = 300.0
 """If the next retry is at least this far away, a person decides whether the job waits for it."""
 _DAY_SECONDS = 86_400
+_SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
+"""Pattern of AWS's messages about a lack of capacity. `web/src/model/capacity.ts` has the same pattern."""
 _WAIT = re.compile(
     r"waits for (?P<count>\d+) nodes?: (?P<message>.*); Everstep (?:resumes it and )?retries at "
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC(?: \(failed (?P<failed>once|\d+ times)\))?\Z",
@@ -48,6 +50,11 @@ class CapacityWait:
     """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
     failed_count: int | None = None
     """Number of failed launches on Everstep's schedule, with the first failure. None if the stored reason has none."""
+
+    @property
+    def is_out_of_capacity(self) -> bool:
+        """Whether AWS has too few instances of the type, by the message of the newest failed launch."""
+        return _SHORTAGE.search(self.message) is not None
 
 
 def retry_at(group: GroupObserved) -> float | None:

@@ -59,11 +59,12 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
         words = (
-            f"Terminate node {node_id}: it does not answer. Everstep uses the node again if it answers earlier.{cost}"
+            f"Terminate node {node_id}: it does not answer. "
+            f"Everstep uses the node again if it answers before you terminate it.{cost}"
         )
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:
-        words = f"Terminate node {node_id}: it reported {fault}. The fleet keeps it until you decide.{cost}"
+        words = f"Terminate node {node_id}: it reported {fault}. The fleet keeps the node until you decide.{cost}"
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if hold is Hold.PERSON:
         words = f"Release node {node_id} when its inspection is over. A person keeps it out of use.{cost}"
@@ -71,7 +72,8 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     why = "its reports are suspicious" if hold is Hold.DISTRUSTED else "it failed"
     words = (
         f"Inspect node {node_id}, which Everstep keeps out of use because {why}. "
-        f"Terminate it if its hardware is faulty; otherwise release it. The fleet keeps it until you decide.{cost}"
+        f"Terminate it if its hardware is faulty; otherwise release it. "
+        f"The fleet keeps the node until you decide.{cost}"
     )
     return HoldAdvice(HoldDecision.INSPECT, words, f"everstep nodes describe {node_id}", (terminate, release))
 

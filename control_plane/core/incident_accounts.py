@@ -187,6 +187,8 @@ class Account:
     """Zone of the fleet. Empty if unknown."""
     price_usd_per_hour: float | None = None
     """Price of one node of the fleet. None if the fleet has no price."""
+    idle_count: int = 0
+    """Number of nodes of the fleet that no job uses now. Only for an incident with which the job failed."""
     node_count: int = 0
     """Number of nodes that the job requests."""
     least_node_count: int = 0
@@ -286,9 +288,9 @@ def duty(account: Account) -> str:
     if account.wait is not None and first.command.startswith("everstep jobs"):
         attempt = moment_words(account.wait.next_attempt_at)
         if account.wait.is_long and first.is_recommended:
-            return f"Decide: wait until {attempt}, or (recommended) {step}"
+            return f"Decide: wait for the next attempt at {attempt}, or (recommended) {step}"
         if account.wait.is_long:
-            return f"Decide: wait until {attempt} (recommended), or {step}"
+            return f"Decide: wait for the next attempt at {attempt} (recommended), or {step}"
         return f"Nothing to do: the next attempt is at {attempt}."
     lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: "Nobody must act. Optional"}
     return f"{lead[first.urgency]}: {step}"
@@ -324,7 +326,7 @@ def _of_a_wait(account: Account) -> Iterable[Action]:
     urgency = Urgency.LATER if account.wait.is_long else Urgency.OPTIONAL
     name, left = account.job_name, account.node_count - account.wait.missing_count
     if 0 < left < account.least_node_count:
-        words = f"Continue on {left} of {account.node_count} nodes: the job grows again when AWS launches a node."
+        words = f"Continue on {left} of {account.node_count} nodes. The job grows again when AWS launches a node."
         command = f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}"
         yield Action(urgency, words, command, is_recommended=account.wait.is_long)
     yield Action(urgency, "Pause the job, so that other jobs can use its nodes.", f"everstep jobs pause {name}")
@@ -337,7 +339,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Check the control plane: the log of its service says why it was away. The command checks its health."
+        words = "Check the control plane. Its service's log says why it was down, and the command checks its health."
         yield Action(Urgency.OPTIONAL if account.is_acknowledged else Urgency.LATER, words, "everstep doctor")
 
 
@@ -350,8 +352,8 @@ def _failure(account: Account) -> str:
     if account.cause is Cause.NODE_FAULT and fault is not None and where:
         words = f"{listed(where)} reported {fault}"
     absent = absent_seconds(account.evidence)
-    away = "" if absent is None else f" while the control plane was away for {duration(absent)}"
-    return f"{words}{away}."
+    down = "" if absent is None else f" while the control plane was down for {duration(absent)}"
+    return f"{words}{down}."
 
 
 def _of_rank(account: Account) -> str:
@@ -365,7 +367,7 @@ def _ending(account: Account, now: float) -> str:
         case Outcome.OPEN:
             return f"{_waiting(account)}."
         case Outcome.RECOVERED if absent_seconds(account.evidence) is not None:
-            return f"The control plane is back, and Everstep recovered the job{_loss(account)}."
+            return f"The control plane is up again, and Everstep recovered the job{_loss(account)}."
         case Outcome.RECOVERED:
             fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
             took = duration(account.interruption_seconds(now))
@@ -398,13 +400,15 @@ def _loss(account: Account) -> str:
 
 
 def continuing_cost(account: Account, now: float) -> str:
-    """Return what the incident costs from now on, as one sentence, or an empty text if it costs nothing more.
+    """Return what the incident costs from now on, in one or two sentences, or an empty text if it costs nothing more.
 
-    During a wait for instances, the sentence also says what the wait until the next attempt costs. `now`: Unix seconds.
+    During a wait for instances, the text also says what the wait until the next attempt costs. `now`: Unix seconds.
     """
-    if account.outcome is Outcome.JOB_FAILED:
-        return "The fleet still pays for the job's nodes."
     price = account.price_usd_per_hour
+    if account.outcome is Outcome.JOB_FAILED:
+        nodes = "1 idle node" if account.idle_count == 1 else f"{account.idle_count} idle nodes"
+        cost = "" if price is None else f" {hourly(price * account.idle_count)}"
+        return f"You still pay{cost} for {nodes} of fleet {account.fleet_name}." if account.idle_count else ""
     if price is None:
         return ""
     if account.wait is not None:
@@ -413,9 +417,9 @@ def continuing_cost(account: Account, now: float) -> str:
             return ""
         at = account.wait.next_attempt_at
         if at <= now:
-            return f"Waiting costs {hourly(price * idle)}."
-        total = price * idle * (at - now) / 3600
-        return f"Waiting until {moment_words(at)} costs ${total:,.2f} ({hourly(price * idle)}), but no further step."
+            return f"Waiting costs {hourly(price * idle)}. No further steps are lost."
+        total = f"${price * idle * (at - now) / 3600:,.2f}"
+        return f"Waiting costs {hourly(price * idle)}: {total} until the next attempt. No further steps are lost."
     if not account.held:
         return ""
     count = len(account.held)

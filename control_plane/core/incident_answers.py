@@ -1,4 +1,4 @@
-"""Two answers about an incident for people: why it happened, and what Everstep has done about it.
+"""Three answers about an incident for people: its headline, its cause, and what Everstep has done about it.
 
 `core.incident_accounts` has the other answers. The API and the dashboard show these sentences.
 
@@ -19,6 +19,7 @@ from control_plane.core.incident_accounts import (
     capital,
     duration,
     listed,
+    occurrence,
 )
 from control_plane.core.incidents import ABSENCE, absent_seconds
 from control_plane.core.observed.nodes import Cause
@@ -53,6 +54,7 @@ _TRIALS: Final[Mapping[str, str]] = {
     "also from an older state ": "from an older step",
 }
 """Where the script failed again, by the kind of trial in a match of `_REPEATED`."""
+_UP_AGAIN: Final = re.compile(rf"{ABSENCE} for \d+ s, until (?P<at>[\d:]+ UTC)")
 _AFTER_STEP: Final = re.compile(r"after step (?P<step>\d+)")
 _PROBABLE: Final = "The cause is probably the script or its data"
 _ENDINGS: Final[Mapping[str, str]] = {
@@ -66,6 +68,18 @@ _ENDINGS: Final[Mapping[str, str]] = {
 """Causes of the end of an instance, by EC2's state reason code."""
 
 
+def headline(account: Account) -> str:
+    """Return what failed, in a few words without a full stop: the script's exception, the GPU, or the cause."""
+    if (error := account.script_error) is not None:
+        return f"The training script raised {error.partition(':')[0]}"
+    hardware = _hardware(account) if account.cause is Cause.NODE_FAULT else None
+    if hardware is not None:
+        part, fault = hardware
+        return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
+    down = "" if absent_seconds(account.evidence) is None else " while the control plane was down"
+    return f"{occurrence(account.cause)}{down}"
+
+
 def why(account: Account) -> str:
     """Return the cause of an incident in one or two sentences, and what made the interruption longer.
 
@@ -74,9 +88,12 @@ def why(account: Account) -> str:
     words = _CAUSES.get(account.cause, _other)(account)
     longer: list[str] = []
     if (absent := absent_seconds(account.evidence)) is not None:
-        longer.append(f"the control plane was away for {duration(absent)}")
+        up = next((found["at"] for each in account.evidence if (found := _UP_AGAIN.match(each))), None)
+        since = "" if up is None else f" (up again since {up})"
+        longer.append(f"the control plane was down for {duration(absent)}{since}")
     if account.wait is not None:
-        longer.append("AWS launches no replacement")
+        short = account.wait.is_out_of_capacity
+        longer.append("AWS is out of capacity" if short else "AWS launches no replacement")
     if longer:
         words = ", ".join((words, *longer[:-1], f"and {longer[-1]}"))
     return f"{capital(words).rstrip('.')}."
@@ -135,14 +152,21 @@ def _where(text: str) -> str:
 
 
 def _of_hardware(account: Account) -> str:
+    if (hardware := _hardware(account)) is None:
+        return _other(account)
+    part, fault = hardware
+    return f"{'the GPU' if part.startswith('GPU ') else part} reported {fault}"
+
+
+def _hardware(account: Account) -> tuple[str, str] | None:
+    """Return the part that failed (`GPU 5 of i-1`, or `i-1`) and its reported fault. None without such a report."""
     line = next((each for each in account.evidence if " reports " in each), "")
     fault = hardware_fault(line)
     node = re.search(r"\bthe agent of (\S+) reports ", line)
     if fault is None or node is None:
-        return _other(account)
+        return None
     gpu = _GPU.search(line)
-    part = "" if gpu is None else f"GPU {gpu[1]} of "
-    return f"{part}{node[1]} failed: it reported {fault}"
+    return (node[1] if gpu is None else f"GPU {gpu[1]} of {node[1]}"), fault
 
 
 def _of_an_instance(account: Account) -> str:
@@ -221,8 +245,8 @@ def _end(account: Account) -> Iterator[str]:
     if account.outcome is Outcome.OPEN and account.wait is not None:
         count, failed = account.wait.missing_count, account.wait.failed_count
         what = "a replacement" if count == 1 else f"{count} replacements"
-        times = "once" if failed == 1 else f"{failed} times"
-        yield f"requested {what} from AWS, which {'launched none' if failed is None else f'failed {times}'}"
+        attempts = "" if failed is None else " in 1 attempt" if failed == 1 else f" in {failed} attempts"
+        yield f"requested {what} from AWS, which launched none{attempts}"
     if account.outcome is Outcome.JOB_FAILED:
         failures = _failure_count(account)
         if failures is not None:

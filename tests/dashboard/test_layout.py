@@ -50,13 +50,14 @@ def fresh(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[See
 TABS: Final = ("metrics", "logs", "protection", "checkpoints", "outputs", "events", "spec")
 DRAWN: Final = {
     "jobs": "table.jobs svg.spark",
+    "incident": "main .actions .row > button",
     "job": "svg.timeline",
     "job metrics": "main canvas",
     "job logs": "main [role=log] .line",
     "job protection": "main canvas",
     "reports": "main .card canvas, main .card svg",
 }
-"""A drawing that a page shows later than its other content, by the name of the page."""
+"""A drawing or button that a page shows later than its other content, by the name of the page."""
 PATHS: Final = {
     "overview": "/",
     "jobs": "/jobs",

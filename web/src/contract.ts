@@ -971,13 +971,15 @@ export interface Incident {
   Owner?: string
   /** How the incident ended. Only in DescribeIncident. */
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
+  /** What failed, in a few words without a full stop. Only in DescribeIncident. */
+  Headline?: string
   /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
   /** The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
   Why?: string
   /** What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident. */
   Done?: string[]
-  /** What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid. Only in DescribeIncident. */
+  /** What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident. */
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: IncidentWait

@@ -84,7 +84,7 @@ test('an urgent action leads the verdict and shows its command', () => {
   screen.getByText('without training until the job failed')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
-  card('What to do').getByText('Correct the script. Then run it.')
+  card('What to do').getByText('Then run it.')
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
@@ -99,27 +99,27 @@ const waiting: Partial<Incident> = {
 const at = new Date(Wait.NextAttemptTime * 1000).toISOString()
 
 test('a long shortage leads with the recommendation and the next attempt, in amber, and quotes AWS', () => {
-  const choices = ['Continue on 2 of 3 nodes: it grows.', 'Pause the job, so that others run.']
+  const choices = ['Continue on 2 of 3 nodes. It grows.', 'Pause the job, so that others run.']
   const Actions = choices.map((Description, index) =>
     action({ Urgency: 'Later', Description, Command: Description, IsRecommended: index === 0 }))
   page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toMatch(new RegExp(
-    `^Decide: continue on 2 of 3 nodes \\(recommended\\), or wait until ${at.slice(11, 16)} UTC \\(in 1[12] min\\)\\.$`,
+    `^Decide: continue on 2 of 3 nodes \\(recommended\\), or wait for the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min\\)\\.$`,
   ))
-  screen.getByText('for idle nodes so far')
+  screen.getByText('for idle nodes')
+  screen.getByText('without training so far')
   screen.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
-  expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
+  expect(screen.getByText('Waiting for AWS').className).toBe('status tone-warn')
   const present = screen.getByText('Now').nextElementSibling!
-  expect(present.textContent).toBe(
-    `The job waits for 1 p5.48xlarge in us-east-2a. Next attempt at ${at.slice(11, 19)} UTC.`,
-  )
+  expect(present.textContent).toBe('The job waits for 1 p5.48xlarge in us-east-2a. ')
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
   expect(quote.closest('details')!.open).toBe(false)
   expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
-  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('Continue on 2 of 3 nodes: it grows.')
+  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('It grows.')
+  todo.getByText('If nobody decides, Everstep tries again every 15 min.')
   expect(todo.getByText('Other choices (1)').closest('details')!.textContent).toContain('Pause the job')
   expect(todo.queryByText('Not urgent')).toBeNull()
 })
@@ -127,10 +127,10 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toMatch(
-    new RegExp(`^Decide: wait until ${at.slice(11, 16)} UTC \\(in 1[12] min; recommended\\), or pause the job\\.$`),
+    new RegExp(`^Decide: wait for the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min; recommended\\), or pause the job\\.$`),
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
-  expect(card('What to do').getByText('Instead of waiting (1)').closest('details')!.open).toBe(false)
+  expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
 test('a short wait demands nothing, although it has choices', () => {
@@ -141,6 +141,10 @@ test('a short wait demands nothing, although it has choices', () => {
   expect(head.getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
   card('What to do').getByText(/^Nothing: the job waits for the next attempt\./)
+  const present = screen.getByText('Now').nextElementSibling!
+  expect(present.textContent).toMatch(
+    /^The job waits for 1 p5\.48xlarge in us-east-2a\. Next attempt at \d\d:\d\d:\d\d UTC\.$/,
+  )
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
@@ -168,7 +172,7 @@ test.each([
   ['Replacing nodes', { InstanceIds: [], ReplacementInstanceIds: ['i-b'] }],
   ['Replacing nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [] }],
   ['Waiting for nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [], NodeCountBefore: 4, NodeCountAfter: 3 }],
-  ['Control plane was away', { ControlPlaneAbsentSeconds: 45 }],
+  ['Control plane was down', { ControlPlaneAbsentSeconds: 45 }],
   ['Detecting the failure', { ControlPlaneAbsentSeconds: 20 }],
 ])('a phase has the name of what happened: %s', (name, changes) => {
   page({ ReplaceSeconds: 7, ...changes })
@@ -179,7 +183,7 @@ test.each([
 
 test('an absence of the control plane is part of the title, and has its own color', () => {
   page({ ControlPlaneAbsentSeconds: 45, ReplaceSeconds: 7 })
-  screen.getByRole('heading', { level: 1, name: 'The ranks hung while the control plane was away' })
+  screen.getByRole('heading', { level: 1, name: 'The ranks hung while the control plane was down' })
   const keys = [...document.querySelectorAll<HTMLElement>('.legend .key')].map((key) => key.style.background)
   expect(keys.slice(0, 2)).toEqual(['var(--b-unaccounted)', 'var(--b-replace)'])
 })
@@ -206,7 +210,7 @@ test('a held node is decided about on the page', async () => {
       }),
     ],
   })
-  expect(screen.getByRole('status').textContent).toBe('Not urgent: inspect node i-a.')
+  expect(screen.getByRole('status').textContent).toBe('Recovered. Not urgent: inspect node i-a.')
   for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
     card('What to do').getByText(`everstep nodes ${command}`)
   }
@@ -232,6 +236,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const link = await card('What to do').findByRole('link', { name: 'Edit and submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
+  screen.getByText('steps lost (11 to 12): no checkpoint has them')
 })
 
 test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {

@@ -129,6 +129,8 @@ class Incident(Shape):
     """The person who takes care of the incident, as UpdateIncident sets it."""
     outcome: Outcome | None = None
     """How the incident ended. Only in DescribeIncident."""
+    headline: str | None = None
+    """What failed, in a few words without a full stop. Only in DescribeIncident."""
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
@@ -139,7 +141,7 @@ class Incident(Shape):
     done: list[str] | None = None
     """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
     continuing_cost: str | None = None
-    """What the incident costs from now on, in one sentence. Absent if nothing more, or nothing known, is paid.
+    """What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known.
 
     Only in DescribeIncident.
     """

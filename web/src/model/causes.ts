@@ -11,9 +11,9 @@ const PHASE_WORDS: Readonly<Record<string, string>> = PHASES
 /** Return what happened as a title. A cause that a newer server adds keeps its own name. */
 export const causeTitle = (cause: string): string => TITLES[cause] ?? words(cause)
 
-/** Return the title of an incident. It names an absence of the control plane. */
-export const incidentTitle = ({ Cause, ControlPlaneAbsentSeconds: absent }: Incident): string =>
-  absent === undefined ? causeTitle(Cause) : INCIDENT.away(causeTitle(Cause))
+/** Return the title of an incident. A list of incidents has no headlines, so the cause stands for one there. */
+export const incidentTitle = ({ Cause, Headline, ControlPlaneAbsentSeconds: absent }: Incident): string =>
+  Headline ?? (absent === undefined ? causeTitle(Cause) : INCIDENT.down(causeTitle(Cause)))
 
 /** Return what happened as a clause. */
 export function causeWords(cause: string): string {

@@ -34,14 +34,27 @@ export const isPressing = (urgency: Urgency): boolean => urgency === 'Now' || ur
 export const urgentFirst = (steps: readonly Step[]): Step[] =>
   steps.toSorted((a, b) => ORDER.indexOf(a.urgency) - ORDER.indexOf(b.urgency))
 
+/**
+ * Return the step that the verdict of an incident states, or undefined if it states none.
+ *
+ * The card of steps then shows only the rest of this step's text.
+ */
+export function statedStep(steps: readonly Step[], isWaiting: boolean): Step | undefined {
+  const urgency = urgencyOf(steps)
+  const equal = steps.filter((step) => step.urgency === urgency)
+  if (isWaiting && urgency !== 'Now') return isPressing(urgency) ? equal[0] : undefined
+  return urgency === 'Now' || (urgency === 'Optional' ? steps : equal).length === 1 ? equal[0] : undefined
+}
+
+/** Return the text of a step without its first sentence. */
+export const restOf = ({ text }: Pick<Step, 'text'>): string => text.split(/(?<=\.) (?=[A-Z])/).slice(1).join(' ')
+
 /** Return the sentence of a verdict that says whether a person must act. */
 export function dutySentence(steps: readonly Step[]): string {
   const urgency = urgencyOf(steps)
-  if (urgency === 'Now') return DUTY.now(briefOf(steps.find((step) => step.urgency === 'Now')!))
-  if (urgency === 'Optional' && steps.length === 1) return DUTY.optional(uncapitalized(steps[0]!.text))
+  const stated = statedStep(steps, false)
+  if (stated) return { Now: DUTY.now, Later: DUTY.later, Optional: DUTY.optional }[stated.urgency](briefOf(stated))
   const nodes = steps.filter((step) => step.urgency === 'Later' && step.nodeId !== undefined)
-  const later = steps.filter((step) => step.urgency === 'Later')
-  if (urgency === 'Later' && later.length === 1) return DUTY.later(briefOf(later[0]!))
   return urgency === 'Later' && nodes.length ? DUTY.nodes(plural(nodes.length, 'node')) : DUTIES[urgency].lead
 }
 
@@ -78,16 +91,21 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
 /** Return what a step does, without its reason: "pause the job". */
 export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
 
+/** Whether the job has recovered while a person must still decide something. The verdict then states both, in amber. */
+export const isRecoveredButPressing = ({ Outcome }: Pick<Incident, 'Outcome'>, steps: readonly Step[]): boolean =>
+  Outcome === 'Recovered' && isPressing(urgencyOf(steps))
+
 /** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[], now: number,
+  { ClosedAt, Wait, Outcome }: Pick<Incident, 'ClosedAt' | 'Wait' | 'Outcome'>, steps: readonly Step[], now: number,
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
     const when = attemptWords(Wait, now)
     if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(when) }
-    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), when, urgentFirst(steps)[0]!) }
+    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), when, statedStep(steps, true)!) }
   }
+  if (isRecoveredButPressing({ Outcome }, steps)) return { tone, lead: DUTY.recovered(dutySentence(steps)) }
   const isCalm = tone === 'good' || tone === 'idle'
   return { tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone, lead: dutySentence(steps) }
 }

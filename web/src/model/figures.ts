@@ -202,6 +202,8 @@ export interface IncidentFigures {
   recomputedSteps?: number
   /** Steps that no checkpoint keeps. Only for an incident with which the job failed or was stopped. */
   unsavedSteps?: number
+  /** The newest of these steps. */
+  lastUnsavedStep?: number
   costUsd?: number
 }
 
@@ -228,6 +230,7 @@ export function incidentFigures(
     resumedStep: incident.FromStep,
     recomputedSteps: incident.LostSteps,
     unsavedSteps: isLast ? unsavedSteps(job!, protection) : undefined,
+    lastUnsavedStep: isLast ? reachedStep(job!) : undefined,
     costUsd: incident.CostUsd,
   }
 }

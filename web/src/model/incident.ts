@@ -39,12 +39,18 @@ export function presentWords(incident: Incident, now: number): { title: string; 
   if (ClosedAt !== undefined) return undefined
   if (wait !== undefined) {
     const words = INCIDENT.wait
-    return { title: words.title(missingWords(wait)), text: words.text(clock(wait.NextAttemptTime)) }
+    // The verdict of a decision names the next attempt.
+    const text = hasDecision(incident) ? '' : words.text(clock(wait.NextAttemptTime))
+    return { title: words.title(missingWords(wait)), text }
   }
   const seconds = phaseLengths(incident, now).at(-1)?.seconds ?? 0
   return { title: INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds)), text: '' }
 }
 
-/** Return how the incident stands, as a word with its tone. A wait for AWS has one tone on all pages. */
-export const standingOf = (incident: Incident): { word: string; tone: Tone } =>
-  incident.Wait === undefined ? OUTCOMES[outcomeOf(incident)] : { word: INCIDENT.waiting, tone: 'busy' }
+/** Return how the incident stands, as a word with its tone. A wait that a person decides about has its tone. */
+export function standingOf(incident: Incident): { word: string; tone: Tone } {
+  if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
+  return { word: INCIDENT.waiting, tone: hasDecision(incident) ? 'warn' : 'busy' }
+}
+
+const hasDecision = ({ Actions = [] }: Incident): boolean => Actions.some(({ Urgency }) => Urgency !== 'Optional')

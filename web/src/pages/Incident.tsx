@@ -12,7 +12,9 @@ import {
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { incidentTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
-import { incidentLine, isPressing, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
+import {
+  incidentLine, isPressing, isRecoveredButPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step,
+} from '../model/duty'
 import {
   hook, incidentFigures, jobFigures, phaseHook, phaseTexts, shown, similarFigures, type IncidentFigures,
 } from '../model/figures'
@@ -73,6 +75,7 @@ function Described({ incident }: { incident: Incident }) {
           <Card label={INCIDENT.happened.title}>
             <Happened
               {...shared}
+              isTitled
               jobReason={figures.isOpen ? job?.Reason : undefined}
             />
           </Card>
@@ -114,10 +117,10 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           <JobLink name={incident.TrainingJobName} address={address} />
         </>
       }
-      title={incidentTitle(incident)}
+      title={<Unbroken text={incidentTitle(incident)} />}
       status={
         <>
-          <Status {...standingOf(incident)} />
+          {!isRecoveredButPressing(incident, steps) && <Status {...standingOf(incident)} />}
           {figures.isOpen && incident.Wait === undefined && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
@@ -172,14 +175,15 @@ function Acknowledged({ incident }: { incident: Incident }) {
 function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly Step[]; fleet?: string }) {
   const isChoice = incident.Wait !== undefined && steps.every((step) => step.nodeId === undefined)
   const isDecision = isPressing(urgencyOf(steps))
+  const stated = statedStep(steps, incident.Wait !== undefined)
   return (
     <div className={isDecision ? 'pressing' : undefined}>
       <Card title={DUTY.title} label={DUTY.title}>
         {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
         {isChoice ? (
-          <Choices steps={steps} isDecision={isDecision} />
+          <Choices steps={steps} stated={stated} isDecision={isDecision} />
         ) : (
-          <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} />
+          <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} stated={stated} />
         )}
       </Card>
     </div>
@@ -187,7 +191,7 @@ function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly 
 }
 
 /** What a person can do instead of waiting for AWS. Only the recommended step is unfolded. */
-function Choices({ steps, isDecision }: { steps: readonly Step[]; isDecision: boolean }) {
+function Choices({ steps, stated, isDecision }: { steps: readonly Step[]; stated?: Step; isDecision: boolean }) {
   const words = INCIDENT.wait
   const recommended = steps.filter((step) => step.isRecommended)
   const others = steps.filter((step) => !step.isRecommended)
@@ -195,12 +199,11 @@ function Choices({ steps, isDecision }: { steps: readonly Step[]; isDecision: bo
   return (
     <>
       {recommended.length === 0 && <p>{isDecision ? words.recommended : words.nothing}</p>}
-      <Steps steps={recommended} isChoice />
+      <Steps steps={recommended} isChoice stated={stated} />
+      {isDecision && <p>{words.undecided}</p>}
       {others.length > 0 && (
         <details>
-          <summary className="dim">
-            {recommended.length > 0 ? words.other(others.length) : words.instead(others.length)}
-          </summary>
+          <summary className="dim">{words.other(others.length)}</summary>
           <Steps steps={others} isChoice />
         </details>
       )}

@@ -1,4 +1,7 @@
 /** An incident in answers: what failed, why, what Everstep did, what happens now, and what was lost. */
+import type { ReactNode } from 'react'
+import { Link } from 'react-router'
+
 import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
 import { clock, sentence, utc } from '../model/format'
@@ -12,25 +15,29 @@ interface Props {
   figures: IncidentFigures
   /** The fleet of the incident's job, for links to nodes. */
   fleet?: string
+  /** Whether the page's own title says what failed. */
+  isTitled?: boolean
   /** What an open recovery waits for. */
   jobReason?: string
 }
 
-export function Happened({ incident, figures, fleet, jobReason }: Props) {
+export function Happened({ incident, figures, fleet, isTitled = false, jobReason }: Props) {
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
   const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
   const details = [...quote, ...explained, ...(incident.Evidence ?? [])]
-  const failed = incident.FaultedInstanceIds ?? []
+  const title = incidentTitle(incident)
+  const all = incident.FaultedInstanceIds ?? []
+  // A script that fails on node after node is not a failure of these nodes.
+  const isOfScript = figures.unsavedSteps !== undefined && all.length > 1
+  const failed = isOfScript ? [] : all.filter((id) => !title.includes(id))
   const now = useNow()
   const present = presentWords(incident, now)
   return (
     <dl className="answers">
-      <dt>{words.what}</dt>
+      <dt>{!isTitled ? words.what : failed.length ? words.where : words.when}</dt>
       <dd>
-        <strong>{incidentTitle(incident)}</strong>{' '}
-        {/* A script that fails on node after node is not a failure of these nodes. */}
-        <NodeList ids={figures.unsavedSteps !== undefined && failed.length > 1 ? [] : failed} fleet={fleet} />{' '}
+        {!isTitled && <strong><Unbroken text={title} /></strong>} <NodeList ids={failed} fleet={fleet} />{' '}
         <span className="dim" title={utc(incident.FailedAt)}>
           {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
           <Ago at={incident.FailedAt} />
@@ -60,6 +67,11 @@ export function Happened({ incident, figures, fleet, jobReason }: Props) {
       <dd>
         <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
         {incident.ContinuingCost && <Sentences texts={[incident.ContinuingCost]} />}
+        {incident.ContinuingCost && incident.Outcome === 'JobFailed' && fleet !== undefined && (
+          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
+            {words.fleet(fleet)}
+          </Link>
+        )}
         {details.length > 0 && (
           <details>
             <summary className="dim">{words.details(details.length)}</summary>
@@ -73,20 +85,22 @@ export function Happened({ incident, figures, fleet, jobReason }: Props) {
 
 function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: boolean }) {
   const words = INCIDENT.happened
-  const { unsavedSteps: unsaved, recomputedSteps: recomputed } = figures
+  const { unsavedSteps: unsaved, lastUnsavedStep: last = 0, recomputedSteps: recomputed } = figures
   return (
     <>
       <ul className="plain losses">
         {unsaved !== undefined ? (
-          <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved)} />
+          <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved, last)} />
         ) : (
           recomputed !== undefined && (
-            <Loss figures={figures} field="recomputedSteps" words={words.recomputed(recomputed)} />
+            <Loss figures={figures} field="recomputedSteps" words={words.recomputed}>
+              <strong>0</strong> <span className="dim">{words.noneLost}</span>{' '}
+            </Loss>
           )
         )}
         <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen, hasFailed)} />
         {figures.costUsd !== undefined && (
-          <Loss figures={figures} field="costUsd" words={words.costs(figures.isOpen)} />
+          <Loss figures={figures} field="costUsd" words={words.costs} />
         )}
       </ul>
       {unsaved === undefined && recomputed === undefined && <p className="dim">{words.unknown}</p>}
@@ -111,8 +125,15 @@ const Sentences = ({ texts }: { texts: readonly string[] }) => (
 )
 
 type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds' | 'costUsd'
-const Loss = ({ figures, field, words }: { figures: IncidentFigures; field: LossField; words: string }) => (
+interface LossProps {
+  figures: IncidentFigures
+  field: LossField
+  words: string
+  children?: ReactNode
+}
+const Loss = ({ figures, field, words, children }: LossProps) => (
   <li>
+    {children}
     <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span>
   </li>
 )

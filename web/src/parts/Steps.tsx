@@ -6,7 +6,7 @@ import { Link } from 'react-router'
 
 import { lazyPart } from '../api/pages'
 import { nodesQuery, useRole } from '../api/queries'
-import { urgentFirst, type Step } from '../model/duty'
+import { restOf, urgentFirst, type Step } from '../model/duty'
 import { actionsOf } from '../model/nodes'
 import { DUTIES, DUTY } from '../words/duty'
 import { Command, Status, Unbroken } from './Basics'
@@ -21,9 +21,11 @@ interface Props {
   urgency?: Step['urgency'] | 'None'
   /** Whether the person picks one of the steps. They show no urgency. */
   isChoice?: boolean
+  /** The step whose first sentence the verdict states. */
+  stated?: Step
 }
 
-export function Steps({ steps, fleet, urgency, isChoice = false }: Props) {
+export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props) {
   if (!steps.length) return null
   return (
     <ul className="plain actions">
@@ -32,9 +34,9 @@ export function Steps({ steps, fleet, urgency, isChoice = false }: Props) {
           {!isChoice && (step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
-          {step.isRecommended && <Status tone="busy" word={DUTY.recommended} />}
+          {step.isRecommended && <strong>{DUTY.recommended}</strong>}
           <p>
-            <Unbroken text={step.text} />
+            <Unbroken text={step === stated ? restOf(step) : step.text} />
           </p>
           {step.commands.map((command) => (
             <Command key={command} text={command} />

@@ -8,7 +8,7 @@ export const PHASES = {
 
 /** What happened in a phase whose usual name would be wrong. `short`: inside a bar. `color`: of the bar. */
 export const HAPPENINGS = {
-  absent: { words: 'control plane was away', short: 'away', color: 'unaccounted' },
+  absent: { words: 'control plane was down', short: 'down', color: 'unaccounted' },
   restart: { words: 'restarting ranks', short: 'restarting', color: 'start' },
   shrink: { words: 'waiting for nodes', short: 'waiting', color: 'queue' },
 } as const

@@ -20,16 +20,17 @@ export const DUTY = {
   now: (what: string) => `Act now: ${what}.`,
   later: (step: string) => `Not urgent: ${step}.`,
   nodes: (nodes: string) => `Not urgent: decide about ${nodes} that are out of use.`,
-  optional: (step: string) => `You need not act. Optional: ${step}`,
+  optional: (step: string) => `You need not act. Optional: ${step}.`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
   resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
+  recovered: (lead: string) => `Recovered. ${lead}`,
   decideWait: (time: string, when: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide: ${choice} (recommended), or wait until ${time} UTC (${when}).`
-      : `Decide: wait until ${time} UTC (${when}; recommended), or ${choice}.`,
+      ? `Decide: ${choice} (recommended), or wait for the next attempt at ${time} UTC (${when}).`
+      : `Decide: wait for the next attempt at ${time} UTC (${when}; recommended), or ${choice}.`,
   outage: {
     lead: 'The control plane does not answer.',
     text:

@@ -23,7 +23,7 @@ export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
-  away: (title: string) => `${title} while the control plane was away`,
+  down: (title: string) => `${title} while the control plane was down`,
   waiting: 'Waiting for AWS',
   wait: {
     missing: (count: number, type: string, zone: string) =>
@@ -35,7 +35,7 @@ export const INCIDENT = {
     quote: (quote: string) => `AWS reports: “${quote}”.`,
     nothing: 'Nothing: the job waits for the next attempt.',
     recommended: 'Wait for the next attempt (recommended).',
-    instead: (choices: number) => `Instead of waiting (${count(choices)})`,
+    undecided: 'If nobody decides, Everstep tries again every 15 min.',
     other: (choices: number) => `Other choices (${count(choices)})`,
   },
   acknowledged: 'Acknowledged by',
@@ -44,18 +44,24 @@ export const INCIDENT = {
   happened: {
     title: 'What happened',
     what: 'What failed',
+    where: 'Where, when',
+    when: 'When',
     why: 'Why',
     done: 'What Everstep did',
     now: 'Now',
     lost: 'What was lost',
     details: (pieces: number) => `Details (${count(pieces)})`,
-    recomputed: (steps: number) =>
-      steps === 0 ? 'steps lost' : `${steps === 1 ? 'step' : 'steps'} recomputed, none lost`,
-    unsaved: (steps: number) =>
-      `${steps === 1 ? 'step' : 'steps'} lost: no checkpoint has ${steps === 1 ? 'it' : 'them'}`,
+    noneLost: 'steps lost,',
+    recomputed: 'recomputed',
+    /** `last`: the newest step of the job. */
+    unsaved: (steps: number, last: number) =>
+      steps === 0 ? 'steps lost'
+        : steps === 1 ? `step lost (${count(last)}): no checkpoint has it`
+          : `steps lost (${count(last - steps + 1)} to ${count(last)}): no checkpoint has them`,
+    fleet: (name: string) => `Show fleet ${name}`,
     interrupted: (isOpen: boolean, hasFailed: boolean) =>
       isOpen ? 'without training so far' : hasFailed ? 'without training until the job failed' : 'without training',
-    costs: (isOpen: boolean) => (isOpen ? 'for idle nodes so far' : 'for idle nodes'),
+    costs: 'for idle nodes',
     unknown: 'Lost steps: not known yet.',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,

@@ -170,6 +170,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-1", initial_state="held", now=service.clock(), state="held", hold="inspection")
+        nodes.change(session, lease, "i-9", initial_state="spare", now=service.clock(), state="spare")
     job.checkpoint(4)
     job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
     job.write(jobs.transition, before="queued", after="failed", now=START + timedelta(seconds=5), reason="error")
@@ -177,6 +178,8 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     described = client.describe_incident(IncidentId="inc-1")
     assert described["Outcome"] == "JobFailed"
     assert described["Verdict"].endswith("The job failed; 26 steps are lost.")
+    assert described["Headline"] == "An instance was terminated"
+    assert described["ContinuingCost"].endswith(" for 1 idle node of fleet main.")
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
         ("Now", "everstep jobs logs gpt --tail 50"),
         ("Later", "everstep nodes describe i-1"),
@@ -197,8 +200,10 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "Message": "no capacity",
         "NextAttemptTime": next_at,
     }
-    assert described["Why"] == ("X, the control plane was away for 9.0 s, and AWS launches no replacement.")
-    assert described["Done"][0].endswith("from AWS, which failed 3 times.")
+    assert described["Why"] == (
+        "X, the control plane was down for 9.0 s (up again since 12:00:00 UTC), and AWS launches no replacement."
+    )
+    assert described["Done"][0].endswith("from AWS, which launched none in 3 attempts.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
     assert not {"Why", "Done", "Wait"} & listed.keys()

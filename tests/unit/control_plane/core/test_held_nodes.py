@@ -45,12 +45,12 @@ def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -
     assert priced is not None
     assert free is not None
     assert priced.words == f"{free.words} It costs $55.04 per hour until then."
-    assert free.words.endswith("The fleet keeps it until you decide.")
+    assert free.words.endswith("The fleet keeps the node until you decide.")
 
 
 def test_an_unreachable_node_is_terminated_like_a_faulty_one() -> None:
     found = advice("i-1", Hold.UNREACHABLE, "silent", 55.04)
     assert (found.decision, found.command) == (HoldDecision.TERMINATE, "everstep nodes release i-1 --terminate")
     assert found.words.endswith(
-        "Everstep uses the node again if it answers earlier. It costs $55.04 per hour until then."
+        "Everstep uses the node again if it answers before you terminate it. It costs $55.04 per hour until then."
     )

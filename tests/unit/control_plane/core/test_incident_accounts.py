@@ -100,7 +100,7 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
     absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
-    assert duty(absent).startswith("Not urgent: check the control plane: ")
+    assert duty(absent).startswith("Not urgent: check the control plane. ")
     assert duty(replace(absent, is_acknowledged=True)).startswith("Nobody must act. Optional: check the control plane")
     assert duty(FAILED) == (
         "Act now: correct the cause. The command shows the last lines of the failed rank. Then submit the job again, "
@@ -140,19 +140,23 @@ def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
     assert continuing_cost(two, 500.0) == "The 2 unused nodes cost $110.08 per hour."
     assert continuing_cost(replace(one, price_usd_per_hour=None), 500.0) == ""
     assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04), 500.0) == ""
-    assert continuing_cost(FAILED, 500.0) == "The fleet still pays for the job's nodes."
+    failed = replace(FAILED, price_usd_per_hour=55.04, idle_count=3)
+    assert continuing_cost(failed, 500.0) == "You still pay $165.12 per hour for 3 idle nodes of fleet main."
+    unpriced = replace(failed, price_usd_per_hour=None, idle_count=1)
+    assert continuing_cost(unpriced, 500.0) == "You still pay for 1 idle node of fleet main."
+    assert continuing_cost(replace(failed, idle_count=0), 500.0) == ""
 
 
 def test_the_cost_of_a_wait_has_a_total_until_the_next_attempt() -> None:
     waiting = replace(WAITING, price_usd_per_hour=55.04)
     assert continuing_cost(waiting, 300.0) == (
-        "Waiting until 00:20:00 UTC costs $27.52 ($110.08 per hour), but no further step."
+        "Waiting costs $110.08 per hour: $27.52 until the next attempt. No further steps are lost."
     )
     assert continuing_cost(replace(waiting, node_count=2), 300.0) == (
-        "Waiting until 00:20:00 UTC costs $13.76 ($55.04 per hour), but no further step."
+        "Waiting costs $55.04 per hour: $13.76 until the next attempt. No further steps are lost."
     )
     assert continuing_cost(replace(waiting, node_count=1), 300.0) == ""
-    assert continuing_cost(waiting, 1200.0) == "Waiting costs $110.08 per hour."
+    assert continuing_cost(waiting, 1200.0) == "Waiting costs $110.08 per hour. No further steps are lost."
 
 
 SHORT = CapacityWait(1, "We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed", 1200.0)
@@ -178,10 +182,14 @@ def test_a_long_wait_is_a_decision_of_a_person() -> None:
     long = replace(WAITING, wait=replace(SHORT, is_long=True))
     assert {each.urgency for each in actions(long)} == {Urgency.LATER}
     assert [each.is_recommended for each in actions(long)] == [True, False]
-    assert duty(long).startswith("Decide: wait until 00:20:00 UTC, or (recommended) continue on 2 of 3 nodes:")
+    assert duty(long).startswith(
+        "Decide: wait for the next attempt at 00:20:00 UTC, or (recommended) continue on 2 of 3 nodes."
+    )
     only_pause = replace(long, least_node_count=2)
     assert [each.is_recommended for each in actions(only_pause)] == [False]
-    assert duty(only_pause).startswith("Decide: wait until 00:20:00 UTC (recommended), or pause the job")
+    assert duty(only_pause).startswith(
+        "Decide: wait for the next attempt at 00:20:00 UTC (recommended), or pause the job"
+    )
     assert not any(each.is_recommended for each in actions(WAITING))
 
 
@@ -215,11 +223,11 @@ def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
     absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
     assert verdict(absent, 500.0) == (
-        "i-1 was terminated while the control plane was away for 1 min 28 s. The control plane is back, and Everstep "
-        "recovered the job; no step was lost."
+        "i-1 was terminated while the control plane was down for 1 min 28 s. The control plane is up again, and "
+        "Everstep recovered the job; no step was lost."
     )
     (step,) = actions(absent)
-    assert (step.urgency, "why it was away" in step.words) == (Urgency.LATER, True)
+    assert (step.urgency, "why it was down" in step.words) == (Urgency.LATER, True)
     (step,) = actions(replace(absent, is_acknowledged=True))
     assert step.urgency is Urgency.OPTIONAL
 

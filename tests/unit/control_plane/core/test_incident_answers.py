@@ -1,4 +1,4 @@
-"""Tests the answers about an incident: why it happened, and what Everstep has done about it."""
+"""Tests the answers about an incident: its headline, why it happened, and what Everstep has done about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core.incident_accounts import Account, HeldNode, Outcome, verdict
-from control_plane.core.incident_answers import done, why
+from control_plane.core.incident_answers import done, headline, why
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import Step
@@ -34,11 +34,11 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
     [
         (
             case(Cause.NODE_FAULT, EXITED, "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79"),
-            "GPU 5 of i-1 failed: it reported Xid 79 (the GPU has fallen off the bus).",
+            "The GPU reported Xid 79 (the GPU has fallen off the bus).",
         ),
         (
             case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"),
-            "i-1 failed: it reported disk_read_only.",
+            "i-1 reported disk_read_only.",
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN),
@@ -46,11 +46,15 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            "A user or a program terminated the instance through the EC2 API, and the control plane was away for "
-            "2 min 52 s.",
+            "A user or a program terminated the instance through the EC2 API, and the control plane was down for "
+            "2 min 52 s (up again since 09:19:54 UTC).",
         ),
         (
             replace(WAITING, evidence=(SHUTDOWN,)),
+            "A user or a program terminated the instance through the EC2 API, and AWS is out of capacity.",
+        ),
+        (
+            replace(WAITING, evidence=(SHUTDOWN,), wait=replace(SHORT, message="The image does not exist")),
             "A user or a program terminated the instance through the EC2 API, and AWS launches no replacement.",
         ),
         (
@@ -88,6 +92,25 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
 )
 def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account, words: str) -> None:
     assert why(account) == words
+
+
+@pytest.mark.parametrize(
+    ("account", "words"),
+    [
+        (case(Cause.NODE_FAULT, "the agent of i-1 reports gpu_xid: gpu 5: Xid 79"), "GPU 5 of i-1 failed"),
+        (case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"), "i-1 reported disk_read_only"),
+        (case(Cause.NODE_FAULT, "x"), "A node reported a fault"),
+        (case(Cause.INSTANCE_TERMINATED, SHUTDOWN), "An instance was terminated"),
+        (
+            case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
+            "An instance was terminated while the control plane was down",
+        ),
+        (replace(FAILED, job_reason=SAME), "The training script raised KeyError"),
+        (FAILED, "A training process failed"),
+    ],
+)
+def test_the_headline_is_as_specific_as_the_stored_facts(account: Account, words: str) -> None:
+    assert headline(account) == words
 
 
 @pytest.mark.parametrize(
@@ -171,7 +194,11 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         ),
         (
             replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, missing_count=2, failed_count=5)),
-            ("Everstep stopped all ranks and requested 2 replacements from AWS, which failed 5 times.",),
+            ("Everstep stopped all ranks and requested 2 replacements from AWS, which launched none in 5 attempts.",),
+        ),
+        (
+            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1)),
+            ("Everstep stopped all ranks and requested a replacement from AWS, which launched none in 1 attempt.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
     ],
