@@ -23,8 +23,9 @@ Nodes that wait for each other's memory still make progress:
   with a stray of this shard can therefore immediately drop one slot of the stray.
 - In the free slot, the node receives the base of a shard that the plan placed on it. When this base is sealed, the next
   node may drop its stray of that shard, and so on.
-- After several losses, possibly no content may be dropped. The owners then drop the full node from their view at the
-  holder deadline. The base is committed without this node, and the older contents may then be dropped.
+- If two nodes have filled their last free slots with different shards, or after several losses, possibly no content
+  may be dropped. The owners then drop the full nodes from their view at the holder deadline. The base is committed
+  without these nodes, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step.
