@@ -259,16 +259,16 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         page.clock.install()
         open_job(page, story.calm)
         expect(page.get_by_text("Live")).to_be_visible()
-        expect(page.get_by_text("Open incident", exact=True)).to_be_hidden()
+        expect(page.get_by_role("heading", name="Open incident")).to_be_hidden()
         page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
         story.world.terminate(story.world.team(story.calm)[-1])
         seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
             page.clock.run_for(int(CLOCK_SECONDS * 1000))
             with contextlib.suppress(AssertionError):  # the browser may receive the events a moment after this
-                expect(page.get_by_text("Open incident", exact=True)).to_be_visible(timeout=500)
+                expect(page.get_by_role("heading", name="Open incident")).to_be_visible(timeout=500)
                 break
-        expect(page.get_by_text("Open incident", exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="Open incident")).to_be_visible()
 
 
 def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(

@@ -346,8 +346,8 @@ async def test_a_group_that_tries_every_second_moves_no_moment_at_which_it_is_as
         words.append(world.job().reason)
     assert len(world.operator.recent_launch_failures(GROUP)) > 50
     assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "Everstep retries" in said)) == [
-        "00:00:31 UTC",
-        "00:01:31 UTC",
+        "00:00:31 UTC (failed once)",
+        "00:01:31 UTC (failed 2 times)",
     ]
 
 
