@@ -15,7 +15,17 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from control_plane.db.tokens import Role
-from tests.dashboard.browsing import confirm, fetch_whole, open_job, sentence, sign_in, signed_in, verdict, watched
+from tests.dashboard.browsing import (
+    confirm,
+    fetch_whole,
+    install_clock,
+    open_job,
+    sentence,
+    sign_in,
+    signed_in,
+    verdict,
+    watched,
+)
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
 
@@ -167,7 +177,7 @@ def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_ses
             route.continue_()
 
     with signed_in(browser, seeded, refusals=("ERR_FAILED",)) as page:
-        page.clock.install()
+        install_clock(page)
         open_job(page, seeded.story.gpu)
         heading = page.get_by_role("heading", name=seeded.story.gpu)
         page.route("**/v1/session", take)
@@ -210,7 +220,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         if teller.startswith("a request"):
             page.route("**/v1/events/stream*", lambda route: route.abort())
         else:
-            page.clock.install()
+            install_clock(page)
         sign_in(page, made["Secret"])
         open_job(page, seeded.story.finished, "/events")
         if not teller.startswith("a request"):
@@ -252,7 +262,7 @@ def test_more_tabs_than_a_browser_has_connections_are_answered_each_when_it_is_s
 def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser: Browser, seeded: Seeded) -> None:
     name = seeded.story.gpu
     with signed_in(browser, seeded, refusals=("status of 500",)) as page:
-        page.clock.install()
+        install_clock(page)
         open_job(page, name)
         expect(verdict(page)).to_contain_text("Training at step")
         failing = json.dumps(

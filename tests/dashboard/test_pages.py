@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from playwright.sync_api import TimeoutError as PageTimeout
 
 from control_plane.db.tokens import Role
-from tests.dashboard.browsing import DESKTOP, PHONE, fetch_whole, open_job, sentence, sign_in, signed_in
+from tests.dashboard.browsing import DESKTOP, PHONE, fetch_whole, install_clock, open_job, sentence, sign_in, signed_in
 from tests.dashboard.conftest import AXE
 from tests.dashboard.seeded import FINE_SECONDS
 from tests.dashboard.service import Seeded
@@ -39,7 +39,7 @@ def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_s
     browser: Browser, seeded: Seeded
 ) -> None:
     with signed_in(browser, seeded, is_cut=True) as page:
-        page.clock.install()
+        install_clock(page)
         open_job(page, seeded.story.gpu)
         expect(page.get_by_text("Live")).to_be_visible()
         seeded.fall_silent()
@@ -139,7 +139,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     desk.reload()
     expect(desk.locator("tbody tr")).to_have_count(1)
     desk.locator("tbody a").first.click()
-    expect(desk.get_by_text("Is anything lost?")).to_be_visible()
+    expect(desk.get_by_text("What was lost")).to_be_visible()
     desk.go_back()
     expect(desk.get_by_role("heading", level=1, name="Incidents")).to_be_visible()
 
@@ -256,7 +256,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
     """
     story = seeded.story
     with signed_in(browser, seeded) as page:
-        page.clock.install()
+        install_clock(page)
         open_job(page, story.calm)
         expect(page.get_by_text("Live")).to_be_visible()
         expect(page.get_by_role("heading", name="Open incident")).to_be_hidden()

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from control_plane.api.dashboard import STATIC
 from control_plane.db.tokens import Role
-from tests.dashboard.browsing import PHONE, confirm, signed_in
+from tests.dashboard.browsing import PHONE, confirm, install_clock, signed_in
 from tests.dashboard.service import Seeded
 from tests.dashboard.test_pages import pages
 
@@ -105,7 +105,7 @@ def test_pages_that_were_never_opened_open_without_the_server_and_lose_their_gre
     browser: Browser, seeded: Seeded
 ) -> None:
     with signed_in(browser, seeded, is_cut=True) as page:
-        page.clock.install()
+        install_clock(page)
         page.goto("/jobs")
         expect(page.locator("main .status.tone-good").first).to_be_visible()
         with page.expect_response(lambda answer: f"/assets/{chunk('SignIn').name}" in answer.url):
