@@ -115,7 +115,7 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     (incident,) = job.incidents()
     story = page.get_by_role("region", name="Latest incident")
     expect(story).to_contain_text(drill["NodeId"])
-    expect(story).to_contain_text(re.compile("Yes: (training continues|the job completed)"))
+    expect(story).to_contain_text(re.compile("Recovered|Job completed"))
     expect(page.get_by_role("link", name=re.compile("^replacing nodes, incident"))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
