@@ -90,7 +90,7 @@ describe('nodes', () => {
     const nixl = { NodeStatus: 'assigned', ReplicaTransport: 'nixl', ReplicaTransportReason: 'found rdmap0' } as const
     const text = '1 node: NIXL; 2 nodes: TCP, because NIXL is missing'
     expect(transportsOf([tcp, nixl, tcp, { NodeStatus: 'joining' }, { ...nixl, NodeStatus: 'gone' }])).toBe(text)
-    expect(transportsOf([])).toBe('no agent has joined')
+    expect(transportsOf([])).toBe('not reported')
   })
   test('what AWS announced comes newest first, and nothing else', () => {
     const events = [['NoticeReceived', 1], ['NodeJoined', 2], ['NodesToBeLeft', 3]].map(([Type, EventId]) => ({ Type, EventId })) as Event[]

@@ -101,7 +101,8 @@ export function transportsOf(nodes: readonly Sending[]): string {
     const text = NODES.transport(transport, transport === 'tcp' ? reason : undefined)
     counts.set(text, (counts.get(text) ?? 0) + 1)
   }
-  return [...counts].sort().map(([text, number]) => `${plural(number, 'node')}: ${text}`).join('; ') || NODES.noVersion
+  const words = [...counts].sort().map(([text, number]) => `${plural(number, 'node')}: ${text}`)
+  return words.join('; ') || NODES.noTransport
 }
 
 const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])

@@ -31,7 +31,7 @@ export const NODES = {
   heldTitle: (reason: string) => `Held: ${reason}`,
   heldWithoutReason: 'the server gives no reason',
   requested: (action: string) => `Requested: ${action}`,
-  noVersion: 'no agent has joined',
+  noVersion: 'no agent has joined', noTransport: 'not reported',
   transport: (transport: string, reason?: string) =>
     reason === undefined ? transport.toUpperCase() : `${transport.toUpperCase()}, because ${reason}`,
   dialog: {
