@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 
 from everstep.node_checks import NodeFacts
 from everstep.protocol.firmware import is_ec2_instance
-from everstep.protocol.replica_transport import CLASS_INFINIBAND, NIXL_MODULE, rdma_devices
+from everstep.protocol.replica_transport import NIXL_MODULE
 
 EC2_METADATA: Final = "http://169.254.169.254"
 TIMEOUT_SECONDS: Final = 10.0
+CLASS_INFINIBAND: Final = Path("/sys/class/infiniband")
 EFA_TOOLS: Final = Path("/opt/amazon/efa/bin")
 NCCL_PLUGINS: Final = (Path("/opt/amazon"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/local/lib"))
 
@@ -121,3 +122,18 @@ def _metadata(endpoint: str, path: str, *, with_token: bool) -> str | None:
     finally:
         connection.close()
     return body if answer.status == http.client.OK else None
+
+
+def rdma_devices(folder: Path = CLASS_INFINIBAND) -> tuple[str, ...]:
+    """List the RDMA devices of this node (EFA, InfiniBand, RoCE), as the kernel names them.
+
+    Args:
+        folder: folder in which the kernel lists the devices. EFA devices appear there too.
+
+    Returns:
+        The names of the devices, sorted; empty if the kernel has no RDMA driver.
+    """
+    try:
+        return tuple(sorted(each.name for each in folder.iterdir()))
+    except OSError:
+        return ()

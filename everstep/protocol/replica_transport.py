@@ -2,7 +2,7 @@
 
 The agent uses the choice when it starts. `everstep doctor --node` shows the same choice before that.
 
-Invariant: NIXL is chosen only with an RDMA device. Without one, UCX would serve RDMA requests in software on an
+Invariant: pure. NIXL is chosen only with an RDMA device. Without one, UCX would serve RDMA requests in software on an
 unauthenticated TCP port, and any machine that reaches the port could write to the agent's memory.
 """
 
@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 TransportSetting = Literal["auto", "tcp", "nixl"]
 TRANSPORT_SETTINGS: tuple[TransportSetting, ...] = get_args(TransportSetting)
 NIXL_MODULE: Final = "nixl_cu12._bindings"
 """Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, and then spins."""
-CLASS_INFINIBAND: Final = Path("/sys/class/infiniband")
 
 
 class ReplicaTransport(StrEnum):
@@ -59,18 +57,3 @@ def choose_transport(setting: TransportSetting, devices: Sequence[str]) -> Trans
     return TransportChoice(
         uses_nixl=False, reason="this node has no EFA or InfiniBand device", is_warning=setting == "nixl"
     )
-
-
-def rdma_devices(folder: Path = CLASS_INFINIBAND) -> tuple[str, ...]:
-    """List the RDMA devices of this node (EFA, InfiniBand, RoCE), as the kernel names them.
-
-    Args:
-        folder: folder in which the kernel lists the devices. EFA devices appear there too.
-
-    Returns:
-        The names of the devices, sorted; empty if the kernel has no RDMA driver.
-    """
-    try:
-        return tuple(sorted(each.name for each in folder.iterdir()))
-    except OSError:
-        return ()

@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from everstep.node_facts import rdma_devices
 from everstep.protocol.ids import NodeId
 from everstep.protocol.replica_transport import (
     NIXL_MODULE,
     ReplicaTransport,
     TransportSetting,
     choose_transport,
-    rdma_devices,
 )
 from worker.errors import NixlUnavailable
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from everstep.node_facts import rdma_devices
 from everstep.protocol.replica_transport import (
     TRANSPORT_SETTINGS,
     ReplicaTransport,
     TransportSetting,
     choose_transport,
-    rdma_devices,
 )
 from worker.replication.nixl import open_transport
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from everstep.node_facts import CLASS_INFINIBAND
 from worker.core.node_health import DiskFacts, DiskQueue, LinkFacts
 
 CLASS_NET = Path("/sys/class/net")
-CLASS_INFINIBAND = Path("/sys/class/infiniband")
 BLOCK_DEVICES = Path("/sys/dev/block")
 _FINISHED, _WAITING = (0, 4, 11, 15), 8
 """Columns of a block device's `stat` file, from which `queue` reads two numbers.
