@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 TRIMMED_RATIO = 0.1
-"""Fraction of the values that the trimmed mean ignores among the smallest, and as many among the largest.
+"""Fraction of the values that the trimmed mean ignores at each end: the smallest tenth and the largest tenth.
 
 The number of ignored values is rounded up. From three or more values, at least one is ignored at each end.
 """

@@ -6,9 +6,7 @@ When a connection breaks, the holder keeps the received chunks, and the next tra
 single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The
 silence check does not drop such a holder from the view, because the holder answers (`worker.core.silence`).
 
-Only a step that arrives in a single transfer proves a sound connection. In a test, a connection was reset ten times per
-second while the owner sent a step of 64 MiB every 160 ms. No step took more than three transfers, but a third to a half
-of the steps was lost.
+Only a step that arrives in a single transfer proves a sound connection.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
 """
@@ -32,8 +30,7 @@ a second, much less than `holder_deadline`.
 class BrokenLine:
     """State of the owner's connection to one holder: sound, or breaking repeatedly.
 
-    Each `ReplicaSender` holds one object and replaces it when the state changes. An object with default values
-    represents a sound connection.
+    An object with default values represents a sound connection.
     """
 
     cut_count: int = 0

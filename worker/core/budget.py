@@ -32,10 +32,10 @@ ENOUGH, LEAST = 32, 8
 """Minimum numbers of measurements for a decision about the interval between two snapshots.
 
 `LEAST` is the minimum number of snapshots. `ENOUGH` is the minimum number of iterations in which a part of a snapshot
-was captured or sent, while every step is proposed. At an interval of n iterations, `ENOUGH` / n of them suffice.
+was captured or sent, if every step is proposed. If every n-th step is proposed, `ENOUGH` / n such iterations suffice.
 """
 ENOUGH_QUIET = 16
-"""Minimum number of iterations without any part of a snapshot ("quiet"), with which the other iterations are compared.
+"""Minimum number of quiet iterations (without any part of a snapshot) for a comparison with the other iterations.
 
 With fewer quiet iterations, the estimated cost is the time for which the snapshots blocked the rank.
 """
@@ -56,7 +56,7 @@ MAX_INTERVAL = 1000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Measurements from which the cost of one snapshot follows: the iterations in which it was captured or sent."""
+    """The iterations in which one snapshot was captured or sent. The cost of the snapshot follows from them."""
 
     iterations: int
     """Number of iterations so far in which a part of this snapshot was captured or sent."""
@@ -114,7 +114,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        # Before this object's first capture, transfers belong to an earlier snapshot. The budget does not measure them.
+        # Until the first capture that the budget measures, transfers belong to a snapshot that it does not measure.
         if not has_begun:
             return (
                 loaded
@@ -130,10 +130,11 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations from the last proposed step to the next: the interval, plus an occasional delay (a rest).
+        """Iterations from the last proposed step to the next: the interval, plus an occasional delay.
 
-        The coordinator delays one proposal after `REST_EVERY` iterations to measure an iteration without a snapshot.
-        If a snapshot is still being sent meanwhile, it delays the next proposal again.
+        After `REST_EVERY` iterations without a quiet one, the coordinator delays a proposal to get an iteration without
+        a snapshot. If the last snapshot is still being sent in that iteration, the coordinator delays the next proposal
+        too.
         """
         return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 

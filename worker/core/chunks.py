@@ -66,7 +66,7 @@ class ScheduledChunk:
     """Position of the chunk in the snapshot, in bytes."""
     bytes_count: int
     span: int
-    """Index of the idle span. A chunk that fits into no span has the number of spans as its index."""
+    """Index of the idle span. For a chunk that fits into no span, the number of spans."""
     begin_seconds: float
     """Seconds from the boundary, at which the iteration begins, to the start of the chunk."""
 

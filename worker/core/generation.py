@@ -112,15 +112,14 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
-    """Return whether a rejected session of a peer belongs to the run that this node works for.
+    """Return whether a connection that a peer opened for the wrong generation belongs to this node's run.
 
-    Around a restart of the ranks, peers may connect for the previous or for the next generation of this run. A
-    replacement node also receives sessions of generations in which it was never a member. The agent logs no warning for
-    such a session.
+    Around a restart of the ranks, peers may still connect for the previous generation of the run, or already for the
+    next one. The agent then rejects the connection, but logs no warning.
 
     Args:
         promised: the run of the newest promise; None before the first promise.
-        run: the run that the session names.
+        run: the run that the peer names.
 
     Returns:
         True if both runs are the same, so that the agent logs no warning.

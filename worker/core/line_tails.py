@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TAIL_BYTES: Final = 256 * 1024
-"""Maximum encoded bytes, per rank of a node, of the newest lines that other nodes store."""
+"""Maximum size, per rank, of the newest log lines that other nodes store for a node, in encoded bytes."""
 MESSAGE_BYTES: Final = 256 * 1024
 """Size in bytes at which a message with log lines for another node is complete. Its last line may exceed this size."""
 
@@ -31,7 +31,7 @@ class Tail:
 
     @classmethod
     def of(cls, first: int, rows: Sequence[bytes]) -> Tail:
-        """Return the tail that consists of the log lines `rows`, of which the first has the number `first`."""
+        """Return the tail with the log lines `rows`. `first` is the number of the first line."""
         return cls(first, tuple(rows), sum(map(len, rows)))
 
     @property

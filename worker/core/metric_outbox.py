@@ -65,7 +65,8 @@ class MetricOutbox:
     def connected(self) -> None:
         """Record a new connection to the control plane.
 
-        The next message begins with the oldest queued value, because no confirmation can arrive on the old connection.
+        The next message begins with the oldest unconfirmed value, because a confirmation may be lost with the old
+        connection.
         """
         self._sent_at = None
 

@@ -27,12 +27,13 @@ from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, N
 FIRST_SILENT_SECONDS = 60.0
 """Seconds without a finished request after which a disk that never finished a request counts as silent.
 
-Such a disk may be idle, while its driver wrongly shows finished requests as waiting. The agent writes to the disk when
-it starts. The kernel writes this data back after at most 35 s, so a working disk has finished a request by then.
+A shorter time would be wrong for an idle disk whose driver shows finished requests as waiting. The agent writes to the
+disk when it starts, and the kernel writes this data back after at most 35 s. A working disk has finished a request by
+then.
 Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs).
 """
 XID_SECONDS = 600.0
-"""Seconds for which an Xid error is reported. Lasting effects of the error are reported as `gpu_lost` or `gpu_ecc`."""
+"""Seconds for which an Xid error of a GPU is reported. Lasting damage is reported as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
 NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
@@ -94,8 +95,8 @@ class DiskWait:
     least_waiting: int | None
     """Lowest number of waiting requests in any reading at which the volume was idle or had made progress.
 
-    Some drivers count finished requests as waiting for ever. Requests therefore count as waiting only if their number
-    exceeds this minimum. The value is None until a finished request has been observed.
+    Some drivers count finished requests as waiting for ever. Only requests above this minimum therefore count as
+    waiting. None until a finished request has been observed.
     """
     since: float | None
     """Monotonic time of the volume's last progress while requests waited; None while no request waits."""
@@ -299,7 +300,7 @@ def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
     """Return the readings of an error counter within the last `WINDOW_SECONDS`, with the new reading.
 
-    If the counter has decreased, it was reset, so older readings are dropped.
+    A counter that has decreased was reset, so all older readings are dropped.
     """
     kept = before if not before or before[-1][1] <= count else ()
     return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))

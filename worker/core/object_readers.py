@@ -23,9 +23,9 @@ from worker.core.shared_parts import LATE_SECONDS
 
 
 def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[NodeId]:
-    """Yield the nodes in the order in which they are responsible for reading one part of an object.
+    """Yield the nodes in the order in which they should read one part of an object from S3.
 
-    Consecutive parts have different first nodes. The parts of a node that drops out are divided among all others.
+    Consecutive parts begin with different nodes. If a node is lost, its parts are divided among all other nodes.
 
     Args:
         nodes: the nodes that share the reads.
@@ -43,7 +43,7 @@ def reading_order(nodes: Sequence[NodeId], key: str, number: int) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class ObjectReaders:
-    """The nodes that one node asks for parts of shared S3 objects during one load.
+    """The nodes from which one node gets parts of shared S3 objects while it loads its shards.
 
     Immutable: a method that records an event returns a changed copy.
     """
@@ -51,15 +51,18 @@ class ObjectReaders:
     here: NodeId
     """The node that loads."""
     nodes: tuple[NodeId, ...]
-    """The result of `reading_nodes`. It may lack `here`, if this node loads from S3 although the plan names a peer."""
+    """The nodes that load from S3 according to the plan (`reading_nodes`).
+
+    `here` is missing if the plan names a peer as its source, and this node loads from S3 nevertheless.
+    """
     excluded: frozenset[NodeId] = frozenset()
-    """Nodes that are lost or whose load has failed."""
+    """Nodes that are lost or slow, or whose load has failed."""
     lacking: frozenset[tuple[NodeId, str]] = frozenset()
-    """Node and key of each object that the node does not use."""
+    """Pairs of a node and an object's key: the node does not use the object, so it reads no part of it."""
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The other nodes that share the reads from S3, without lost nodes and nodes that failed or took too long."""
+        """The other nodes in `nodes`, without the excluded nodes."""
         return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
 
     def reader(self, key: str, number: int) -> NodeId:
@@ -70,7 +73,7 @@ class ObjectReaders:
         return self.here
 
     def exclude(self, *nodes: NodeId) -> ObjectReaders:
-        """Record nodes from which this node expects no part of the object any more: lost nodes and too slow nodes."""
+        """Record lost and slow nodes, from which this node expects no more parts."""
         return replace(self, excluded=self.excluded | set(nodes))
 
     def lack(self, node: NodeId, key: str) -> ObjectReaders:

@@ -5,8 +5,8 @@
                                             every node: the newest set, in its report
 
 An iteration is the training work from one finished optimizer step to the next. Each node measures only its first rank,
-because collective operations make the iterations of all ranks equally long. Rank 0's node publishes its values as
-numbered points. The control plane adds the newest values of all other nodes to each of these points.
+because collective operations make the iterations of all ranks equally long. The control plane adds the newest values of
+all other nodes to each point of rank 0's node.
 
 Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
 set contains only values of the fixed list in `OwnMetrics.due`.
@@ -19,10 +19,7 @@ from dataclasses import dataclass, replace
 from everstep.protocol.rank_messages import OWN_METRICS
 
 PERIOD_SECONDS = 5.0
-"""Minimum seconds between two sets of measured values that a node publishes.
-
-A chart shows about a thousand points, and a job usually has more iterations than that.
-"""
+"""Minimum seconds between two sets of measured values that a node publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class OwnMetrics:
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Total bytes sent to holders until the node last published metric values."""
+    """Bytes that the node had sent to holders in total when it last published metric values."""
     usage: NodeUsage = NodeUsage()
     """Use of the node's devices when the last set of values was published."""
 

@@ -4,10 +4,10 @@ Pacing delays the chunks of a snapshot until training does not use the network. 
 
     steps 0-3 paced ─▶ 4-7 unpaced ─▶ 8-11 unpaced ─▶ 12-15 paced ─▶ … ─▶ verdict
 
-Pacing avoids contention with the collective operations of training. It costs extra wake-ups and processor time. On
-cores that agents and ranks share, the agents then send while the ranks compute. A delayed snapshot may also be
-unfinished when the next step is due, so that the next step is not captured. The trial therefore measures both modes and
-compares the training time per captured step.
+Pacing avoids contention with the collective operations of training. It costs extra wake-ups and processor time. If
+agents and ranks share cores, a paced agent sends while the ranks compute. A delayed snapshot may also be unfinished
+when the next step is due, so that the next step is not captured. The trial therefore measures both modes and compares
+the training time per captured step.
 
 Invariant: the mode of a trial step depends on its step number alone. All nodes try the same mode at the same time,
 because one node that sends at a bad moment slows the iteration of every node. All nodes follow the verdict of the
@@ -25,10 +25,9 @@ from everstep.protocol.slot import digest
 from worker.core.averages import median_error
 
 RUN_STEPS = 4
-"""Number of consecutive steps in the same mode.
+"""Number of consecutive steps in the same mode, paced or unpaced.
 
-The sending of a snapshot may continue in the next iteration. With several steps per mode, most of this sending falls
-into steps of the same mode.
+The sending of a snapshot may continue in the next iteration, which should have the same mode.
 """
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 """Numbers of measured iterations per mode that decide when the trial ends.
@@ -37,8 +36,8 @@ LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 - `LEAST_TO_PACE`: minimum before the verdict "paced".
 - `ENOUGH`: number at which the trial always ends with a verdict.
 
-Late snapshots are rare and cost whole steps. Eight paced iterations may contain no late snapshot, so the verdict
-"paced" requires more iterations.
+Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain none, so the verdict "paced"
+requires more iterations.
 """
 MOST_LOST = 4
 """Maximum number of lost steps that the trial attributes to one snapshot.
@@ -127,8 +126,8 @@ class PacingTrial:
 def is_tried_paced(step: Step) -> bool:
     """Return whether the trial sends the snapshot of `step` only in idle network time (paced).
 
-    Of each two consecutive groups of `RUN_STEPS` steps, one group is paced, selected pseudo-randomly. The
-    pattern therefore does not coincide with work that a script does every n steps.
+    In each pair of groups of `RUN_STEPS` steps, one group is paced. A pseudo-random choice selects the group, so that
+    the pattern does not coincide with work that a script does every n steps.
     """
     pair, place = divmod(step // RUN_STEPS, 2)
     return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)

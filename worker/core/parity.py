@@ -54,10 +54,9 @@ class Stripe:
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
-        """Return the index of the chunk of the shard of `rank` that the share of `holder` contains at index `row`.
+        """Return the chunk of the shard of `rank` that row `row` of the share of `holder` contains.
 
-        `holder` is another rank of the stripe. Each chunk of its share (a row) is the XOR of one chunk of each other
-        rank's shard.
+        `holder` is another rank of the stripe. A row of its share is the XOR of one chunk of each other rank's shard.
         """
         return row * self.width + self._first(rank, holder)
 
@@ -108,7 +107,7 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A lost shard, and the rules that select the chunks of the surviving members from which it is rebuilt."""
+    """A lost shard, and the rules that select the surviving chunks from which it is rebuilt."""
 
     stripe: Stripe
     lost: Contribution
@@ -133,14 +132,14 @@ class Missing:
         )
 
     def chunk_of(self, rank: Rank, chunk: int, *, is_share: bool) -> int:
-        """Return the chunk of the lost shard that a chunk of a surviving rank helps to rebuild.
+        """Return the chunk of the lost shard that a surviving rank's chunk helps to rebuild.
 
-        A row of a share is the XOR of one chunk of each contributing shard. Both chunks belong to the same row.
+        The two chunks are in the same row of the same share. A row is the XOR of one chunk of each contributing shard.
 
         Args:
             rank: the surviving rank of the stripe.
-            chunk: index of a chunk of the rank's share, which is a row, or of its shard.
-            is_share: True for the rank's share, False for its shard.
+            chunk: index of a row of the rank's share, or of a chunk of its shard.
+            is_share: True if `chunk` is a row of the rank's share, False if it is a chunk of its shard.
 
         Returns:
             The index of the lost shard's chunk. It may be beyond the end of the lost shard.
@@ -162,22 +161,22 @@ class Missing:
 class Share:
     """State of a parity share while other ranks contribute to it, kept by the holder's agent.
 
-    The agent changes the bytes of the slot only for a chunk for which `accepts` returns True. In the same call, it
-    records the chunk with `apply`. A restarted agent does not know which chunks a slot contains. It empties the slot,
-    and every member contributes again.
+    The agent combines a chunk with the slot only if `accepts` returns True, and records it with `apply` in the same
+    call. A restarted agent cannot see which chunks a slot contains. The agent empties the slot, and all members
+    contribute again.
     """
 
     contributors: frozenset[Rank]
     """The other ranks of the stripe, each of which contributes a part of its shard."""
     announced: frozenset[Contribution] = frozenset()
-    """The parts of other ranks' shards that these ranks have announced for this share."""
+    """The contributions (parts of their shards) that other ranks have announced for this share."""
     applied: frozenset[tuple[Rank, int]] = frozenset()
     """The rows that contain a contributor's chunk, as the contributor's rank and a bit mask of rows.
 
     A contributor has at most one entry.
     """
     complete: frozenset[Rank] = frozenset()
-    """Ranks of which every chunk that belongs to this share is combined into it."""
+    """Ranks whose whole contribution (part of a shard) is combined into this share."""
 
     def begin(self, contribution: Contribution) -> Share:
         """Record that a member of the stripe has announced the shard that it contributes.
@@ -192,27 +191,26 @@ class Share:
     def accepts(self, rank: Rank, row: int) -> bool:
         """Return whether the agent must still combine (XOR) the chunk of `rank` with row `row` of this share.
 
-        False if it has combined the chunk already, because a second XOR would remove the chunk again.
+        False if the row contains the chunk already. A second XOR would remove the chunk.
         """
         return not self._rows(rank) >> row & 1
 
     def is_begun(self, row: int) -> bool:
-        """Return whether a row of the share, the XOR of one chunk per rank, contains a chunk of at least one rank.
+        """Return whether a row of the share contains a chunk of at least one rank.
 
         A row without a chunk has undefined bytes.
         """
         return any(rows >> row & 1 for _, rows in self.applied)
 
     def apply(self, rank: Rank, row: int) -> Share:
-        """Record that a row of the share (the XOR of one chunk per rank) now contains the chunk of `rank`."""
+        """Record that row `row` of the share now contains the chunk of `rank`."""
         rows = self._rows(rank)
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
     def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
         """Record that `rank` has sent its last chunk for this share.
 
-        A row of the share is the XOR of one chunk per rank. `rows` are the rows that must contain a chunk of this rank.
-        The rank counts as complete only if each of these rows contains its chunk.
+        `rows` are the rows that must contain a chunk of `rank`. The rank counts as complete only if all of them do.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self
@@ -220,10 +218,10 @@ class Share:
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
         """Return whether a member that has sent its whole contribution should continue to wait for the sealed share.
 
-        The answer depends on the members whose contributions are still incomplete. Such a member may not have begun,
-        because its rank still captures the step; it must then be connected. If it has begun, it must have made progress
-        since the last call. If the result is False, the waiting member receives no progress message, and drops this
-        holder after the holder deadline.
+        The member waits only while every incomplete contribution may still arrive. A rank may still capture the step,
+        and has then not begun its contribution: it must be connected. A rank that has begun must have made progress
+        since the last call. If the result is False, the waiting member receives no progress message. It drops this
+        holder at the holder deadline.
 
         Args:
             connected: members with an open session to this node.
@@ -239,10 +237,7 @@ class Share:
 
     @property
     def is_complete(self) -> bool:
-        """True if the share contains a complete contribution (part of a shard) of every other rank of the stripe.
-
-        The agent may then seal the share's slot.
-        """
+        """True if the share contains the whole contribution of every other rank, so that its slot may be sealed."""
         return self.complete == self.contributors
 
     def _rows(self, rank: Rank) -> int:

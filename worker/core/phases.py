@@ -4,8 +4,8 @@ A rank's boundary is the last step that it finished. A script may announce a tim
 time in which the phase, the boundary and the announced limit of a rank do not change.
 
 Invariant: the duration of a stay is recorded only after the rank has left it by itself. The duration ends at the last
-reading of the stay, because several short stays may lie between two readings. The duration of a phase with an announced
-limit is not recorded, because it does not show the job's usual pace.
+reading that shows the stay. The duration of a phase with an announced limit is not recorded, because it does not show
+the job's usual pace.
 """
 
 from __future__ import annotations
@@ -62,8 +62,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds without a change of the rank's phase, boundary and limit, until the last reading of its page.
-
-        The limit is the time limit that the script has announced for the phase.
-        """
+        """Seconds without a change of the rank's phase, boundary and announced time limit, until the last reading."""
         return self.seen_at - self.since

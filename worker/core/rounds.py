@@ -73,7 +73,7 @@ class Shard:
     capturing: Step = NONE
     """The proposed step while its rank still captures it; `NONE` otherwise.
 
-    Holders may already receive the captured parts. The owner never votes on the step before it is sealed.
+    Parts that are already captured may be sent to the holders.
     """
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Pairs (peer, step): the peer has acknowledged that it holds the step, and the acknowledgement is still valid."""
@@ -122,8 +122,6 @@ class Shard:
             has_parity=has_parity,
         )
 
-    # The methods below return the shard's next state after an announcement, a capture or another event.
-
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Apply the coordinator's newest committed and proposed step.
 
@@ -144,8 +142,7 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A peer that the owner had dropped may have acknowledged the committed step after the owner's vote. The peer
-        # now returns to the view.
+        # A dropped peer may have acknowledged the committed step after the owner's vote. It now returns to the view.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -167,10 +164,11 @@ class Shard:
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """Record that the owner's node no longer has `step` in a slot, because the rank got the slot for another step.
+        """Record that the owner's node has overwritten its slot of `step` with another step.
 
         The rank may capture `step` again with another result, so the holders' acknowledgements of `step` no longer
-        count. Those of the newest committed step (`foundation`) still count, because this step is never captured again.
+        count. Acknowledgements of the newest committed step stay valid, because the rank never captures this step
+        again.
         """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
@@ -217,13 +215,11 @@ class Shard:
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
-    # The members below derive facts from this shard's state, and choose the step that each holder receives next.
-
     def wanted(self, peer: NodeId) -> Step:
         """Return the step that the owner sends to the holder `peer` next, or `NONE`.
 
-        A holder first receives the committed step (before the first commit: the base), then the proposed step. The
-        owner can send a step that it has sealed. Without parity, it can also send the step that its rank is capturing.
+        A holder first receives the committed step (before the first commit: the base), then the proposed step. Without
+        parity, the owner sends the proposed step already while its rank captures it.
         """
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):
@@ -243,9 +239,9 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Return `peer` to the view if it holds the foundation, unless this owner has already voted.
+        """Return `peer` to the view if it holds the committed step (before the first commit: the base).
 
-        The foundation is the committed step, or before the first commit the step from which the generation starts.
+        After this shard's vote, the view does not change.
         """
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
@@ -259,11 +255,7 @@ class Shard:
 
     @property
     def is_under_way(self) -> bool:
-        """True while the replication of a snapshot is unfinished.
-
-        This is the case while a peer lacks a step of this shard. It is also the case after this shard's vote, while the
-        coordinator waits for the votes of other shards.
-        """
+        """True while a peer lacks a step of this shard, or this shard's vote waits for the votes of other shards."""
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
     @property
@@ -286,10 +278,9 @@ def _cut(reason: str) -> str:
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     """Return a rank's answer to an announced stop, which the rank's agent reports.
 
-    A rank answers only at boundaries. A rank that passed the boundary before the stop could not see the announcement in
-    time. It may never reach its next boundary, because the other ranks wait at the stop while this rank waits for them
-    in a collective. The agent therefore answers ECHO_NO for such a rank. If the rank answers later, the coordinator
-    withdraws the stop and announces a new one, which delays the stop by one round.
+    A rank answers only at boundaries. A rank that has already passed the step of the stop saw the announcement too
+    late. This rank may wait in a collective for other ranks, which wait at the stop, and so never reach its next
+    boundary. The agent therefore answers ECHO_NO for it, and the coordinator announces a later stop.
 
     Args:
         half: the part of the shared page that the rank writes.
@@ -323,15 +314,15 @@ class Coordinator:
     stored: Step = FIRST_STEP
     """Step of the newest complete checkpoint in S3 at the start of the generation; 0 without one."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks whose restored protection the coordinator announces (`worker.core.strays.strayed`).
+    """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`).
 
-    A stray is a shard on a node to which the new plan does not assign it. The set contains each rank with a stray, and
-    all ranks on the same node as such a rank. Nodes drop their strays when the shards have all planned copies again.
+    A rank is fully protected when all planned holders have its shard. The set contains the ranks with a stray (a shard
+    on a node to which the new plan does not assign it), and all ranks on the same nodes.
     """
     is_relayout: bool = False
-    """True if another number of ranks captured the base, the step from which the generation starts.
+    """True if another number of ranks than the present one captured the base (a relayout).
 
-    No node has a slot of the base in the new layout, so the base is neither proposed nor uploaded.
+    No slot then contains a shard of the present layout at the base, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
     """Selects which steps are proposed. The base is always proposed first, except if `is_relayout`."""
@@ -358,14 +349,14 @@ class Coordinator:
     """The newest step to upload to S3, or `NONE`.
 
     The step is committed, or it is the restored step of a job that is stopped before its first commit. Exception: if
-    the upload or the export of an older step occupies the last slot, the final step is marked while it is proposed.
-    Agents then end the older upload and the export.
+    uploads or exports of older steps use all slots, the final step is marked while it is only proposed. Agents then end
+    the older upload and the export to free a slot.
     """
     marked: tuple[Step, ...] = ()
     """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
 
-    A checkpoint is complete only if all its shards are reported, and agents report only their newest finished uploads
-    (`worker.core.slots.newest_uploads`). While an older commit is uploaded, no further commit is therefore marked.
+    Agents report only their newest finished uploads (`worker.core.slots.newest_uploads`). No further commit is
+    therefore marked while any agent uploads a commit that is not in this tuple.
     """
     wanted: Step = NONE
     """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
@@ -402,11 +393,7 @@ class Coordinator:
         is_blocking: bool = False,
         max_uploads: int = 1,
     ) -> Coordinator:
-        """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds).
-
-        The coordinator first proposes the base. After a change of the number of ranks (a relayout), it first proposes a
-        step of the new generation instead.
-        """
+        """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds)."""
         core = cls(
             world_size=world_size,
             base=base,
@@ -450,8 +437,6 @@ class Coordinator:
             max_uploads=max_uploads,
         )
         return replace(core, is_recovering=True)
-
-    # The methods below return the coordinator's next state after a report or another event.
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Apply the newest reports of some ranks, then commit, propose or stop if the reports permit (`advance`)."""
@@ -500,8 +485,6 @@ class Coordinator:
         """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
-    # The members below derive facts from the ranks' reports, and choose the step that the coordinator proposes next.
-
     @property
     def highest_boundary(self) -> Step:
         """The highest step that any rank has reported as finished; before any report, the step that was restored."""
@@ -509,10 +492,9 @@ class Coordinator:
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Ranks whose shards the plan moved to other nodes (`strayed`), once all new holders have a copy.
+        """Ranks in `strayed` whose shards all planned holders have sealed, at the base or a later step.
 
-        Each planned holder of such a shard has then sealed the base or a later step. A rank with a holder that is out
-        of view is not included, because commits do not wait for that holder's copy.
+        A rank with a holder out of view is not included, because commits do not wait for that holder's copy.
         """
         return tuple(
             each.rank
@@ -552,9 +534,8 @@ class Coordinator:
     def hold(self) -> Step:
         """The step for whose upload all ranks wait (blocking checkpoints), or `NONE`.
 
-        The wait begins after the commit and requires no message of a rank, so it cannot block collective operations.
-        The wait ends when no agent uploads the step, also after failed uploads. It also ends when the ranks must stop,
-        so that the ranks reach the step of the stop while the upload continues.
+        The wait begins after the commit, and ends when no agent uploads the step, also after failed uploads. It also
+        ends when the ranks must stop, so that they reach the step of the stop.
         """
         is_over = self.is_recovering or self.is_finished or self._is_stopping
         return self.persist if self.is_blocking and self._is_storing and not is_over else NONE
@@ -563,8 +544,8 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the moment a step is marked for upload until no agent uploads the step any more.
 
-        The value stays True until every agent has reported that the marked step is committed and that no upload of the
-        step runs on its node. The report that first contains the commit also contains the running upload.
+        An agent reports the commit and its running upload in the same message. The value stays True until all agents
+        have reported the commit.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
@@ -599,8 +580,8 @@ class Coordinator:
             stop_state=StopState.CONFIRMED,
         )
         if known.stop == NONE:
-            # A restarted coordinator treats an announced stop as withdrawn. It does not reuse the number of this stop,
-            # because ranks' shared-memory pages still contain answers to it.
+            # A restarted coordinator withdraws an announced stop. It does not reuse the number of this stop, because
+            # ranks' shared-memory pages may still contain answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         marked = (committed,) if self.every_steps else ()
         return replace(
@@ -608,7 +589,6 @@ class Coordinator:
         )
 
     def _decided(self) -> Coordinator:
-        """Commit or abandon the proposed step once the ranks' votes permit a decision."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
@@ -641,14 +621,12 @@ class Coordinator:
     def _persist(self, committed: Step) -> Step:
         """Return the step that the coordinator marks for upload to S3 after the commit of the step `committed`.
 
-        The result is `committed` if a checkpoint is due and another upload may begin. Otherwise it is the step marked
-        before. If an interval in steps is set, the first commit at or after the interval's next multiple is uploaded.
-        The base (the step from which this generation starts) counts as a commit, because an earlier generation may
-        have ended before it uploaded the base.
+        The result is `committed` if a checkpoint is due and another upload may begin, otherwise the step that was
+        marked before. The base counts as a commit, because the earlier generation may have ended before it uploaded the
+        base.
         """
         if not self._may_mark:
-            # No further upload may begin now. The checkpoint stays due, and the first commit after an upload has ended
-            # becomes the checkpoint.
+            # The checkpoint stays due. The first commit after the end of an upload becomes the checkpoint.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed
@@ -656,11 +634,7 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if the coordinator may announce another step for upload to S3.
-
-        This requires that fewer than `max_uploads` steps are being uploaded, and that no node uploads a step outside
-        `marked`, the steps that were announced last.
-        """
+        """True if fewer than `max_uploads` steps are being uploaded, and all of them are in `marked`."""
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}
 
@@ -710,9 +684,9 @@ class Coordinator:
     def _left_behind(self) -> Coordinator:
         """Mark the newest complete step for upload once all ranks of a job with a stop request have finished.
 
-        The newest complete step is the committed step; without a commit, it is the base. The method also marks it
-        without a stop request if the final step was marked but never committed. In that case, agents have cancelled
-        the upload of an older step to free a slot for the final step.
+        The newest complete step is the committed step; without a commit, it is the base. The method also marks it if
+        the final step was marked for upload but never committed. Agents have then cancelled an older upload in favour
+        of the final step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation
@@ -722,23 +696,20 @@ class Coordinator:
     def _held_base(self) -> Step:
         """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
 
-        If more or fewer ranks than the present ones saved the base (a relayout), its shards divide the state
-        differently. No slot then contains a shard of this generation at the base.
+        After a relayout (a change of the number of ranks), no slot contains a shard of the present layout at the base.
         """
         return FIRST_STEP if self.is_relayout else self.base
 
     @property
     def _is_stopping(self) -> bool:
-        # A restarted coordinator may know only one of them: the user's request to stop, or the stop that ranks
-        # confirmed.
+        # A restarted coordinator may receive only one of the two: the user's request, or the stop that ranks confirmed.
         return self.stop_requested or self.stop_state is StopState.CONFIRMED
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished:
             return self
         if self.proposed != NONE:
-            # A user's export of a snapshot may have taken the last free slot after the proposal. The final step needs
-            # this slot.
+            # After the proposal, a user's export of a snapshot may have taken the slot that the final step needs.
             is_short = self.proposed == self.final and self._is_full
             return replace(self, persist=self.final) if is_short else self
         if self.committed == NONE and self._held_base:
@@ -749,10 +720,9 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if self._is_full:
-            # No slot is free, so the next capture must wait for the end of an upload or of an export.
             return self
-        # Propose only steps after the base, which no rank captures again. `highest_boundary` can be below the base,
-        # because agents report the boundary NONE for ranks that have not restored their state yet.
+        # Before ranks have restored their state, `highest_boundary` can be below the base. The base is never captured
+        # again, so only later steps are proposed.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
         if self.snapshots is not Snapshots.EVERY_STEP:
             return self._propose_checkpoint(Step(soonest))
@@ -784,13 +754,12 @@ class Coordinator:
     def _propose_checkpoint(self, soonest: Step) -> Coordinator:
         """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
 
-        Only jobs whose ranks capture nothing but checkpoints use this method (`snapshots`). The smallest distance
-        between two snapshots (`distance`) does not apply to these steps, because the checkpoint interval or a request
-        already decides when they are captured.
+        Only jobs that capture nothing but checkpoints use this method (`snapshots`). The minimum distance between two
+        snapshots (`distance`) does not apply to them.
         """
         is_wanted = self.wanted > self.persist
-        # After the commit of a step that is marked for upload, an agent first pins the step's slot and then reports the
-        # commit. Until all agents have reported the commit, `uploads_in_flight` may lack this step.
+        # After a commit, an agent first pins the slot of the marked step for the upload and then reports the commit.
+        # Until all agents have reported the commit, `uploads_in_flight` may lack this step.
         is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
         is_busy = is_marking or not self._may_mark
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):

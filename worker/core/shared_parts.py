@@ -72,11 +72,11 @@ class SharedParts:
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
         """Return the state of a transfer before the owner has begun its first part.
 
-        Each helper node already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts.
-        Otherwise the owner and the first helper to answer would transfer all parts of a small object.
+        Each helper node already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Without
+        these first parts, the owner and the first helper to answer would transfer all parts of a small object.
 
         Args:
-            part_count: number of parts, and therefore number of the last part, because numbers begin with 1.
+            part_count: number of parts; parts are numbered from 1.
             helpers: nodes that can begin at once. Other helpers receive their first parts from `assign`.
             now: monotonic time in seconds.
 
@@ -132,8 +132,8 @@ class SharedParts:
     def finish(self, helper: NodeId, number: int) -> SharedParts:
         """Record that a helper node has transferred a part of the S3 object.
 
-        The call changes nothing if the part is not outstanding at this helper. The helper has then answered twice, or
-        the owner already transfers the part itself.
+        The call changes nothing if the part is not assigned to this helper any more, for example after a repeated
+        answer.
         """
         part = self.outstanding.get(number)
         if part is None or part.helper != helper:
@@ -175,10 +175,7 @@ class SharedParts:
         return state
 
     def reject(self, number: int) -> SharedParts:
-        """Exclude a helper node from the transfer, because its part has wrong content.
-
-        The owner transfers this part.
-        """
+        """Exclude the helper node that transferred part `number` with wrong content. The owner transfers this part."""
         helper = self.finished[number]
         finished = {each: other for each, other in self.finished.items() if each != number}
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
@@ -186,7 +183,8 @@ class SharedParts:
     def take_missing(self) -> tuple[SharedParts, int | None]:
         """Assign to the owner a part of the S3 object that a helper node failed to transfer.
 
-        Return the state after this assignment and the part's number, or None as the number if no such part is left.
+        Returns:
+            The new state, and the number of the part; None as the number if no such part is left.
         """
         if not self.missing:
             return self, None
@@ -194,10 +192,7 @@ class SharedParts:
         return replace(self, missing=self.missing - {number}), number
 
     def owed(self, helper: NodeId) -> list[int]:
-        """Return the parts of the S3 object that were assigned to a helper node and that it has not transferred yet.
-
-        The result contains their numbers, in descending order.
-        """
+        """Return the numbers of the parts that a helper node must still transfer, in descending order."""
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:
@@ -211,7 +206,7 @@ class SharedParts:
 
 
 def is_read_first(plan: GenerationPlan, rank: Rank) -> bool:
-    """Return whether S3 is the first source of a rank's shard."""
+    """Return whether the plan names S3 as the first source of the shard of `rank`."""
     sources = plan.ranks[rank].sources
     return bool(sources) and sources[0].kind == "s3"
 
@@ -219,9 +214,8 @@ def is_read_first(plan: GenerationPlan, rank: Rank) -> bool:
 def reading_nodes(plan: GenerationPlan) -> tuple[NodeId, ...]:
     """Return the nodes that load at least one shard from S3 according to the plan, in the order of GROUP_RANK.
 
-    These nodes share the reads of common objects (`worker.core.object_readers`). The generation starts only after all
-    of them have loaded. After a relayout (a change of the number of ranks) the result is empty, because nodes then load
-    shards on demand.
+    These nodes share the reads of common objects (`worker.core.object_readers`). The result is empty after a relayout
+    (a change of the number of ranks), because nodes then load shards on demand.
     """
     return tuple(node.node_id for node in plan.nodes if any(is_read_first(plan, rank) for rank in node.ranks))
 
@@ -249,18 +243,17 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 
 
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
-    """Return the home of an earlier rank's lost shard: the node that gets this shard on behalf of all nodes.
+    """Return the node that gets a lost shard of an earlier rank on behalf of all nodes: the shard's *home*.
 
-    The function is used after a relayout (a change of the number of ranks), for a shard of the earlier launch that no
-    node has in memory. Its home rebuilds the shard by parity, or reads it from S3, and the other nodes fetch it from
-    the home.
+    After a relayout (a change of the number of ranks), no node may have the shard of an earlier rank in memory. The
+    home rebuilds the shard by parity, or reads it from S3. The other nodes fetch it from the home.
 
-    The shards are divided evenly among the nodes, in the order of ranks. Ranks divide the state in the same order, so
-    the ranks of the home probably need the shard, too.
+    The shards are divided evenly among the nodes, in the order of ranks, because the ranks of the home then probably
+    need the shard themselves.
 
     Args:
         plan: a plan with a relayout.
-        rank: rank of the earlier generation that owns the shard.
+        rank: rank of the earlier generation that owned the shard.
 
     Returns:
         A node of the plan.

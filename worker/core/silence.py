@@ -50,12 +50,11 @@ class Silence:
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one attempt to send failed with some progress. The next one begins a series (`failing_since`).
-    """
+    """True after one attempt to send failed with some progress. A second one begins a series (`failing_since`)."""
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Seconds for which the holder must stay out of view after the last drop; the next drop at least doubles them."""
+    """Seconds for which the holder had to stay out of view after the last drop. The next drop at least doubles them."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Return the state after the owner's next periodic check of the holder.
@@ -107,10 +106,9 @@ class Silence:
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> Silence:
-        """Record that the owner dropped the holder, so that commits continue without it.
+        """Record that the owner dropped the holder from the view, and set how long the holder must stay out.
 
-        The call also sets how long the holder must then stay out of the view. A call during that time (`may_return` is
-        False) changes nothing.
+        A call during that time (`may_return` is False) changes nothing.
         """
         if not self.may_return:
             return self
@@ -120,10 +118,7 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """True if, at the last check, the dropped holder had stayed out of view for `apart_seconds`.
-
-        A vote may then wait for the holder again.
-        """
+        """True if, at the last check, the dropped holder had stayed out of view for `apart_seconds`."""
         return self.looked_at >= self.returns_at
 
     @property

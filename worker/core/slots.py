@@ -4,8 +4,7 @@ A holder has two slots per shard, or more if `CheckpointConfig.ThirdSlot` is set
 state of the shard at one step, captured in one generation.
 
 Invariant: contents that must not be overwritten are identified by their step and the generation that captured it. A
-slot with any other content may be overwritten, but only with the step that is being proposed or loaded. The plan lists
-the contents that the generation may still need.
+slot with any other content may be overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
 
 UPLOAD_TRIES = 6
-"""Attempts to upload one shard. With the longest pauses, the last attempt begins 31 s after the first failure."""
+"""Attempts to upload one shard. The last attempt begins at most 31 s of pauses after the first failure."""
 FIRST_PAUSE_SECONDS = 1.0
 """Longest pause after the first failed attempt of an upload, in seconds. Later pauses are longer."""
 
@@ -54,8 +53,7 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
     """Return the index of the slot that was already granted for `content`, or None.
 
     The coordinator may propose the last step of the training twice, but the rank captures the step only once. At the
-    second proposal, the agent may not have received the end of this capture yet. It must therefore grant the same slot
-    again.
+    second proposal, this capture may still run in the slot that was granted first.
 
     Args:
         slots: the shard's slots on this node, in order.
@@ -101,8 +99,8 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
 def kept(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
     """Return the contents of one shard that must not be overwritten on this node.
 
-    The agent calls this before every grant and once while it loads a generation. After the first commit the result is
-    only the committed content. Before the first commit the result is the plan's keep list and the base.
+    After the first commit of the generation, this is only the committed content. Before the first commit, it is the
+    plan's keep list and the base.
 
     Args:
         committed: the newest committed content of the generation; None before the first commit.
@@ -161,9 +159,8 @@ def slots_per_shard(*, has_third_slot: bool, max_uploads: int) -> int:
 def newest_uploads(finished: Sequence[UploadedShard], *, max_uploads: int) -> list[UploadedShard]:
     """Return the finished uploads that a node still reports: the newest `max_uploads` + 2 steps of each rank.
 
-    Ranks upload at different speeds, so another rank may still upload an older step that this node has finished. The
-    coordinator marks no further step while any rank uploads a step that is older than the `max_uploads` newest marked
-    steps. The final step of a stop is the only exception.
+    Ranks upload at different speeds. While another rank still uploads an older step, the node must continue to report
+    its own finished upload of that step.
 
     Args:
         finished: the uploads that the node has reported so far, and the upload that has just ended.

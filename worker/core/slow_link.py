@@ -28,18 +28,16 @@ FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""Factor that shows that the link has become faster: the rate without a limit, divided by the earlier rate.
+"""Rate without a limit, divided by the rate measured before, from which the link counts as faster.
 
-The sender then measures the rate once more, because right after the limit is lifted, the kernel's timers and buffers
-distort it.
+The sender then measures once more, because right after a limit is lifted, the kernel's buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of the limit. A limited transfer below this fraction shows that the link has become even slower."""
+"""Fraction of the limit. If a limited transfer is slower than this fraction, the link has become slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
-"""Rate below which a link counts as stopped.
+"""Rate below which a link counts as stopped. Snapshots on such a link are sent without a limit.
 
-Snapshots on such a link are sent without a limit. Training could not use the rate that a limit would leave free. After
-the link has recovered, a limit would also delay the transfer.
+Training could not use the rate that a limit would leave free.
 """
 
 

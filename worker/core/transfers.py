@@ -83,11 +83,10 @@ def fetch_streams(payload_bytes: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StreamCount:
-    """Finds the number of streams with the highest rate for a session, by measurement.
+    """Finds by measurement the number of parallel TCP streams with the highest rate.
 
     A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 Gbit/s within).
-    The capacity of a host's cards and cores is not known in advance. The number of streams doubles as long as this
-    raises the rate by `WORTHWHILE`, then stays at the best value.
+    The number of streams doubles as long as this raises the rate by `WORTHWHILE`, then stays at the best value.
     """
 
     limit: int

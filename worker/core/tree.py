@@ -28,8 +28,7 @@ from everstep.protocol.rounds import NodeReport, RankRound
 ARITY = 16
 """Maximum number of children of a node. A tree of 10,000 nodes then has four levels.
 
-With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). A higher arity adds
-work to each node. A lower arity adds levels, and each level may delay a non-urgent report by 20 ms.
+With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`).
 """
 RANKS_PER_MESSAGE = 1024
 """Maximum number of ranks per `RoundReport`.
@@ -147,8 +146,8 @@ class Reports:
     def is_progress(self, sent: Reports) -> bool:
         """Return whether the unsent reports say only that ranks finished steps or received the coordinator's messages.
 
-        An agent may delay such reports until its ranks vote on the proposed step, because the report with the vote
-        contains the same facts. The agent does not delay reports while one of the ranks has received no proposed step.
+        The agent may delay such reports until its ranks vote, because the report with the vote contains the same facts.
+        The result is False while a rank has received no proposed step.
         """
         return all(
             before is not None

@@ -30,10 +30,10 @@ would then take longer than the transfer of the bytes.
 MAX_WRITERS = 64
 """Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
 MAX_OFFERED = 4096
-"""Maximum number of tensors that a rank lists for the division. A rank with more tensors lists its largest ones."""
+"""Maximum number of tensors that a rank reports for the division: the largest ones."""
 DIGEST_BYTES = 16
 OWN = -1
-"""Number that marks a tensor that only its own rank uploads, in the S3 object of this rank."""
+"""Number that marks a tensor that is not divided: its rank uploads it in the rank's own S3 object."""
 
 
 class Item(NamedTuple):
@@ -50,7 +50,7 @@ class Division:
     """Result of `divide` for one rank: the S3 objects that contain its tensors, and the objects that it writes."""
 
     objects: tuple[int, ...]
-    """For each tensor that the rank listed, in order: the number of the object that contains the tensor, or `OWN`."""
+    """For each tensor that the rank reported, in order: the number of the object that contains the tensor, or `OWN`."""
     writes: frozenset[int]
     """Numbers of the S3 objects with equal tensors that this rank uploads for all ranks."""
 
@@ -102,7 +102,7 @@ def divide(
 
 
 class _Table:
-    """Numbers the tensors that the ranks listed for the division, so that `divide` hashes each tensor only once."""
+    """The reported tensors, numbered, so that `divide` hashes each tensor only once."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()
@@ -111,7 +111,7 @@ class _Table:
         for rank, offer in sorted(offers.items()):
             groups.setdefault(tuple(map(number_of.__getitem__, offer)), []).append(rank)
         self.groups = list(groups.items())
-        """Each distinct list of tensors: the tensors' numbers, and in ascending order the ranks that sent this list."""
+        """Each distinct list of tensors' numbers, with the ranks that reported this list in ascending order."""
         self.items = list(number_of)
         """Each distinct tensor, by its number."""
         self.ranks_of = self._ranks_of()
@@ -137,7 +137,6 @@ class _Table:
         return ranks_of
 
     def largest_first(self, number: int) -> tuple[int, bytes]:
-        """Return the sort key of the tensor (or group of tensors) `number`, which puts larger ones first."""
         item = self.items[number]
         return -item.bytes, item.digest
 
@@ -175,10 +174,9 @@ class _Table:
 
 
 def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, ...]:
-    """Return which S3 object contains each tensor of one rank's list.
+    """Return the number of the S3 object for each tensor of one rank's list.
 
     `numbers` are the numbers of the listed tensors. `object_of` maps a tensor's number to the number of its S3 object.
-
     If a rank holds two tensors with the same content, the second one stays in the rank's own object (`OWN`).
     """
     if len(set(numbers)) == len(numbers):

@@ -27,7 +27,7 @@ class UploadProgress:
     object_bytes: int = 0
     """Size of the uploaded object. Until the first attempt begins, the size of the shard in memory."""
     stored_bytes: int = 0
-    """Bytes that S3 has stored in this attempt to upload. This node or helping holders have sent them."""
+    """Bytes that S3 has stored in this attempt, sent by this node or by helper nodes."""
     awaited: str = ""
     """Name of another rank's object for which this upload waits, because S3 lacks the object; otherwise empty."""
 
