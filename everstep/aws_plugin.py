@@ -1,11 +1,10 @@
 """Plugin of the AWS CLI that makes `aws everstep` send the token in EVERSTEP_TOKEN.
 
 The endpoint rules that `everstep configure` installs contain a token and cannot read the environment. The user lists
-this module under `[plugins]` in ~/.aws/config. Every `aws` command then imports it. To stay fast, it imports only the
+this module under `[plugins]` in ~/.aws/config. Every `aws` command then imports the module, so it imports only the
 standard library and `everstep.config`.
 
-The order of precedence is the same as in the SDK. EVERSTEP_TOKEN overrides the token of the default profile. A named
-profile overrides the environment.
+EVERSTEP_TOKEN overrides the token of the default profile. A named profile overrides the environment.
 
 Invariant: the token is sent only to the endpoint that the rules chose, over https or to this machine. If
 EVERSTEP_ENDPOINT_URL is set, the rules must have chosen the endpoint that it names.

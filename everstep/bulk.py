@@ -8,8 +8,7 @@ bench-durable` compares it with boto3's transfer manager, awscrt and obstore (do
     read        range ─▶ the caller's memory; after a broken connection, the read continues from its position
 
 The client sends the CRC64NVME checksum of every part, and S3 verifies it. S3 also verifies the checksum of the whole
-object when the client completes the upload. The signature of each part's request covers the part's SHA-256. The caller
-receives this SHA-256 too.
+object when the client completes the upload.
 
 Invariant: S3 stores an upload completely or not at all. When a call returns, its threads have ended. A call raises
 botocore's errors or the error types of this module, and its caller translates both.

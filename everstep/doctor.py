@@ -24,7 +24,8 @@ SKEW_WRONG_SECONDS: Final = 60.0
 """Minimum clock skew for a WRONG finding. From `SKEW_TOLD_SECONDS` on, the finding is a WARNING.
 
 The limit is a minute, because the nonce with which an agent proves its identity is valid for one minute. AWS rejects
-signatures that are five minutes off. The durations of incident phases come from timestamps of several machines.
+signatures that are five minutes off. A smaller skew distorts the durations of incident phases, because their timestamps
+come from several machines.
 """
 LEAST_SHARED_MEMORY_BYTES: Final = GIB
 LEAST_MEMORY_BYTES: Final = 2 * GIB

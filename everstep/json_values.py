@@ -1,7 +1,6 @@
 """Provides type guards for values parsed from JSON, YAML or TOML.
 
-Invariant: a guard checks only the value itself. The members have the type `Any` afterwards. After `isinstance(value,
-dict)`, a type checker would reject their use as unknown types.
+Invariant: a guard checks only the value itself, not its members. For type checkers, the members have the type `Any`.
 """
 
 from __future__ import annotations

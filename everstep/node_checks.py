@@ -3,8 +3,8 @@
 `everstep doctor --node` uses this module. Machine images run that command at boot and start the agent only if no
 finding is WRONG. `everstep.node_facts` gathers the facts.
 
-Invariant: the module is pure. A fact that could not be gathered has its default. The module then reports missing
-hardware or a missing limit, but only if the instance type has this hardware or every node needs this limit.
+Invariant: the module is pure. A fact that could not be gathered has its default value. The module then reports the
+hardware or the limit as missing, if the instance type has this hardware or every node needs this limit.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Lau
 
             try:
                 launches[name].append(_launch(bench, home, systems.get(name), size, beside))
-            except BenchmarkFailed as error:  # report the failure, and continue with the other systems
+            except BenchmarkFailed as error:
                 failed[name] = str(error)
                 bench.say(f"  {error}")
             before = pair.measure()

@@ -100,7 +100,6 @@ def _transfer(size: int, kind: str) -> Transfer:
 
 
 def _receive(parent: Connection, size: int, kind: str) -> None:
-    """Receive and digest all chunks. The receiver's process runs this function."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         parent.send(server.getsockname()[1])
         line = _line(server.accept()[0], "i-2", kind, parent, is_server=True)

@@ -172,7 +172,6 @@ def _spoil(slot: Path) -> None:
 
 
 def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
-    """Wait until both ranks have written their output files of one launch, and return the contents of the files."""
     paths = [directory / f"rank{rank}.gen{generation}.json" for rank in range(RANKS)]
     deadline, asked_at = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while not all(path.exists() for path in paths):

@@ -144,7 +144,6 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
 
 @contextmanager
 def _folder(memory: Path) -> Iterator[Path]:
-    """Create a folder on tmpfs for the `with` block, and remove it afterwards."""
     folder = memory / f"everstep-bench-device-{os.getpid()}"
     folder.mkdir(mode=0o700)
     try:

@@ -58,7 +58,6 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 
 def _transfers(begun: Begun) -> Iterator[Sample]:
-    """Measure uploads to and downloads from each S3 server by each S3 client. The order of the clients rotates."""
     for server, sizes in (QUICK_SIZES if begun.is_quick else SIZES).items():
         with _served(server) as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
             for mib in sizes:
@@ -67,7 +66,6 @@ def _transfers(begun: Begun) -> Iterator[Sample]:
 
 
 def _uploads(begun: Begun) -> Iterator[UploadBlock]:
-    """Measure training while Everstep or DCP stores a checkpoint."""
     with SeaweedFs(folder=SHARED_MEMORY, memory="2GiB", yields=True) as weed:
         environment = {**weed.environment, "AWS_DEFAULT_REGION": REGION}
         with closing(weed.client()) as client:
@@ -85,7 +83,6 @@ def _loads(begun: Begun) -> Iterator[Load]:
 
 
 def _strategies(begun: Begun) -> Iterator[StrategyJob]:
-    """Run one job per checkpoint strategy, and kill one rank in each job."""
     options = ClusterOptions(nodes=strategies.NODES, spares=0)
     with started_bench(begun.home / "strategies", begun.say, options) as bench:
         bench.wait_until_warm(strategies.NODES)
@@ -115,7 +112,6 @@ def _restores(begun: Begun) -> Iterator[SharedLoadTime]:
 
 
 def _comparisons(begun: Begun) -> Iterator[Comparison]:
-    """Measure each load and export by each system in turn, with the same S3 server and the same model."""
     mib = QUICK_MODEL_MIB if begun.is_quick else MODEL_MIB
     with _served("SeaweedFS") as url, TemporaryDirectory(dir=SHARED_MEMORY) as folder:
 

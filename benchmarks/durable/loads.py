@@ -171,7 +171,6 @@ def _added_bytes(before: Inventories, after: Inventories) -> int:
 
 
 def _added(before: Inventories, after: Inventories) -> list[tuple[int, SlotRecord]]:
-    """Return the slots that exist in `after` but not in `before`, each with the number of its node."""
     return [
         (number, record)
         for number in range(NODES)

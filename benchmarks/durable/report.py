@@ -222,7 +222,6 @@ def values(run: Run) -> dict[str, str | None]:
 
 
 def _job_values(run: Run) -> dict[str, str | None]:
-    """Return the texts of the sections about training jobs."""
     blocks, loads = run.uploads, run.loads
     return {
         "job_uploads": jobs.upload_table(blocks) if blocks else None,

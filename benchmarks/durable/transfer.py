@@ -228,7 +228,6 @@ def _boto3_client(task: Task) -> Any:
 
 
 def _private_bytes(field: str) -> int:
-    """Return a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

@@ -110,9 +110,6 @@ class Case:
     """
 
 
-# The following functions stop processes.
-
-
 @contextmanager
 def peer_stopped(place: Place) -> Iterator[Struck]:
     """Stop an agent with SIGSTOP until the fault ends: the agent that holds the copy of the coordinator's shard.
@@ -171,9 +168,6 @@ def _is_arriving(node: str, rank: int) -> bool:
     return False
 
 
-# The following functions disturb the connections between nodes.
-
-
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
     """Limit the rate of a node's link to a hundredth of its measured rate, and at most to 12.5 MB/s."""
@@ -222,9 +216,6 @@ def resets(place: Place) -> Iterator[Struck]:
         struck.did = f"all connections between the agents, every {RESET_EVERY_SECONDS:g} s: {count} in {lasted:.0f} s"
     if not count:
         raise BenchmarkFailed("no connection was reset. Use a kernel with INET_DIAG_DESTROY.")
-
-
-# The following functions fill the nodes' memory for slots.
 
 
 @contextmanager

@@ -123,7 +123,9 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            heard = len(running.told) - 1  # Earlier reports may predate the fault's effect.
+            heard = (
+                len(running.told) - 1
+            )  # Count only the newest report and later reports. Earlier reports may describe the time before the fault took effect.
             during = running.wait_steps(sizes.steps)
             # The fault began before the job, so the API has not reported Protected before the fault.
             told, told_at = running.told[heard:], None
@@ -168,7 +170,6 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
 
 
 def _submitted(place: Place, case: Case, sizes: Sizes) -> Running:
-    """Submit a case's job, and wait for its first steps."""
     name = re.sub(r"\W+", "-", case.name).strip("-")
     trace = place.bench.directory / "traces" / name
     trace.mkdir(parents=True)

@@ -153,6 +153,8 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
 
 
 def floor(ranks: list[Json], name: str) -> Floor:
-    """Return all ranks' timings of one floor: an operation that no snapshot can beat, timed before and afterwards."""
+    """Return all ranks' timings of one floor: an operation that no snapshot can beat, timed before and after the
+    snapshots.
+    """
     before, after = ([seconds for rank in ranks for seconds in rank[when][name]] for when in ("before", "after"))
     return Floor(Summary.of(before), Summary.of(after))

@@ -1,14 +1,12 @@
 """Selects Everstep's snapshots in a case whose network is too busy for a snapshot at every step.
 
-Everstep's budget (`worker.member.traffic.Traffic` with its `Budget`) limits the cost of snapshots. It determines the
-number of steps between two snapshots.
+Everstep's budget (`worker.member.traffic.Traffic` with its `Budget`) limits how much snapshots slow training. It
+determines the number of steps between two snapshots.
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
 
-The budget receives the run's measurements: the times of boundaries, and whether a snapshot was being sent. This
-benchmark copies no state, so snapshots never block the rank. The budget also receives the profiled iterations, which
-have no snapshots. They show the budget the step time without snapshots. A job that saves every step would have as many
-such iterations only after 800 steps.
+The budget receives the times of boundaries, and whether a snapshot was being sent. Profiled iterations have no
+snapshots, so they show the step time without snapshots.
 
 In the product, all nodes learn the next step to capture through a round. Here, node 0 writes the step to a file one
 iteration ahead.
@@ -31,7 +29,7 @@ GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)
 PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
 PROPOSED = struct.Struct("=qqb")
-"""Layout of the file that all nodes share: the last two proposed steps, and a `Pacing`.
+"""Layout of the file that all nodes share: the last two proposed steps, and the pacing of transfers (`Pacing`).
 
 The file contains two steps, because another node may read the file just before or just after node 0 writes its next
 proposal.

@@ -8,8 +8,7 @@ selects the steps (`budgeted`). The benchmark omits handshake, slots, capture, d
 receiving node acknowledges each complete transfer.
 
 In GEMINI, the holder copies each chunk out of its receive buffer before the next chunk arrives. In the benchmark, a
-timed wait replaces this copy. The wait is as long as the transfer of the chunk, because GEMINI's authors measured a
-copy as fast as their link.
+timed wait as long as the transfer of the chunk replaces this copy.
 """
 
 from __future__ import annotations
@@ -81,8 +80,6 @@ class Node:
         self.records: list[dict[str, Any]] = []
         self.transfers = 0
         self.acknowledged: dict[int, asyncio.Future[None]] = {}
-
-    # The methods below send chunks of snapshots to the benchmark's other nodes, and receive theirs.
 
     def listen(self) -> socket.socket:
         """Accept connections from every node that sends its copies to this node. Each connection has its own thread."""
@@ -185,8 +182,6 @@ class Node:
             rates.append(PROBE_BYTES / (now() - begun))
         self.link = Link(max(rates), ALPHA_SECONDS)
 
-    # The methods below send snapshots, at the times that each compared scheme prescribes (`schemes.Scheme`).
-
     def learn(self, profile: Profile) -> None:
         self.profile = profile
         if self.budgeted is not None:
@@ -239,8 +234,6 @@ class Node:
             alpha_seconds=self.link.alpha_seconds,
             mu=MU_RATIO,
         )
-
-    # The methods below start the node's rank and handle its messages.
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def tell(**message: Any) -> None:

@@ -58,10 +58,6 @@ def judge(figure: Figure) -> Row:
 
 
 def _verdict(row: Row) -> Verdict:
-    """Return PASS if the upper bound of the interval is within the limit, and SHORT if the lower bound exceeds it.
-
-    Otherwise return INCONCLUSIVE.
-    """
     assert row.low is not None
     assert row.high is not None
     assert row.limit is not None

@@ -35,7 +35,7 @@ class Interruption:
     job: Job
     fault: Fault
     seconds: float
-    """Seconds from the fault until every rank in `waited_for` has finished a new step."""
+    """Seconds from the fault until every rank that must continue (`Contender.waited_for`) has finished a new step."""
     lost_steps: int
     """Steps that had finished before the fault and were repeated after it."""
     came_back: bool = True

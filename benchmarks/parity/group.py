@@ -1,8 +1,6 @@
 """Runs a group of four nodes in one process, whose shards are protected by two copies or by parity.
 
 The benchmark uses Everstep's slots, and Everstep's connections (sessions) between nodes.
-
-all ranks sealed w ──contributions or copies──▶ all ranks voted ACKED(w) ──commit──▶ next step
 """
 
 from __future__ import annotations

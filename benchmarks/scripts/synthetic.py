@@ -143,8 +143,8 @@ session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-# Measurements by kind of computation (`computes`), which replaces forward and backward pass. Each step has one entry:
-# the number of snapshots so far, and the seconds for which the session blocked the script in this step.
+# Measurements by kind of computation (`computes`), with one entry per step: the number of snapshots so far, and the
+# seconds for which the session blocked the script.
 held: dict[str, list[tuple[int, float]]] = {}
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)

@@ -33,10 +33,10 @@ These pieces and the chunks of `ChunkCache` use at most 64 MiB. An export also n
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""
 _FOLDER: Final = re.compile(r"run=[^/]*/gen=[^/]*/step=[^/]*/$")
-"""The last three folders of a checkpoint's original path.
+"""Matches the last three folders of a checkpoint's original path: run, generation and step.
 
-If the path of a manifest matches, it must name the manifest's own run, generation and step. A user's copy of a
-checkpoint may lie in any other folder.
+If a manifest's path matches, the three values must equal those in the manifest. A user's copy of a checkpoint may have
+any other path.
 """
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 
@@ -218,8 +218,8 @@ def open_checkpoint(uri: str) -> Checkpoint:
         manifest = decode_manifest(data)
     except ProtocolError as error:
         raise CorruptCheckpoint(f"{uri}: {error}") from error
-    # The manifest contains the keys of the original bucket. A user may have copied the checkpoint's folder elsewhere.
-    # The objects of the copy have the same keys only below this folder.
+    # The manifest lists keys in the original bucket, but a user may have copied the checkpoint's folder elsewhere. In a
+    # copy, only the part of each key that follows this folder is valid.
     folder = f"run={manifest.run}/gen={manifest.generation}/step={manifest.step}/"
     base = key.rpartition("/")[0]
     found = _FOLDER.search(f"{base}/")

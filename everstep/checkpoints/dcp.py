@@ -47,7 +47,7 @@ class CheckpointReader(StorageReader):
         self._uri = uri
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Use the manifest `checkpoint_id` from now on. None keeps the present manifest. DCP's `load` calls this."""
+        """Use the manifest `checkpoint_id` from now on. None keeps the current manifest. DCP's `load` calls this."""
         if checkpoint_id is not None:
             self._uri = os.fspath(checkpoint_id)
 

@@ -27,12 +27,10 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
-"""Number of times that the reader renews a hold (the slots that nodes keep for it) within the hold's time limit.
+"""Number of requests with which the reader renews a hold within the hold's time limit.
 
-A node that receives no request within the time limit ends the hold.
-
-A read extends the hold only on the node that it reads from. The other nodes need the renewals, and all nodes need them
-while the caller reads nothing.
+A hold makes the nodes keep the slots of one step. A node that receives no request within the time limit ends its hold.
+A read extends the hold only on the node that it reads from, so all other nodes need the renewals.
 """
 
 
@@ -126,7 +124,6 @@ class _Snapshot:
         self._read_bytes = int(answer["MaxReadBytes"])
 
     def open(self, key: str) -> StoredObject:
-        """Open the shard of a rank for reading (see `Objects.open`). `key` is the rank's number."""
         return _HeldObject(self, key, self._sizes[key])
 
     def read(self, rank: str, begin: int, end: int) -> bytearray:

@@ -65,6 +65,5 @@ def doctor(
 
 
 def _line(finding: Finding) -> str:
-    """Return one finding of the doctor's checks as text. A second line contains the advice."""
     advice = f"\n        to do: {finding.advice}" if finding.advice else ""
     return f"{finding.level.value:<7} {finding.check}: {finding.message}{advice}"

@@ -141,7 +141,6 @@ def create(
 
 
 def _in_words(change: Json) -> str:
-    """Return one change of the Auto Scaling group as text, with the reason and the time when Everstep applies it."""
     return (
         f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} "
         f"({change['Applies'].lower()}). {change['Reason']}"
@@ -241,7 +240,7 @@ def update(
 def unfreeze(service: Service, name: FleetName) -> Shown:
     """Declare the silent nodes of a frozen fleet lost.
 
-    Everstep freezes a fleet while most of its nodes are silent. The declaration holds until most nodes report again.
+    Everstep freezes a fleet while most of its nodes are silent. The declaration is valid until most nodes report again.
     """
     fleet = service.unfreeze_fleet(FleetName=name)
     return _shown(fleet)

@@ -71,12 +71,10 @@ class _Imported(TyperGroup):
         return self.imported().make_context(*args, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Import the module of this command, and return the names of the command's subcommands."""
         whole = self.imported()
         return whole.list_commands(ctx) if isinstance(whole, TyperGroup) else []
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import the module of this command, and return the command's subcommand `cmd_name`."""
         return self.imported().get_command(ctx, cmd_name)
 
     def imported(self) -> Any:

@@ -149,14 +149,12 @@ def _agent(node: Json) -> str:
 
 
 def _transport(node: Json) -> str | None:
-    """Return the transport of the node's replicas, and its reason."""
     if (transport := node.get("ReplicaTransport")) is None:
         return None
     return f"over {transport.upper()}: {node.get('ReplicaTransportReason', 'the agent gives no reason')}"
 
 
 def _share(node: Json) -> str:
-    """Return the memory of a node as a table cell: used and total."""
     memory = node.get("Memory")
     return "-" if memory is None else f"{size(memory['UsedBytes'])} of {size(memory['TotalBytes'])}"
 

@@ -96,8 +96,7 @@ def boards(
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
         event = wait(POLL_SECONDS)
-        # Process all events that have already arrived before the next poll of the service, because one poll follows all
-        # of them.
+        # Process all events that have arrived, and then poll the service once.
         while event is not None:
             seen = board.told(seen, event)
             event = wait(0)

@@ -266,7 +266,8 @@ class TrainBatches(StepBatches):
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        # Hide these attributes, so that Lightning neither stores the loader's own state nor ends the loader's workers.
+        # Hide the loader's private attributes and its state methods, so that Lightning neither stores the loader's own
+        # state nor ends the loader's workers.
         if name.startswith("_") or name in ("state_dict", "load_state_dict"):
             raise AttributeError(name)
         return getattr(self._loader, name)

@@ -139,7 +139,9 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         self.enable = config.enable
-        self.save_future = None  # torchtitan's trainer reads it. None: no save runs in the background.
+        self.save_future = (
+            None  # torchtitan's trainer reads this attribute. None means that no save runs in the background.
+        )
         if not self.enable:
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):
@@ -275,13 +277,11 @@ class _TrainerState:
         self._ended_step = ended_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trainer's counters at the end of the newest step."""
         # Replace the trainer's own count of steps. The trainer counts a step before it requests the step's batches. If
         # the data ends then, the step never runs.
         return {**self._trainer.state_dict(), "step": self._ended_step()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the trainer's counters of steps and tokens."""
         self._trainer.load_state_dict(state)
 
 
@@ -298,7 +298,6 @@ class _Logger:
         self._inner.log(metrics, step)
 
     def close(self) -> None:
-        """Close torchtitan's own logger."""
         self._inner.close()
 
 

@@ -347,7 +347,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._attachment.begin(control)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """Pass an entry of the trainer's log to the session."""
         self._attachment.log(logs or {})
 
 

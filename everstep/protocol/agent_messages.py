@@ -336,7 +336,8 @@ class RunningUpload(Message, frozen=True):
 class MetricPoint(Message, frozen=True):
     """Metric values of one step, logged by rank 0 or measured by the agent of its node.
 
-    After a restore, training repeats steps after the restored step. Their new values replace the old ones.
+    After a restore, training repeats steps after the restored step. The new values of these steps replace the old
+    values.
     """
 
     generation: Generation
@@ -860,10 +861,10 @@ class CommandEnded(Message, frozen=True):
 class HoldSnapshot(Message, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
-    The agent answers with `SnapshotHeld`. While it protects the step's slots from being overwritten, the node has a
-    *hold*. The agent ends the hold `HOLD_SECONDS` after the last request with this `hold_id`. A node has at most one
-    hold. With a hold, a request for the newest step (-1) returns the hold's step, even if a newer step is committed. A
-    request for another step replaces the hold's step. The agent refuses requests with the `hold_id` of an ended hold.
+    The agent answers with `SnapshotHeld`. Until the agent releases the step's slots, the node has a *hold*, and no rank
+    overwrites the slots. The agent ends the hold `HOLD_SECONDS` after the last request with this `hold_id`, and refuses
+    later requests with this id. A node has at most one hold. During a hold, a request for the newest step (-1) returns
+    the hold's step, even if a newer step is committed. A request for another step replaces the hold's step.
     """
 
     run: RunId

@@ -72,7 +72,7 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     etag: str
     payload_bytes: int
     payload_digest: str
-    """`slot.shard_digest` of the slot's payload, hexadecimal. A restored slot must match it."""
+    """Digest of the slot's payload (`slot.shard_digest`), hexadecimal. A restored slot must have this digest."""
     layout_hash: str
     origin_generation: Generation
     sha256: str = ""

@@ -131,8 +131,8 @@ class PreparingShard(Message, frozen=True):
     """Message of a holder that allocates slots or, with parity, waits for other members of the stripe.
 
     The holder repeats the message during this work, so that the owner does not count the holder as silent. With parity,
-    the owner also sends the message to the holder, while the owner's contribution to the holder's share makes progress,
-    or while the owner itself delays this contribution.
+    the owner also sends the message to the holder: while its contribution to the holder's share makes progress, and
+    while the owner delays this contribution.
     """
 
 

@@ -16,7 +16,9 @@ from typing import Final, Literal, get_args
 TransportSetting = Literal["auto", "tcp", "nixl"]
 TRANSPORT_SETTINGS: tuple[TransportSetting, ...] = get_args(TransportSetting)
 NIXL_MODULE: Final = "nixl_cu12._bindings"
-"""Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, and then spins."""
+"""Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, which would then
+poll without a pause.
+"""
 
 
 class ReplicaTransport(StrEnum):

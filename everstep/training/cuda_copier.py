@@ -262,7 +262,6 @@ class _Registered:
     """Addresses of the pieces that are registered so far."""
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is inside the mapped slot."""
         begin, size = self.memory.span
         return begin <= address < begin + size
 
@@ -298,7 +297,6 @@ class _Run:
 
     @property
     def begin(self) -> int:
-        """Address of the first byte of this range of the slot."""
         return self.targets[0].data_ptr()
 
     @property
@@ -346,7 +344,7 @@ class _Run:
 
 
 class _Gather:
-    """Gathers small tensors on the device before they are copied.
+    """Gathers small tensors in a buffer on the device, so that one transfer copies them to the slot.
 
     Each stream has its own `_Gather`. The order of the stream guarantees that the buffer's content is copied before the
     buffer is filled again.

@@ -495,7 +495,6 @@ class TrainingSession:
         self._exit_watch.cancel()
 
     def _report_fault(self, error: TrainingError) -> None:
-        """Report an error to the agent before the caller raises it."""
         self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
 
     def _drain(self) -> None:

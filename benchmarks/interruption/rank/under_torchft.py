@@ -1,8 +1,8 @@
 """The training program under torchft: one replica group with one rank, which continues when the other group ends.
 
 When the other group has restarted, this group sends its state to the restarted group. The program averages gradients
-with one `Manager.allreduce`. It does not use torchft 0.2.0's DistributedDataParallel, because its assertion ends the
-surviving group if the other group disappears during a collective.
+with one `Manager.allreduce`. It does not use torchft 0.2.0's DistributedDataParallel, because an assertion in that
+class ends the surviving group if the other group disappears during a collective.
 
 under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 """

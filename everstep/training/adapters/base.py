@@ -143,8 +143,7 @@ class Adapter(Protocol):
         """Return the tensors that `load` will read if a launch with a different number of ranks made the snapshot.
 
         The ranks of that launch are the earlier ranks. This rank maps their shards into its memory one by one, and
-        calls this after each shard. Boxes are rectangular pieces of whole tensors. The boxes of parameters are the
-        same in every call.
+        calls this method after each shard. The pieces of parameters in the result (boxes) are the same in every call.
 
         Args:
             earlier: the shards of earlier ranks that this rank has mapped so far.
@@ -310,8 +309,8 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        # Pass the owners (the parameters to which the state belongs) too. The name of a state tensor contains its
-        # parameter, so a tensor that moved to another parameter needs a new name.
+        # Also pass the parameters to which the state belongs. The name of a state tensor contains its parameter, so a
+        # tensor that moved to another parameter needs a new name.
         owners = list(self.optimizer.state)
         # Collect state that belongs to no single parameter. A custom optimizer may store it under string keys, while
         # torch's optimizers use parameters as keys.
@@ -356,13 +355,10 @@ class NamedOptimizer:
         return self.arenas[0]
 
     def of_earlier(self, earlier: EarlierTensors) -> list[StateTensor]:
-        """Return the optimizer state that this rank will load from the shards of an earlier launch.
+        """Return the optimizer state that this rank will load from an earlier launch with a different number of ranks.
 
-        The earlier launch had a different number of ranks.
-
-        The rank maps these shards into its memory one after another. The result contains each state tensor that the
-        shards mapped so far list. The tensors are on the meta device and have the sizes that they will have on this
-        rank.
+        The rank maps that launch's shards into its memory one after another. The result contains each state tensor that
+        the shards mapped so far list, on the meta device and with its size on this rank.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:
@@ -383,11 +379,10 @@ class NamedOptimizer:
         return found
 
     def wanted(self, earlier: EarlierTensors) -> list[str]:
-        """Return the names of scalars, such as `step`, that this rank must still find in shards of the earlier launch.
+        """Return the names of scalars of the optimizer state, such as `step`, that this rank has not found yet.
 
-        The earlier launch saved the step, and this rank maps its shards one after another. A parameter without elements
-        on this rank still has scalars in the optimizer's state. The result lists them until a mapped shard contains
-        optimizer state of the parameter.
+        The rank maps the shards of the launch that saved the step one after another. Even a parameter without elements
+        on this rank has scalars. They are listed until a mapped shard contains optimizer state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"

@@ -361,7 +361,6 @@ def _state_digest(generator: rng.Generator) -> str:
 
 
 def _print(verdict: Verdict) -> None:
-    """Print the verdict to the rank's output."""
     name = "deterministic" if verdict.is_deterministic else verdict.source or "no result"
     lines = [f"Determinism check: {name}. {verdict.sentence}", *([verdict.advice] if verdict.advice else [])]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
