@@ -139,9 +139,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         self.enable = config.enable
-        self.save_future = (
-            None  # torchtitan's trainer reads this attribute. None means that no save runs in the background.
-        )
+        self.save_future = None  # torchtitan's trainer reads this attribute. None means that no save runs.
         if not self.enable:
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):

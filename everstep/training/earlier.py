@@ -244,8 +244,8 @@ class EarlierTensors:
     def extent(self) -> tuple[int, int]:
         """Number of logical (whole) tensors, and of optimizer-state tensors with zero elements.
 
-        Both count the tensors in the earlier shards that this rank has mapped so far. Both numbers only grow. As long
-        as they do not change, `Adapter.targets` would return the same tensors, so the caller need not call it again.
+        Both count the tensors in the earlier shards that this rank has mapped so far. While the numbers do not change,
+        `Adapter.targets` would return the same tensors, so the caller need not call it again.
         """
         return len(self._held), sum(map(len, self._empty.values()))
 
@@ -310,7 +310,9 @@ class Target:
     If boxes of several logical tensors fill the same elements, these boxes have equal content, so one of them suffices.
     """
     is_padded: bool = False
-    """True if elements in no box (piece of a logical tensor) are padding and become zeros."""
+    """True if the tensor may contain padding: elements that no box (piece of a logical tensor) fills. They become
+    zeros.
+    """
     is_own: bool = False
     """True if this rank copies the whole tensor, unchanged, from the shard that supplies its values other than
     tensors."""

@@ -1,8 +1,8 @@
 """Records when this rank uses the network, for about twenty iterations.
 
 The profiler records again only when the duration of iterations has changed. It uses torch's profiler, which also
-records the collectives of DDP and FSDP. Hooks and patched calls would miss them. A recording contains only ranges and
-no operators, so it costs microseconds per iteration.
+records the collectives of DDP and FSDP. Hooks and patched calls would miss them. A recording contains the time spans of
+collectives and no operators, so it costs microseconds per iteration.
 
 Invariant: if profiling fails, the recording ends and training continues. If the script starts its own profiler,
 Everstep's recording ends without a result.
@@ -91,7 +91,7 @@ class NetworkProfiler:
         """Record the end of an iteration, and start, end or read a recording if it is due.
 
         Called once per iteration. Ending a recording and reading it each take milliseconds, for which the script waits.
-        The profiler therefore does them after different iterations.
+        The profiler therefore ends and reads a recording after different iterations.
 
         Args:
             at_seconds: end of the iteration on the monotonic clock.

@@ -227,7 +227,7 @@ class _Piece:
     def of(cls, offsets: tuple[int, ...], sizes: tuple[int, ...], box: torch.Tensor, part: TensorPart) -> _Piece | None:
         """Find the elements that are both in a box (rectangular piece) of an earlier shard and in a box of this rank.
 
-        An earlier shard is a shard of the launch that saved the step. This rank maps its slot file into memory.
+        An earlier shard is a shard of the launch that saved the step.
 
         Args:
             offsets: position of the earlier shard's box in the logical tensor.

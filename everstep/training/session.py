@@ -670,9 +670,8 @@ class TrainingSession:
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
         """Map and check the slot to restore from.
 
-        Return the mapping and the snapshot, or the reason why it is unusable.
-
-        At step 0, nothing is restored, so there is neither a snapshot nor a reason.
+        Return the mapping and the snapshot, or the reason why the slot is unusable. At step 0, there is nothing to
+        restore: the method returns None and an empty reason.
         """
         mapped, self._mapped = self._mapped, None
         if not named.base_step:

@@ -125,11 +125,10 @@ class _Capture:
 class _Verdict:
     """Decides, once per snapshot, whether the copy is consistent, and reports the result.
 
-    Audited snapshots (compared byte by byte with the state) do not use this class. A copy is consistent if no tensor
-    changed while it was copied. Torch increments a tensor's version only when an operation ends. `look` must therefore
-    be called at a moment when the training thread executes no torch operation: at a pause after the copy, or at the
-    guard. The result is reported when the decision is made and the copy has ended. All methods are safe from any
-    thread.
+    A copy is consistent if no tensor changed while it was copied. Torch increments a tensor's version only when an
+    operation ends. `look` must therefore be called while the training thread executes no torch operation: at a pause
+    after the copy, or at the guard. The result is reported when the decision is made and the copy has ended. Snapshots
+    that are compared byte by byte with the state do not use this class. All methods are safe from any thread.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.

@@ -60,8 +60,8 @@ def uncompiled(function: Callable[P, R], reason: str) -> Callable[P, R]:
 class StepWatch:
     """Checks that only registered optimizers update one session's parameters.
 
-    The checks run from the creation of this object until `close`. Another optimizer's state would be missing in
-    snapshots.
+    The checks run from the creation of this object until `close`. Snapshots contain the state of registered optimizers
+    only.
 
     Args:
         optimizers: every optimizer registered at `init`, whose steps are observed.

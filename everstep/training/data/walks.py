@@ -35,10 +35,8 @@ from everstep.training.state_tree import Tree
 class Walk:
     """One pass through a sampler or an iterable, which a resumed run can repeat exactly.
 
-    As long as no other code draws from a random generator, the pass (walk) draws from this generator. If other code has
-    drawn from the generator since the pass's last item, the pass records the generator's state (`Fork`) and draws one
-    more item from the generator. All later items use a random stream of the pass itself, which is derived from the
-    generator's state after that item.
+    As long as no other code draws from a random generator, the pass (walk) draws from this generator. After another
+    draw, the pass uses a random stream of its own, which is derived from the generator's state (`Fork`).
 
     Args:
         items: the sampler or iterable, read from its beginning.
