@@ -328,7 +328,7 @@ def _retention(given: Sequence[str]) -> Retention:
 def _announce(settings: Settings) -> None:
     """Log the timeouts, the event queue and the AWS account of the server.
 
-    `main` calls this function before the server opens or changes anything. The account comes from a request to AWS.
+    `main` calls this function before the server opens or changes anything.
     """
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
@@ -428,7 +428,6 @@ def _crash(server: Server, crashed: asyncio.Event) -> None:
 
 
 async def _run(server: Server, listener: socket.socket, manager: ServiceManager) -> None:
-    """Serve requests until a signal stops the server. Meanwhile, report to systemd's watchdog."""
     alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
     try:
         await server.serve(sockets=[listener])

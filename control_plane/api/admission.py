@@ -235,9 +235,8 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
     """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
 
-    Agents write to these locations, and the API reads and deletes objects in them. Agents and the API use their own
-    permissions there, not those of the job's RoleArn. A location in the service's bucket would therefore reach objects
-    of other projects, and is always an error.
+    Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. A
+    location in the service's bucket would therefore reach objects of other projects, and is always an error.
     """
     asked = {
         "CheckpointConfig.S3Uri": _asked_checkpoints(request),

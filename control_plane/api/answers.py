@@ -12,7 +12,7 @@ instead of one per request. A repeated DescribeTrainingJob costs the server 0.2 
 A cached response depends only on the database and the time. The passage of time changes some responses without a
 commit, for example when a token expires. Such a change takes effect after the maximum age at the latest. The revocation
 of a token is a commit, so it takes effect immediately. If this server cannot see the commits of other control-plane
-servers (`Versions`), their commits take effect after the cache's shorter maximum age.
+servers (`Versions`), their commits take effect after at most `MAX_AGE_UNSEEN_SECONDS`.
 
 Invariant: a response is returned only for the token or cookie it was created for. The size of the cache is bounded.
 """
@@ -132,7 +132,7 @@ class Answers:
             if self._making.get((key, version)) is done:
                 del self._making[key, version]
             if not done.done():
-                # The response was not cached. Each identical request that waits for it is then processed separately.
+                # If the response was not cached, each waiting identical request is then processed separately.
                 done.set_result(None)
 
     def _hold(self, key: Key, answer: Answer) -> None:

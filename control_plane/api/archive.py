@@ -205,7 +205,6 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
 
 
 def _parents(paths: set[str]) -> set[str]:
-    """Return all parent directories of the paths, at all levels."""
     found: set[str] = set()
     for path in paths:
         parent = path.rpartition("/")[0]
@@ -241,8 +240,7 @@ class _Bounded:
     def expect(self, content_bytes: int) -> None:
         """Permit `content_bytes` of a file's content in addition to the limits for headers and padding.
 
-        `inspect` calls this method after each header. Before the next call, `tarfile` reads the file's content and the
-        next header, and may read one record ahead.
+        `inspect` calls this method after the header of each file.
         """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded

@@ -130,7 +130,6 @@ def _created(answer: Mapping[str, Any]) -> str:
 
 
 def _object_in(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of a body, or an empty one if the body contains another value."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -136,10 +136,7 @@ class LogPauses:
     stored_seconds: float = 2.0
     """Seconds between two reads while the client has received every line up to the newest one."""
     catch_up_seconds: float = 0.3
-    """Seconds between two reads while the client has received a line but still lacks an earlier line.
-
-    Agents store lines in S3 within a second.
-    """
+    """Seconds between two reads while the client has received a line but still lacks an earlier line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

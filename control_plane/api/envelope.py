@@ -124,7 +124,7 @@ class Envelope:
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # The body is complete, so the next message is the client's disconnection.
+                return await receive()
             try:
                 async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()

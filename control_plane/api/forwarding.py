@@ -4,8 +4,8 @@ The agents of a fleet are connected to one server: the server that holds the lea
 these agents may arrive at another server. That server forwards the request with the caller's own credentials, which the
 managing server verifies again. The caller receives the managing server's response unchanged.
 
-A managing server whose process stands still does not answer. Once the forwarding server has taken over the fleet's
-lease from it, the forwarding server ends the request, so that the caller can repeat it.
+If the managing server hangs, the forwarding server may take over the fleet's lease. It then ends the request, so that
+the caller can repeat it.
 
 Invariant: a forwarded request is not forwarded again.
 """

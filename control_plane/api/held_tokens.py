@@ -3,9 +3,6 @@
     the token was valid, no commit since, and it has not expired    returns the cached record
     otherwise                                                       reads the database
 
-For a DescribeTrainingJob request whose response is not cached by `api.answers`, this cache lowers the server's CPU time
-from 2.1 ms to 1.4 ms. The latency falls from 3 ms to 1.8 ms (SQLite, one request at a time, 2 cores).
-
 Each revocation is a commit, so the next request after it reads the database again. If this server cannot see the
 commits of other control-plane servers (`Versions`), it caches nothing.
 

@@ -139,8 +139,7 @@ def _idle_count(session: Session, fleet_name: str) -> int:
 def _was_terminated(node: NodeRecord) -> bool:
     """Return whether Everstep, and neither AWS nor a person, has terminated a node.
 
-    The fleet stores `replaced_at` for each node that it gives up. If a person decided about a node that was kept out of
-    use, `release` stores this decision.
+    The fleet's loop sets `replaced_at` when it gives a node up. `release` is set if a person decided to end the node.
     """
     is_over = node.state in (NodeState.DRAINING, NodeState.GONE)
     return is_over and node.replaced_at is not None and not node.release

@@ -50,7 +50,7 @@ After a failed request, this server assumes an empty answer for the same time.
 """
 CONNECT_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 1.0
-"""Interval in seconds at which a waiting server checks whether it has taken a fleet over."""
+"""Seconds between two checks of `Peers.taken_over`."""
 ANSWER_SECONDS: Final = 75.0
 """Seconds that this server waits for the next bytes of another server's response.
 
@@ -119,7 +119,7 @@ class Peers:
             return _holder(session, fleet)
 
     async def taken_over(self, fleet: FleetName) -> None:
-        """Wait until this server's loops observe that no other server manages the fleet `fleet` any more."""
+        """Wait until this server's loops observe that no other server manages `fleet` any more."""
         seen = 0
         while self.registry.is_elsewhere(fleet):
             seen = await self.registry.wait_for_change(seen, LOOK_SECONDS)

@@ -1,7 +1,7 @@
 """Forecasts the start, the cost and the protection of a job for a dry run of CreateTrainingJob. Pure.
 
-Invariant: the forecast follows the rules that apply to real jobs. It counts memory slots as agents reserve them. It
-computes probabilities and queue positions with the functions that the server's background loops use.
+Invariant: the forecast follows the rules that apply to real jobs. It uses the same functions as the server's background
+loops.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return the entry of the fleet's queue that a job would have if the request created it now.
+    """Return the entry that a job of this request would have in the fleet's queue if it were created now.
 
     Args:
         request: a request that passed admission.

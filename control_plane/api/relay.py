@@ -43,8 +43,8 @@ async def relay(
         fleet: the fleet for which the agent's token is valid.
         secret: the agent's token, which the other server verifies.
         hello: the agent's first message, as received.
-        silence_seconds: time without an answer to a ping after which the other server counts as lost. Its kernel still
-            acknowledges bytes while the server itself stands still.
+        silence_seconds: time without an answer to a ping after which the other server counts as lost. TCP alone would
+            not detect a hung server.
 
     Returns:
         Close code and reason for the agent. `TRY_AGAIN` if the other server does not answer.

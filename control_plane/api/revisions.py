@@ -3,8 +3,7 @@
 `revised` reports all errors of a request together. A change applies at one of two times:
 
     applies immediately               Priority, Preemptible, RetryStrategy, StoppingCondition, ElasticConfig, Tags: the
-                                      job loop reads them each time it runs. After a change of ElasticConfig, the job
-                                      keeps its nodes until an agreed stop.
+                                      job loop reads them each time it runs.
     applies with the next generation  Protection, CheckpointConfig: part of a generation's plan, which never changes
 
 Invariant: the updated job also fulfils the rules for new jobs (`api.admission`).

@@ -742,7 +742,7 @@ def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
 
 
 def drill(record: DrillRecord) -> drills_schemas.Drill:
-    """Convert the record of a drill (an ordered fault) into its response model."""
+    """Convert the record of a drill (a fault that a person injects) into its response model."""
     return drills_schemas.Drill(
         **_alike(record, drills_schemas.Drill, "incident_id", "outcome"),
         drill_id=record.id,

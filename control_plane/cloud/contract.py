@@ -85,7 +85,7 @@ class Change:
     """The current value of the setting as text. None if the group has no value."""
     after: str
     why: str
-    """The reason for the change: the sentence in which `drift` describes the present value."""
+    """The reason for the change: the sentence in which `drift` describes the current value."""
     make: Callable[[CloudOperator], None] = field(compare=False, repr=False)
     """A function that calls AWS to make the change. Idempotent."""
 
@@ -97,7 +97,7 @@ class Ensured:
     group: GroupState
     """The group, described again after the last change."""
     made: tuple[Change, ...]
-    """The changes, in the order in which `ensure` made them. Empty if the group fitted before."""
+    """The changes, in the order in which `ensure` made them. Empty if the group already had the required settings."""
 
 
 def drift(group: GroupState) -> tuple[str, ...]:

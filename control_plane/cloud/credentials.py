@@ -52,7 +52,7 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
         self.method = "everstep-late"
 
     def get_frozen_credentials(self) -> Any:
-        """Return the present keys. botocore calls this method for each signature.
+        """Return the current keys. botocore calls this method for each signature.
 
         Returns:
             Access key id, secret key and session token.
@@ -73,17 +73,17 @@ class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no typ
 
     @property
     def access_key(self) -> str:
-        """The present access key id. Raises NoCredentialsError like `get_frozen_credentials`."""
+        """The current access key id. Raises NoCredentialsError like `get_frozen_credentials`."""
         return str(self.get_frozen_credentials().access_key)
 
     @property
     def secret_key(self) -> str:
-        """The present secret key. Raises NoCredentialsError like `get_frozen_credentials`."""
+        """The current secret key. Raises NoCredentialsError like `get_frozen_credentials`."""
         return str(self.get_frozen_credentials().secret_key)
 
     @property
     def token(self) -> str | None:
-        """The present session token, or None for permanent keys. Raises NoCredentialsError if no keys exist."""
+        """The current session token, or None for permanent keys. Raises NoCredentialsError if no keys exist."""
         found: str | None = self.get_frozen_credentials().token
         return found
 

@@ -34,7 +34,7 @@ class ManagedSecrets:
             fresh: generates the first value, printable text.
 
         Returns:
-            The present value.
+            The current value.
 
         Raises:
             CloudError: the secret does not exist, the server may not read it, or AWS does not answer.

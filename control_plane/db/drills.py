@@ -23,7 +23,7 @@ from control_plane.db.session import record_of, values_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrill:
-    """The columns of a drill (a fault that a user orders), without the id that `create` assigns."""
+    """The columns of a drill (a fault that a user injects on purpose), without the id that `create` assigns."""
 
     run_id: str
     job_name: str
@@ -61,7 +61,7 @@ class DrillUpdate(TypedDict, total=False):
 
 
 def create(session: Session, drill: NewDrill) -> DrillRecord:
-    """Store a new drill (an ordered fault).
+    """Store a new drill (a fault that a user injects on purpose).
 
     Raises Conflict if the job has an unfinished drill.
     """
@@ -88,7 +88,7 @@ def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
 
 
 def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[DrillUpdate]) -> None:
-    """Update the progress or the outcome of a drill (an ordered fault).
+    """Update the progress or the outcome of a drill (a fault that a user injects on purpose).
 
     Args:
         session: from `Database.write`.

@@ -416,8 +416,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                # Until now, no agent of this node had completed its join. Earlier attempts to join may have created
-                # other session tokens, which are revoked here.
+                # Revoke the session tokens from earlier joins of this node that no agent completed.
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."

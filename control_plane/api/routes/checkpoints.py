@@ -32,7 +32,7 @@ from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
 PATIENCE = timedelta(seconds=600)
-"""Age from which a new CreateCheckpoint call replaces an earlier request that no checkpoint has fulfilled yet.
+"""Age from which a new CreateCheckpoint call replaces an earlier request without a checkpoint.
 
 The new request names the newest step at the time of the call.
 """

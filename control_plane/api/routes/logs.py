@@ -233,7 +233,7 @@ async def _follow(
             return
         if is_more:
             continue
-        # Before the first generation, S3 contains no lines of the job, so frequent reads are cheap.
+        # Before the first generation, a read finds no lines in S3 and is cheap.
         again, until, is_missing = (
             deque(ahead),
             time.monotonic() + (pauses.stored_seconds if facts.generations else pauses.catch_up_seconds),

@@ -79,8 +79,8 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     """Return whether the API may read and delete objects below the job's output path.
 
     This is true for every path outside `bucket`, the service's bucket. In the service's bucket, the path must be below
-    the job's own prefix. Older versions also admitted other paths in this bucket, at which there may be objects of
-    other jobs. In older versions, the job's own prefix did not contain its project.
+    the job's own prefix. Jobs from older versions may have an output path there that also contains objects of other
+    jobs.
     """
     own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)

@@ -113,7 +113,7 @@ class Report(Shape):
     """Time, cost and incidents of all matching jobs and fleets over a time range.
 
     Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and
-    the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet.
+    the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the current price of each fleet.
     """
 
     start_time: datetime
