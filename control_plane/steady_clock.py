@@ -27,10 +27,10 @@ def boot_seconds() -> float:
 
 
 class SteadyClock:
-    """A clock that never jumps. A call of the object returns the present time. Thread-safe."""
+    """A clock that never jumps. A call of the object returns the current time. Thread-safe."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
-        """Start the clock at the present time of the wall clock.
+        """Start the clock at the current time of the wall clock.
 
         Args:
             wall: returns Unix seconds; may jump.

@@ -108,7 +108,7 @@ def _store_generation(
     generation: int,
     points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
-    """Store the values of a batch that one generation logged. Return how many of them were dropped."""
+    """Store the values of a batch that one generation logged. Return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
@@ -147,10 +147,10 @@ def _can_be_named(name: str) -> bool:
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
-    """Return the lowest base of the generations from `before` + 1 to `upto`: the lowest step that one of them restored.
+    """Return the lowest step that a generation from `before` + 1 to `upto` restored.
 
-    These generations repeat all steps after the result. Only started generations and `upto` itself count. None if no
-    generation in the range counts.
+    The run repeats all steps after this step. Only started generations and `upto` itself count. None if no generation
+    counts.
     """
     is_later = (
         (Generation.number > before)

@@ -874,7 +874,7 @@ class SourceUpload(Base):
 
 
 class SchemaSupport(Base):
-    """An older revision of the schema whose servers can run on the database's present schema.
+    """An older revision of the schema whose servers can run on the database's current schema.
 
     The version that migrates the database writes the rows. A server of an older version reads them when it starts.
     """
@@ -882,6 +882,6 @@ class SchemaSupport(Base):
     __tablename__ = "schema_support"
 
     revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """The schema that the row describes. A row about another schema than the present one is ignored."""
+    """The schema that the row describes. Servers ignore rows about a schema other than the database's current one."""
     server_revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     """Newest revision that the older version contains."""

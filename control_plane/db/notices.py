@@ -1,8 +1,7 @@
 """Notices: announcements by AWS about instances.
 
 Any control-plane server may store a notice. The server that holds the job's lease reads it. A row remains while the
-announced change may still happen. The server reads all rows in each pass over its jobs, so it finds a notice that
-arrives during a pass in the next pass.
+announced change may still happen.
 
 Invariant: an event of AWS creates one row per node and kind of notice, however often AWS delivers the event.
 """

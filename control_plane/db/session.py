@@ -99,10 +99,7 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether the database is SQLite.
-
-        SQLite's database is a local file with one writer, whose `data_version` shows all commits.
-        """
+        """Whether the database is SQLite."""
         return self.url.get_backend_name() == "sqlite"
 
     @contextmanager

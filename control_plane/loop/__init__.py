@@ -1,4 +1,4 @@
-"""The loops that reconcile jobs and fleets with their wanted state, the agents' connections, and the polls of AWS.
+"""Contains the loops that bring jobs and fleets to their wanted state, the registry of agents, and the poller of AWS.
 
     agents ────────┐
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass, under the lease of the job or fleet

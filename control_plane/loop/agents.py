@@ -235,7 +235,7 @@ class AgentRegistry:
         return dict(self._refused)
 
     def views(self) -> Mapping[NodeId, AgentView]:
-        """Return the present state of all agents by node, whether connected or disconnected."""
+        """Return the current state of all agents by node, whether connected or disconnected."""
         return dict(self._views)
 
     def view(self, node_id: NodeId) -> AgentView | None:

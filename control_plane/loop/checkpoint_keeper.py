@@ -157,9 +157,7 @@ def delete(
 
     Idempotent. The function deletes the manifest first, so that a partly deleted checkpoint never looks complete. Then
     it deletes all other objects in the same folder, which belong to the same generation and step. If the run has ended,
-    it also deletes the frozen objects (parameters that never change) that no other checkpoint of the run needs, after
-    it has recorded the deletion. Before the run's end, a running upload can still rely on frozen objects. If S3 fails
-    to delete them, `loop.orphan_keeper` deletes them later.
+    it also deletes the objects with frozen parameters that no other checkpoint of the run needs.
 
     Args:
         database: receives the checkpoint's new row and the event.

@@ -170,7 +170,7 @@ class CloudWatch:
             await pause(interval_seconds(), until=wake)
 
     def poll_interval_seconds(self) -> float:
-        """Return the present pause between two requests to AWS about groups and instances."""
+        """Return the current pause between two requests to AWS about groups and instances."""
         return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
@@ -262,7 +262,7 @@ class CloudWatch:
     def view_age_seconds(self) -> float:
         """Return the age in seconds of AWS's newest answer about a fleet; 0 without answers.
 
-        Each fleet has its own newest answer. The result is about the fleet whose newest answer is the oldest.
+        If the server manages several fleets, the result is the largest of their ages.
         """
         return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 

@@ -132,7 +132,7 @@ class DecisionStore:
         return True
 
     def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
-        """Store the new state of a job's drill (an ordered fault), with its event.
+        """Store the new state of a job's drill (a fault that a user injects on purpose), with its event.
 
         Raises StaleLease if the lease is lost.
         """
@@ -184,8 +184,8 @@ class DecisionStore:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            # Most agents report again, so remove the user's confirmation that the silent nodes are lost. The update
-            # keeps a newer confirmation, which a user gave after this pass of the fleet loop read the fleet's row.
+            # Most agents report again, so remove the user's confirmation that the silent nodes are lost. A confirmation
+            # that a user gave after this pass read the fleet's row remains.
             changes["blindness_lifted_at"] = None
         if decision.roll_progress is not None:
             changes["roll_progress"] = rolls.stored(decision.roll_progress)

@@ -156,8 +156,8 @@ class Executor:
         """Store the evidence about a node that waits for a person's inspection in S3, unless a task already stores it.
 
         `node.json` has the node, its history, its incidents and its agent's last report. `last_logs` lists the logs.
-        The output of ranks remains in the log of their job. The evidence is complete when `node.json` is
-        written and the agent has uploaded its logs. A disconnected agent uploads nothing.
+        The evidence is complete when `node.json` is written and the agent has uploaded its logs. A disconnected agent
+        uploads nothing.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
@@ -184,7 +184,7 @@ class Executor:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Start to inject the fault of a drill (a fault that a person ordered).
+        """Start to inject the fault of a drill (a fault that a person injects on purpose).
 
         The caller has already stored the state STRUCK, so the fault is injected at most once. The executor does not
         retry a failed message or call.
@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # The key, and thus the heartbeat, is new 3 times within the hook's timeout, so one heartbeat may fail.
+                # The key changes three times within the hook's timeout, so that one of three heartbeats may fail.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -362,9 +362,9 @@ class Executor:
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
         """Write a manifest to S3, unless another server has taken the job over and written its own manifest.
 
-        A server whose process stood still may call this method after it has lost the lease. A conditional request
-        writes only if no manifest exists. If another manifest exists, the server reads its ETag, then checks that it
-        still holds the lease, and replaces only a manifest with this ETag. Blocks: call it in a thread.
+        A server that hung may call this method after it has lost the lease. A conditional request writes only if no
+        manifest exists. If another manifest exists, the server reads its ETag, then checks that it still holds the
+        lease, and replaces only a manifest with this ETag. Blocks: call it in a thread.
         """
         try:
             self._objects.put_if_unchanged(at, body)

@@ -71,10 +71,8 @@ class FleetLoop:
     async def sweep(self) -> None:
         """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
 
-        An agent of such a fleet must not stay connected to this server, because the other server would consider the
-        agent silent. A disconnected agent connects to the address of another server. Without the database, this server
-        cannot read which server manages a fleet. After a failed pass over a fleet, it therefore also disconnects the
-        fleet's agents if its own lease has expired.
+        An agent must not stay connected to this server if another server manages its fleet, because the other server
+        would consider the agent silent.
         """
         failed = set(self._fleets)
         try:

@@ -48,7 +48,6 @@ other loops. More passes would not be faster, because the database executes one 
 PATIENCE_SECONDS = 0.1
 """Longest time for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.
 
-The runner pauses after a sweep for as long as the sweep took, so that the loop is busy for at most half of the time.
 Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
@@ -90,7 +89,7 @@ class JobLoop:
         self._protection = ProtectionWatch(context.registry, context.timeouts)
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
-        """Kinds and nodes of the messages that the last decision about each job sent. Traces contain only new ones."""
+        """Kinds and nodes of the messages that the last decision about each job sent. Traces omit repetitions."""
         self._live: dict[RunId, jobs.JobRecord] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
@@ -251,7 +250,7 @@ class JobLoop:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Advance a drill (an ordered fault). The loop stores the drill's state STRUCK before it injects the fault.
+        """Advance a drill (an injected fault). The loop stores the drill's state STRUCK before it injects the fault.
 
         If the server crashes after it has stored STRUCK, no server injects the fault.
         """

@@ -7,7 +7,7 @@ stored the notice, or after it has recorded that it cannot process the message. 
 deletion, the queue delivers the message again, without a further effect.
 
 A server that stops does not wait for the end of its long poll, because its leases and port must be free immediately.
-The queue later delivers again the messages that the abandoned poll receives.
+The queue later redelivers the messages of the abandoned poll.
 
 After an error of the queue, the reader waits and retries. Polls of AWS continue independently.
 """

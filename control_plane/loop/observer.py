@@ -149,11 +149,8 @@ class Hearing:
     def beat(self) -> None:
         """Record that the server's event loop runs, so that it can receive messages now.
 
-        A long time without a call means that the process stood still. Silence then counts only from one lease after the
-        standstill.
-
-        The server's event loop calls this method several times per lease, even while the job and fleet loops are busy.
-        A busy server still receives messages, so silence counts.
+        The event loop calls this method several times per lease. After a long time without a call, silence counts only
+        from one lease after the next call.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
@@ -367,7 +364,7 @@ class Observer:
 
         Args:
             name: name of a fleet that may have been removed.
-            now: the present time in UTC. Replacements of the last hour count towards the fleet's limit.
+            now: the current time in UTC. Replacements of the last hour count towards the fleet's limit.
 
         Returns:
             All rows that a decision about the fleet needs, read in one transaction.

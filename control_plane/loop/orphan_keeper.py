@@ -61,9 +61,10 @@ class OrphanKeeper:
         await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete orphaned shards")
 
     def delete_due(self) -> int:
-        """Delete orphans (shards in S3 that no checkpoint can contain) of each run that ended a generation lately.
+        """Delete orphans (shards in S3 that no checkpoint can contain) of the runs whose generations ended since the
+        last call.
 
-        "Lately" means since the previous call. Return the number of deleted objects. Blocks: call it in a thread.
+        Return the number of deleted objects. Blocks: call it in a thread.
         """
         with self._database.read() as session:
             if automation.find(session) is not None:

@@ -42,7 +42,7 @@ class Readiness:
         Args:
             loops: names of the loops, at least one. `swept` and `failed` accept only these names.
             patience_seconds: age of the last finished sweep above which a loop counts as stuck.
-            monotonic: returns the present time in monotonic seconds.
+            monotonic: returns the current time in monotonic seconds.
         """
         self._loops = {name: _Loop() for name in loops}
         self._patience_seconds = patience_seconds

@@ -133,7 +133,7 @@ def checkpoint_pace_of(job: jobs.JobRecord) -> CheckpointPace:
 
 
 def checkpoint_upload_of(job: jobs.JobRecord) -> CheckpointUpload | None:
-    """Return the progress of the checkpoint that the job's present generation uploads, or None."""
+    """Return the progress of the checkpoint that the job's current generation uploads, or None."""
     stored = job.memo.get("uploading")
     upload = None if stored is None else msgspec.convert(stored, CheckpointUpload)
     return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload

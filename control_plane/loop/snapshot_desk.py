@@ -59,11 +59,10 @@ class SnapshotDesk:
         self._begun: deque[str] = deque(maxlen=KEPT_HOLDS)
 
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Run `begin`, through which agents keep a step's snapshots for a client (a hold), at most once at a time.
+        """Run `begin`, or wait for the result of a running call with the same key.
 
-        A client can repeat its request while the first request still runs. If one of the two requests failed, it would
-        end the hold of the other request too. If a call with the same key already runs, this method therefore waits for
-        the result of that call. `begin` continues if one of its callers is cancelled.
+        A client may repeat its request while the first request still runs. Without this method, a failure of one
+        request would end the hold that both requests share. `begin` continues if one of its callers is cancelled.
 
         Args:
             key: id of the request. If a client repeats a request, both requests have the same id.

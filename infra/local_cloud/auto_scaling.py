@@ -171,7 +171,7 @@ class AutoScaling:
         """Check an Auto Scaling group's new minimum, maximum and desired sizes before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
-        # Without a new desired capacity, AWS raises or lowers the present desired capacity to fit the new bounds.
+        # Without a new desired capacity, AWS raises or lowers the current desired capacity to fit the new bounds.
         _require_bounds(
             lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
         )

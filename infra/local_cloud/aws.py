@@ -128,7 +128,7 @@ class LocalAws:
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
         """Address and port of each control-plane server. Port 0: the kernel chooses the port."""
         self.balancer = self.storage = LOOPBACK, 0
-        """Address and port for a load balancer before these servers, and for another S3 server."""
+        """Address and port for a load balancer in front of the control-plane servers, and for another S3 server."""
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + SERVICES_BESIDE))
             self._network = Network(options.network_name, services=(self._address, *addresses))
@@ -192,7 +192,7 @@ class LocalAws:
             self._addresses.close()
 
     def stop(self) -> None:
-        """Make `run` return after its present iteration. Idempotent.
+        """Make `run` return after its current iteration. Idempotent.
 
         A signal handler calls this method. The method therefore only sets a variable and takes no lock, because the
         interrupted code may hold the lock.
@@ -355,7 +355,7 @@ class LocalAws:
         return "200 OK", msgspec.json.encode(answer)
 
     def _facts(self, instance_id: str) -> dict[str, str]:
-        """Return an instance's present metadata by path. The threads of the metadata service call this method."""
+        """Return an instance's current metadata by path. The threads of the metadata service call this method."""
         with self._lock:
             try:
                 _, instance, life = self._ec2.find(instance_id)
