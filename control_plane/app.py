@@ -121,7 +121,7 @@ def create_app(
         operator: replaces the cloud that the settings name. Used by tests.
         objects: replaces the S3 client. Used by tests.
         loops: creates the background tasks from the services and the server secret. None: the real loops.
-        now: returns the present time in UTC.
+        now: returns the current time in UTC.
         replica_url: URL at which the other servers of the installation reach this one. Empty: they cannot reach this
             server, so their answers lack what only this server has in memory.
         when_ready: called in a thread after the application has started. It may block.

@@ -88,7 +88,7 @@ class Peers:
         registry: the agents that are connected to this server, and the fleets that other servers manage.
         key: authenticates a server of this installation to the other servers. All servers derive the same key from the
             server secret.
-        monotonic: returns the present time in monotonic seconds.
+        monotonic: returns the current time in monotonic seconds.
     """
 
     def __init__(

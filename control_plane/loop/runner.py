@@ -53,7 +53,8 @@ The pause lasts at least as long as the sweep, so a loop is busy for at most hal
 BEATS_PER_LEASE = 6
 """Calls of `Hearing.beat` per lease.
 
-If more than half a lease passes between two calls, the process stood still, and agents' silence does not count.
+If more than half a lease passes between two calls, this process was suspended or starved. Agents' silence then
+does not count.
 """
 
 

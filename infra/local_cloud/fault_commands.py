@@ -42,7 +42,7 @@ def open_cluster(state_dir: Path) -> Any:
 
 @app.command("list")
 def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR) -> None:
-    """Show the effects of all injected faults, the present conditions, and the counters of the instances' links."""
+    """Show the effects of all injected faults, the current conditions, and the counters of the instances' links."""
     cluster = open_cluster(state_dir)
     effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
     if output == "json":

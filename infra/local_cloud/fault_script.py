@@ -186,7 +186,7 @@ def play(
         aim: resolves the target of a fault: returns one fault per selected instance.
         inject: injects a fault and returns its effect; raises FaultRefused if that is impossible.
         clear: clears the lasting faults of one kind, or all if the name is empty.
-        wait_until: waits until a time in seconds since the start. Returns the present time.
+        wait_until: waits until a time in seconds since the start. Returns the current time.
         report: receives each line with its outcome, once per selected instance. For a line that clears faults, the
             outcome is None.
     """

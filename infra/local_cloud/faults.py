@@ -95,7 +95,7 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The present conditions of a local cloud (such as delays, limits and faults), and their random decisions.
+    """The current conditions of a local cloud (such as delays, limits and faults), and their random decisions.
 
     Thread-safe.
 

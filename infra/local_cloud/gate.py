@@ -78,7 +78,7 @@ class Gate:
     """Refuses calls as AWS does. The server holds its lock while it calls the gate.
 
     Args:
-        faults: contains the present rate limits and disrupted zones.
+        faults: contains the current rate limits and disrupted zones.
         zone_of: returns the Availability Zone of an instance, or None if EC2 does not describe the instance.
         monotonic: returns the seconds of a monotonic clock.
         auto_scaling_rate: rate limit of all calls of Auto Scaling together.

@@ -45,7 +45,7 @@ class InstanceRefreshes:
         self._refreshes: dict[str, _Refresh] = {}
 
     def start(self, group: FakeAutoScalingGroup) -> str:
-        """Begin to replace all present members of an Auto Scaling group.
+        """Begin to replace all current members of an Auto Scaling group.
 
         Args:
             group: a group without a refresh in progress; its later members are not replaced.

@@ -147,7 +147,7 @@ def verify(
         request: the request line and headers as they arrived, unparsed.
         read_body: returns the whole body. Called at most once, and for S3 only after the signature was found valid.
         issued: returns the key for an access key id; None if the id is unknown.
-        now: the present time in UTC.
+        now: the current time in UTC.
 
     Returns:
         The caller.

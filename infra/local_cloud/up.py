@@ -134,7 +134,7 @@ class ClusterOptions:
     has_standby: bool = False
     """Whether to start a second control-plane server at another address. Agents receive both addresses."""
     start_balancer: Callable[[Sequence[str], str, int], str] | None = None
-    """Starts a load balancer before the control-plane servers with the given URLs, at the given address and port.
+    """Starts a load balancer in front of the control-plane servers with the given URLs, at the given address and port.
 
     Port 0: the function chooses the port. The function returns the balancer's URL, which agents and clients then use.
     None: agents receive the URLs of the servers.
@@ -307,7 +307,7 @@ class LocalCluster:
         """Return the emulated behaviour of the local AWS: delays, capacity, throttling.
 
         Returns:
-            The present conditions.
+            The current conditions.
 
         Raises:
             NotUp: the local AWS does not run.
@@ -336,7 +336,7 @@ class LocalCluster:
 
     @property
     def endpoint_url(self) -> str:
-        """URL of the control plane, or of the load balancer before its servers.
+        """URL of the control plane, or of the load balancer in front of its servers.
 
         Raises:
             NotUp: the cluster is not up.

@@ -3,8 +3,8 @@
 Until a delay has passed, answers omit a new instance, and show the earlier state of a changed instance. After that, an
 answer can still omit an instance (`Conditions.describe_omit_share`).
 
-Invariant: only answers of Describe operations differ from the present state. Changes act on the present state. Auto
-Scaling, events and metadata report the present state.
+Invariant: only answers of Describe operations differ from the current state. Changes act on the current state. Auto
+Scaling, events and metadata report the current state.
 
 Source: Amazon EC2 Developer Guide, eventual consistency in the Amazon EC2 API.
 """
@@ -34,7 +34,7 @@ class _Shown:
     state: State | None = None
     """The state in answers of Describe operations. None: these answers omit the instance."""
     newest: State | None = None
-    """The present state of the instance, as `note` recorded it last."""
+    """The current state of the instance, as `note` recorded it last."""
     coming: list[tuple[float, State]] = field(default_factory=list)
     """States newer than `state`, oldest first, each with the monotonic time from which answers contain it."""
 
@@ -53,7 +53,7 @@ class Visibility:
         self._shown: dict[str, _Shown] = {}
 
     def note(self, instance: Instance) -> None:
-        """Record the present state of an instance, such as running. Idempotent.
+        """Record the current state of an instance, such as running. Idempotent.
 
         Describe operations return a new state only after a delay, which begins with this call. States appear in the
         order of the changes. The server calls this method before each Describe operation and on each pass.

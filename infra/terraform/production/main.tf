@@ -16,7 +16,7 @@ locals {
   image         = { wheel = "", bucket = "", region = "", before = "" }
   password_file = "/run/everstep-database/password"
 
-  # Public, and equal for all servers and agents: agents sign for this id only.
+  # Public, and equal for all servers and agents: agents include this id in the requests that they sign.
   server_id = md5("everstep ${data.aws_caller_identity.this.account_id} ${var.region} ${var.name}")
 }
 

@@ -26,7 +26,7 @@ locals {
   port     = 8443
   bucket   = "${var.name}-${data.aws_caller_identity.this.account_id}-${var.region}"
 
-  # Public, and equal for the server and its agents: agents sign for this id only.
+  # Public, and equal for the server and its agents: agents include this id in the requests that they sign.
   server_id = md5("everstep ${data.aws_caller_identity.this.account_id} ${var.region} ${var.name}")
 
   install = {

@@ -35,7 +35,7 @@ resource "aws_db_parameter_group" "this" {
     value = "1"
   }
 
-  # A transaction of Everstep takes milliseconds. Slower statements are a sign of trouble.
+  # A transaction of Everstep takes milliseconds. The log lists slower statements, because they indicate a problem.
   parameter {
     name  = "log_min_duration_statement"
     value = "1000"

@@ -22,7 +22,7 @@ resource "aws_launch_template" "this" {
     name = var.instance_profile
   }
 
-  # Ranks must not read the credentials of the node. One hop keeps the answers out of containers.
+  # Ranks must not read the credentials of the node. With a hop limit of 1, answers do not reach containers.
   metadata_options {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
@@ -99,7 +99,7 @@ resource "aws_autoscaling_group" "this" {
   protect_from_scale_in     = true
   suspended_processes       = local.suspended
   wait_for_capacity_timeout = "0"
-  force_delete              = true # nodes are protected from scale-in, and the fleet's deletion has ended them
+  force_delete              = true # needed because the nodes are protected from scale-in; DeleteFleet ended them
 
   launch_template {
     id      = aws_launch_template.this.id

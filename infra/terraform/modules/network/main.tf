@@ -69,7 +69,7 @@ resource "aws_route" "internet" {
   gateway_id             = aws_internet_gateway.this[0].id
 }
 
-# Checkpoints do not pass the internet gateway, and cost no transfer.
+# With this endpoint, checkpoints do not pass the internet gateway and cause no transfer costs.
 resource "aws_vpc_endpoint" "s3" {
   vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${data.aws_region.this.name}.s3"

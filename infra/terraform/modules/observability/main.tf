@@ -9,7 +9,7 @@ locals {
   notices  = { QueueName = var.queue_name }
   refused  = { QueueName = var.refused_queue_name }
 
-  # An alarm goes off after `minutes` with a value on the wrong side of the limit.
+  # An alarm is raised after the value has violated the limit for `minutes`.
   alarms = {
     "no-server" = {
       metric  = "AWS/ApplicationELB HealthyHostCount", dimensions = local.servers, statistic = "Maximum"

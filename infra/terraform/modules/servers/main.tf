@@ -1,7 +1,7 @@
 # Control-plane servers in a group of their own, behind a load balancer with TLS.
 #
-# A new launch template replaces the servers one after the other. Servers keep nothing: their records are in the
-# database, and their secrets in Secrets Manager.
+# A new launch template replaces the servers one after the other. Servers store no data themselves: their records are in
+# the database, and their secrets in Secrets Manager.
 
 resource "aws_launch_template" "this" {
   name                   = "${var.name}-server"
