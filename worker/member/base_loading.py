@@ -94,15 +94,15 @@ class BaseLoading:
         self._arrived = arrived
         self._restored_from: dict[Rank, SourceKind] = {}
         self.loads = NodeLoads()
-        """This node's loads from S3, which also supply objects that several shards share to other nodes."""
+        """This node's loads from S3. Other nodes receive parts of shared S3 objects from these loads."""
         self.is_loaded = asyncio.Event()
-        """Event that is set once this node has loaded its own shards and can help other nodes with loads from S3."""
+        """Set once this node has loaded its own shards, so that it can help other nodes with loads from S3."""
 
     async def load(self) -> None:
         """Fetch and verify the base for all local ranks concurrently.
 
         If a shard contradicts the plan, the load ends immediately, because all ranks then need an older step. If a
-        source is only unreachable, the other ranks finish their loads, because the next attempt can use their shards.
+        source is unreachable, the other ranks finish their loads, because a second attempt can use their shards.
 
         Raises:
             LoadFailed: a shard cannot be loaded. The error contains a code and a message for the user.
@@ -117,7 +117,7 @@ class BaseLoading:
                     raise
                 failed[rank] = error
 
-        # The ranks wait for this load, so the agent's Linux session gets a higher CPU priority than other sessions.
+        # The ranks wait for this load, so the agent gets a higher CPU priority than the other Linux sessions.
         with before_other_sessions():
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:
@@ -133,11 +133,7 @@ class BaseLoading:
         return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
-        """Load the base of one rank into a slot of this node, and verify it.
-
-        The load tries the plan's sources in order: this node, another node's copy, shares of parity, S3. If `sources`
-        is given, it replaces this list.
-        """
+        """Load the base of one rank from the first of `sources` (default: the plan's sources) that delivers it."""
         shard = self._shards[rank.rank]
         sources = rank.sources if sources is None else sources
         if not sources:
@@ -151,11 +147,10 @@ class BaseLoading:
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        An earlier rank is a rank of the launch that saved the step. That launch had a different number of ranks.
-        `EarlierShards` calls this method once per shard. The load tries a source on this node first.
+        An earlier rank is a rank of the launch that saved the step, with a different number of ranks.
 
         Args:
-            rank: the earlier rank that owns the shard.
+            rank: the earlier rank that owned the shard.
 
         Returns:
             The slot file, sealed and verified.
@@ -179,9 +174,8 @@ class BaseLoading:
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
         """Load the shard of an earlier rank from its home: the node that gets it for all nodes (`home_of`).
 
-        The home rebuilds the shard by parity, or reads it from S3. Return False if the home does not deliver the shard.
-        Also return False if this node is the home, or if some node has the shard in memory: the caller then uses the
-        other sources.
+        Return False if the caller must use the other sources: this node is the home, the home does not deliver the
+        shard, or a node has the shard in memory.
         """
         home = home_of(self._plan, rank)
         if home == self._here.node_id or any(source.kind in ("local", "peer") for source in sources):
@@ -253,17 +247,16 @@ class BaseLoading:
         )
 
     async def regain(self, shard: OwnedShard) -> None:
-        """Fetch the base of a shard again if this node has lost its copy while the agent restarted.
+        """Fetch the base of a shard again after a restart of the agent, if this node has lost its copy.
 
-        The sources are the nodes with copies, and the plan's sources without this node: peers, parity and S3. The
-        shard's rank cannot vote without its base. The method repeats failed attempts until the base is on this node or
-        a step is committed.
+        The rank cannot vote without its base. The method therefore repeats failed attempts until the base is on this
+        node, or until a step is committed.
         """
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
-            # Also try holders that the plan does not name as sources: this node may have sent them the base before it
-            # lost its own copy.
+            # Also try the holders that the plan does not name as sources. This node may have sent them the base before
+            # it lost its own copy.
             structs.replace(rank.sources[0], kind="peer", node_id=peer, object=None)
             for peer in rank.copy_nodes[1:]
             if peer not in asked
@@ -319,7 +312,6 @@ class BaseLoading:
         )
 
     def _share(self, count: int) -> int:
-        """Return the number of threads for one rank's load, if the loads of all local ranks share `count` threads."""
         return max(1, count // len(self._here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:

@@ -1,7 +1,6 @@
 """Uploads the committed shards that the coordinator marks as checkpoints to S3.
 
-The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten, so that its
-step can still be stored.
+The agent retries a failed upload a few times. Meanwhile the slot stays pinned: it cannot be overwritten.
 
 Invariant: the slot of an upload is pinned before a later step can reuse it. At most `CheckpointPlan.max_uploads`
 uploads of a shard run at the same time.
@@ -65,8 +64,7 @@ class CheckpointUploads:
             shards: shards of this node's ranks.
             store: this node's slots, which are verified before an upload.
             objects: the object store (S3).
-            contents: knows the newest committed step. Only this step, or the step that the generation restored, may be
-                uploaded.
+            contents: names the newest committed step. Only this step, or the base of the generation, may be uploaded.
             faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
             dial: opens a session, in which a holder helps with an upload, to another node of the generation.
             agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
@@ -89,21 +87,20 @@ class CheckpointUploads:
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
-        # A job with a single rank shares no tensors between ranks, so it computes no digests of its tensors.
+        # Only ranks share tensors, so a job with a single rank computes no digests of its tensors.
         max_offered = MAX_OFFERED if plan.world_size > 1 else 0
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """Division of shared tensors among the ranks, for each local rank and each step that it uploads.
-
-        The value is None if the ranks could not agree.
-        """
+        """Division of shared tensors among the ranks, by local rank and step; None if the ranks could not agree."""
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[tuple[Rank, Step], UploadProgress] = {}
-        """The running uploads of local ranks, including the pauses between attempts."""
+        """Progress of the running uploads of local ranks.
+
+        The entry of an upload stays during the pauses between attempts.
+        """
         self._uploading: dict[tuple[Rank, Step], asyncio.Task[None]] = {}
-        """The task of each running upload."""
 
     def hear(self, announcement: Announcement) -> None:
         """Upload the step that the coordinator's announcement marks for a checkpoint.
@@ -123,16 +120,15 @@ class CheckpointUploads:
                     self._background.begin(self._end_upload(shard, step), f"end of the upload of rank {shard.rank}")
 
     def begin(self, persist: Step) -> None:
-        """Upload the shards of step `persist` that slots of this node still contain.
-
-        The coordinator has chosen this step for a checkpoint in S3.
-        """
+        """Upload the shards of step `persist`, if this node's slots still contain them."""
         self._persist = persist
         for shard in self._shards.values():
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
-        """Remove the unfinished uploads that ended agent processes left in S3. New uploads wait until this call ends.
+        """Remove from S3 the unfinished uploads of agent processes that have ended.
+
+        New uploads wait until this call ends.
 
         If S3 refuses, a lifecycle rule of the bucket removes unfinished uploads later (docs/operating.md#server).
         """
@@ -181,8 +177,8 @@ class CheckpointUploads:
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Upload the step that the coordinator marked, in the background.
 
-        The slot is pinned immediately, before a later step can reuse it. If `max_uploads` uploads of the shard
-        run already, the upload of the newest marked step begins when one of these uploads ends.
+        The slot is pinned immediately, before a later step can overwrite it. If `max_uploads` uploads of the shard
+        already run, the end of an upload starts the next one.
         """
         step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)
@@ -221,7 +217,7 @@ class CheckpointUploads:
         """Try once to upload a step from its pinned slot, and record the result.
 
         Args:
-            shard: the shard to upload; a fault of the upload names the shard's rank.
+            shard: the shard to upload.
             slot: the sealed slot; pinned until the upload has ended.
             step: the step that the slot contains.
             failures: number of earlier attempts for this upload, all of which failed.
@@ -249,12 +245,11 @@ class CheckpointUploads:
         return None
 
     async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
-        """Upload a sealed slot to S3, and record its progress, which `stalls` and `running` read."""
         loop, rank = asyncio.get_running_loop(), shard.rank
         key = rank, slot.header.step
 
         def note(change: Callable[[UploadProgress], UploadProgress]) -> None:
-            if key in self._progress:  # The upload may have ended since its thread queued this call.
+            if key in self._progress:  # The upload may have ended since its thread scheduled this call.
                 self._progress[key] = change(self._progress[key])
 
         def on_begun(name: str, object_bytes: int) -> None:
@@ -287,19 +282,16 @@ class CheckpointUploads:
         )
 
     async def _divide(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """Return which tensors this rank writes to S3, of the tensors that several ranks hold at the step.
+        """Return which shared tensors of a step this rank writes to S3.
 
-        The ranks agree once per step, so a repeated attempt to upload the step receives the first result.
+        The ranks agree once per step, so a repeated attempt receives the first result.
         """
         if (rank, step) not in self._divisions:
             self._divisions[rank, step] = await self._agree(rank, step, items)
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
-        """Cancel the upload of a step, because the final step needs its slot. Then grant the rank a free slot.
-
-        If the final step was committed in another slot meanwhile, the upload of the final step begins now.
-        """
+        """Cancel the upload of a step, because the final step needs its slot. Then grant the rank a free slot."""
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)
         self._upload_if_due(shard)

@@ -3,9 +3,9 @@
     rank ── FetchShard ──▶ RankLines ──▶ EarlierShards ──▶ BaseLoading.load_earlier: own slot, peer, home, parity, S3
          ◀─ FetchedShard ──
 
-The earlier launch divided the state among more or fewer ranks; its shards are the *earlier shards*. Each rank of
-the new generation reads the parts that it needs from them. If no node holds an earlier shard in memory, one node is its
-*home* (`home_of`). The home rebuilds it by parity or reads it from S3, and the other nodes fetch it from the home.
+The earlier launch divided the state among more or fewer ranks; its shards are the *earlier shards*. Each rank of the
+new generation reads the parts that it needs from them. The *home* of an earlier shard is the node that gets it by
+parity or from S3 if no node has it in memory (`home_of`).
 
 Invariant: a rank receives a slot's path only after the whole shard was verified against the plan's digest. The slot
 keeps its content until all ranks of this node have loaded (`KeptContents.is_loading_earlier`).
@@ -62,7 +62,7 @@ class EarlierShards:
     def layout(self) -> EarlierLayout | None:
         """The layout of the state before the number of ranks changed, in the form that ranks receive.
 
-        None unless the number of ranks has changed (a relayout).
+        None if the number of ranks is unchanged.
         """
         if self._relayout is None:
             return None
@@ -96,22 +96,17 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load the shard of an earlier launch's rank, unless it is already loaded.
-
-        The caller holds the lock of this rank in `_fetching`.
-        """
+        """Load an earlier shard, unless it is already loaded. The caller holds the shard's lock in `_fetching`."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load the shard of an earlier launch's rank for another node, if the plan makes this node its home.
+        """Load an earlier shard for another node, if this node is the shard's home.
 
-        The home of a shard is the node that loads it once for all nodes.
-
-        If this node is not the home, cannot load the shard, or all of its ranks have loaded already, the method loads
-        nothing. The other node then rebuilds the shard or reads S3 itself.
+        The method loads nothing if this node is not the home, cannot load the shard, or all of its ranks have loaded.
+        The other node then rebuilds the shard or reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

@@ -36,10 +36,10 @@ class ReportedFaults:
             code: type of the fault, part of the protocol.
             message: a sentence for the user.
             is_permanent: True if a retry would have the same result.
-            subject: the object with the fault. Only the newest fault per code and subject is reported, until `withdraw`
-                removes it. Without a subject, the fault stays reported.
-            shard: rank whose shard this node cannot load, in the numbering of the earlier launch that made the shard.
-                None for other faults.
+            subject: the object with the fault. A newer fault with the same code and subject replaces the fault, and
+                `withdraw` removes it. Without a subject, the fault stays reported.
+            shard: the rank, in the launch that captured the shard, whose shard this node cannot load. None for other
+                faults.
         """
         self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
             code=code, message=message, is_permanent=is_permanent, shard=shard

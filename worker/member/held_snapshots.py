@@ -3,8 +3,7 @@
     HoldSnapshot ──▶ pins one slot per rank of this node ──▶ SnapshotHeld
     ReadSnapshot ──▶ a range of the shard's checkpoint object, built from the slot ──▶ SnapshotBytes
 
-A control plane that received no answer repeats its request. All requests with one hold id use one hold, and a hold that
-has ended never begins again.
+The control plane repeats a request without an answer, with the same hold id. A hold that has ended never begins again.
 
 Invariant: a pinned slot keeps its content until the hold ends. A node has at most one hold. A hold ends on request,
 after `HOLD_SECONDS` without a request, with the generation, or when the slot is needed for the final step of a stop or
@@ -87,7 +86,7 @@ class HeldSnapshots:
         self._grant_if_due = grant_if_due
         self._on_change = on_change
         self.hold_seconds = HOLD_SECONDS
-        """Seconds after its last request until a hold ends."""
+        """Seconds without a request after which a hold ends."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
         """Reason for the end of each of the last `KEPT_ENDS` holds, by hold id.
@@ -95,7 +94,6 @@ class HeldSnapshots:
         A release can arrive before its hold begins.
         """
         self._heard: Announcement | None = None
-        """The coordinator's newest announcement."""
         self._is_closed = False
         self._turn = asyncio.Lock()
         """Held while a hold begins, so that two requests do not pin slots at the same time."""
@@ -139,7 +137,7 @@ class HeldSnapshots:
             )
 
     async def _begin(self, hold_id: str, step: Step) -> str:
-        """Protect the slots of a step from being overwritten, and release the slots of the step held before.
+        """Pin the slots of a step, and unpin the slots of the step that the hold pinned before.
 
         Return the reason of a failure, or "".
         """
@@ -171,10 +169,7 @@ class HeldSnapshots:
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
-        """Return the reason why this node cannot keep slots for an export now, or an empty string.
-
-        Callers check before and after they prepare the export, because a reason can appear meanwhile.
-        """
+        """Return the reason why this node cannot hold slots for an export now, or an empty string."""
         heard = self._heard
         if self._is_closed:
             return "the generation has ended on this node"
@@ -187,7 +182,6 @@ class HeldSnapshots:
         return ""
 
     def _end_of(self, hold_id: str) -> str:
-        """Return the reason why a client's export of a snapshot has ended. The node no longer keeps its slots."""
         return self._ends.get(hold_id, "the snapshot is no longer held")
 
     async def _describe(self, slots: Mapping[Rank, Slot], objects: dict[Rank, ShardObject]) -> str:
@@ -206,7 +200,7 @@ class HeldSnapshots:
         return ""
 
     async def read(self, wanted: ReadSnapshot) -> SnapshotBytes:
-        """Return a range of a shard's bytes, in the format of a checkpoint. An export keeps this shard in memory.
+        """Return a range of the bytes of an exported shard, in the format of a checkpoint.
 
         Args:
             wanted: the request of the control plane, for the running generation.
@@ -251,10 +245,9 @@ class HeldSnapshots:
             self._end()
 
     def hear(self, announcement: Announcement) -> None:
-        """End the export of a snapshot if training needs the slots that this node keeps for the export.
+        """End the export of a snapshot if training needs the exported slots.
 
-        Training needs these slots for its final step, or for a checkpoint before AWS reclaims a node. The caller then
-        grants the free slots to the ranks.
+        Training needs these slots for its final step, or for a checkpoint before AWS reclaims a node.
         """
         self._heard = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):
@@ -288,7 +281,6 @@ class HeldSnapshots:
             slot.pins += 1
 
     def _unpin(self, slots: Mapping[Rank, Slot]) -> None:
-        """End the protection of slots whose snapshots a user exported, and grant these slots to ranks that wait."""
         for slot in slots.values():
             slot.pins -= 1
         if not self._is_closed:

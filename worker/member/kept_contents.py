@@ -39,18 +39,19 @@ class KeptContents:
     def base(self, rank: Rank) -> Content | None:
         """Return the content (step and generation of its capture) from which a rank is restored.
 
-        Return None if the generation starts without a base, after a relayout (a change of the number of ranks), or for
-        a rank that this generation lacks. For a parity share, the result is the base of the rank that holds the share.
+        Return None for a rank that this generation lacks, and if the generation starts without a base or after a
+        relayout (a change of the number of ranks). For a parity share, the result is the base of the rank that holds
+        the share.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()
         return Content(sources[0].origin_generation, sources[0].step) if sources else None
 
     def earlier(self, rank: Rank) -> Content | None:
-        """Return which version of an earlier launch's shard this generation restores: its step and generation.
+        """Return the step and generation of an earlier launch's shard that this generation restores.
 
-        `rank` is the rank that owned the shard in that launch. Return None if this generation has as many ranks as the
-        earlier launch (no relayout), or if that launch had no such rank.
+        `rank` is the rank that owned the shard in that launch. Return None if the number of ranks is unchanged, or if
+        that launch had no such rank.
         """
         relayout = self._plan.relayout
         if relayout is None or rank >= relayout.world_size:
@@ -58,7 +59,7 @@ class KeptContents:
         return Content(relayout.shards[rank][0].origin_generation, self._plan.base_step)
 
     def keep(self, rank: Rank, committed: Step = NONE) -> frozenset[Content]:
-        """Return which steps of a shard this node must not overwrite, each as a `Content` (generation and step).
+        """Return the contents (step and generation) of a shard that this node must not overwrite.
 
         Args:
             rank: the owner of the shard or share.

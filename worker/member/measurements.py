@@ -40,7 +40,7 @@ class Measurements:
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
         """
         self.newest: dict[str, float] = {}
-        """The newest measurements of iterations on this node, by name."""
+        """The newest measurements of training iterations on this node, by name."""
         self._run = run
         self._generation = generation
         self._outbox = outbox
@@ -49,9 +49,9 @@ class Measurements:
         self._sent_bytes = sent_bytes
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
-        """The newest proposed step that this node's first rank has passed, and the monotonic time of its boundary.
+        """The newest proposed step that this node's first rank has passed, and the monotonic time at which it passed.
 
-        The value is (NONE, 0.0) once every holder that was not dropped has verified the step.
+        (NONE, 0.0) once every holder in view has verified the step.
         """
 
     def record(self, shard: OwnedShard, message: Boundary, seconds: float | None) -> None:

@@ -74,7 +74,7 @@ AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Objects of the agent, such as slots, S3 client and server for ranks, that every `Member` of this node uses."""
+    """Objects of the agent, such as slots and the S3 client, that all `Member` objects of this node use."""
 
     node_id: NodeId
     address: str
@@ -134,7 +134,7 @@ class Member:
             has_third_slot=plan.checkpoint.third_slot, max_uploads=plan.checkpoint.max_uploads
         )
         self._reported: tuple[object, ...] = ()
-        """The facts that the last immediate report to the control plane contained (see `_report_visible`)."""
+        """The facts in the last immediate report to the control plane (see `_report_visible`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         node.store.place(Strays.of(plan, node.node_id))
@@ -234,8 +234,6 @@ class Member:
             stalls=self.uploads.stalls,
         )
 
-    # The methods below prepare a generation on this node, or continue one that an earlier agent process has prepared.
-
     async def open(self, *, has_ranks: bool = False) -> Path:
         """Prepare slots, shared-memory pages and the source tree, so that the generation's ranks can start.
 
@@ -266,8 +264,8 @@ class Member:
     def adopt(self) -> None:
         """Take over the running generation of an earlier agent process, with its slots and its ranks' shared pages."""
         for rank in self._node.store.shards:
-            # No transfer writes into the slots of other nodes' shards any more: the earlier agent process received the
-            # transfers, and it has ended.
+            # The earlier agent process received the transfers of other nodes' shards. It has ended, so no transfer
+            # writes into these slots.
             if rank not in self.here.ranks:
                 self._node.store.settle_copiers(rank)
         self._node.listener.admit(self.sessions.credentials, self.serve)
@@ -312,8 +310,6 @@ class Member:
             ) from error
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
-
-    # The methods below take part in the commit protocol (the rounds of docs/design.md).
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
         """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator.
@@ -374,10 +370,10 @@ class Member:
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
-        """Fetch the restored step of a shard that this node has lost, then start the senders to the shard's holders.
+        """Fetch the base of a shard that this node has lost, then start the senders to the shard's holders.
 
-        When a sender connects, the holder lists its sealed steps. This node counts a listed step as held by the holder
-        only if its own slots contain the step too, so it must fetch the restored step before a sender connects.
+        A connecting holder lists its sealed steps. This node accepts a listed step only if its own slots contain the
+        step too, so the base must be here before a sender connects.
         """
         await self.base.regain(shard)
         self._supply(shard)
@@ -403,17 +399,15 @@ class Member:
     def _keep_distance(self, distance: int) -> None:
         """Pass the number of steps between two snapshots to the coordinator, if the coordinator runs on this node.
 
-        This node's `Budget` computes the number from the limit on the slowdown by snapshots (`MaxSlowdown`). All ranks
-        iterate together, so one node's measurements suffice.
+        The measurements of one node suffice, because all ranks iterate together.
         """
         if self.server is not None:
             self.server.keep_distance(distance)
 
     def _keep_pacing(self, pacing: Pacing) -> None:
-        """Pass the pacing mode to the coordinator if the coordinator runs on this node.
+        """Pass the pacing mode to the coordinator, if the coordinator runs on this node.
 
-        The pacing mode decides whether replicas wait for idle network time. The coordinator's mode applies to all
-        nodes.
+        The mode decides whether the replicas of all nodes wait for idle network time.
         """
         if self.server is not None:
             self.server.keep_pacing(pacing)
@@ -421,8 +415,7 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         """Apply an announcement of the coordinator to this node.
 
-        Uploads begin first, because each upload pins the slot that it reads. Afterwards, ranks may receive any slot
-        that is not pinned.
+        Uploads must begin before ranks receive slots, because each upload pins the slot that it reads.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
         self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
@@ -436,8 +429,7 @@ class Member:
     def _is_loading_earlier(self) -> bool:
         """Return whether a rank of this node still loads shards of the previous number of ranks (after a relayout).
 
-        The shared-memory pages of the ranks show this even after a restart of the agent. Once all ranks have loaded,
-        the earlier shards lose their additional protection from being overwritten.
+        The ranks' shared-memory pages show this even after a restart of the agent.
         """
         if self.contents.is_loading_earlier and all(
             shard.page.rank().boundary >= self.plan.base_step for shard in self.shards.values()
@@ -455,8 +447,8 @@ class Member:
 
         These facts are:
 
-        - on the coordinator's node: whether the coordinator proposes no further step, and whether all ranks stop,
-        - the uploads in `CheckpointUploads.uploaded`,
+        - on the coordinator's node: whether the rounds end,
+        - the finished uploads,
         - for each shard of this node: the facts in `OwnedShard.reported`.
 
         Other progress waits for the next regular report.
@@ -468,13 +460,11 @@ class Member:
             self._reported = visible
             self._on_change()
 
-    # The methods below run background tasks and end the generation.
-
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run `work`, a part of the generation such as a sender, in the background until `detach`.
 
-        If `work` raises an unexpected exception, report the fault and start `work` again. Without the restart,
-        commits would stop without a visible cause. If a full disk caused the error, report the disk's fault instead.
+        If `work` raises an unexpected exception, report a fault and start `work` again. Without the restart, commits
+        would stop without a visible cause.
         """
 
         async def run() -> None:
@@ -526,8 +516,8 @@ class Member:
 def _schedule(plan: CheckpointPlan, *, unix_now: float, now: float) -> CheckpointSchedule:
     """Return the checkpoint schedule at the start of a generation.
 
-    The current interval began when the last checkpoint was stored (`CheckpointPlan.stored_at_seconds`), or begins now
-    if that time is 0. The function converts this Unix time to monotonic time, in which the schedule counts.
+    The current interval began when the last checkpoint was stored (`CheckpointPlan.stored_at_seconds`, in Unix time),
+    or begins now if that time is 0. The schedule counts in monotonic time.
     """
     age = max(0.0, unix_now - plan.stored_at_seconds) if plan.stored_at_seconds else 0.0
     return CheckpointSchedule(

@@ -1,7 +1,6 @@
 """Base class of shared uploads and shared loads: several nodes transfer the parts of one S3 object.
 
-The node that owns the shard is the owner of the transfer, and the other nodes are helpers. The class assigns parts to
-them and measures how long the owner needs for a part.
+The node that owns the shard is the owner of the transfer, and the other nodes are helpers.
 
 Invariant: threads of the transfer and the event loop change the state only under one lock. After `end`, no helper's
 task runs.
@@ -57,7 +56,7 @@ class PartSharing:
         self._claimed_at: dict[int, float] = {}
         """Monotonic time at which the owner claimed each part that it has not finished, by part number."""
         self._own_seconds = 0.0
-        """Longest time that the owner needed for one part, in seconds."""
+        """Longest time in seconds that the owner needed for one finished part."""
 
     def claim(self, number: int) -> bool:
         """Return whether this node itself must transfer part `number` of the S3 object.
@@ -75,19 +74,19 @@ class PartSharing:
 
         Called in a thread.
         """
-        # If the event loop ends, it cancels the requests' tasks itself, and `result` raises CancelledError.
+        # If the event loop ends, it cancels the coroutine, and `result` raises CancelledError.
         with suppress(concurrent.futures.CancelledError):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     def _end_own(self, number: int) -> None:
-        """Record that the owner (this node) has transferred a part of its shard itself, or failed to transfer it."""
+        """Record that the owner has transferred a part itself, or failed to transfer it."""
         with self._changed:
             claimed_at = self._claimed_at.pop(number, None)
             if claimed_at is not None:
                 self._own_seconds = max(self._own_seconds, monotonic() - claimed_at)
 
     def _slowest_seconds(self, now: float) -> float:
-        """Return the longest time in seconds that the shard's owner itself needed to transfer one part.
+        """Return the longest time in seconds that the shard's owner needed for one of its own parts.
 
         Unfinished parts count with their time so far. The caller holds the lock.
         """
@@ -118,13 +117,13 @@ async def dial(dialler: Dialler) -> Session:
 
 
 async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:
-    """Receive chunks of a helper node over a stream until the stream ends. Then raise PeerLost."""
+    """Receive chunks from a helper node over a stream until the stream ends. Then raise PeerLost."""
     await streams.run(line, receiver.receive)
     raise PeerLost("the helper node closed its stream")
 
 
 async def silent(session: Session) -> None:
-    """Wait until the owner ends the session. Called by a helper node that is not ready yet.
+    """Wait until the owner's connection ends. Called by a helper node that is not ready yet.
 
     Args:
         session: a session on which the owner waits for `ReadyToLoad`.

@@ -1,4 +1,4 @@
-"""Sends parts of a payload to another node that loads it. The node requests each part on a session.
+"""Sends the parts of a shard, or of a shared S3 object, to another node that requests them.
 
     other node ── ShardWanted ──▶ PartSupply: waits for the part, copies it into a buffer ── chunks on streams ──▶
 
@@ -33,14 +33,18 @@ MAX_HELPED_PARTS = 4
 Each part also occupies a thread of the agent's only thread pool.
 """
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that one owner may have requested before the helper has recorded them as sent.
+"""Maximum number of parts that one owner may have requested before they are sent.
 
-The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper records the last one.
+The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper has recorded the last part
+as sent.
 """
 
 
 class PartSupply:
-    """The parts of one payload that another node has requested, from the request until all chunks are sent."""
+    """The parts of one payload (a shard or a shared S3 object) that another node has requested.
+
+    A part belongs to the object until all of its chunks are sent.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class PartSupply:
             read: fills memory of exactly one part with the bytes of the part with this number.
             room: limits the number of parts in memory. All `PartSupply` objects of the generation share this semaphore.
             transfer: number that identifies this transfer in the requests and the chunks.
-            is_ready: waits until `read` can return a part without waiting for other nodes. None if it always can.
+            is_ready: waits until `read` can read a part without waiting for other nodes. None if `read` never waits.
         """
         self._parts = parts
         self._read = read
@@ -68,20 +72,20 @@ class PartSupply:
         self._buffers = _Buffers(parts.payload_bytes)
         self._queue = _PartQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The task of each part that is read or sent, by number."""
+        """The task that reads and sends each part, by the part's number."""
         self._sent: dict[int, asyncio.Event] = {}
         loop = asyncio.get_running_loop()
         self._queue.on_sent = lambda chunk: loop.call_soon_threadsafe(self._note_sent, chunk)
 
     async def run(self, session: Session, streams: Streams) -> Message:
-        """Send each part of a shard that the other node requests, until its first message that is no such request.
+        """Send each part that the other node requests, until that node sends a message of another kind.
 
         Args:
             session: the session on which the other node requests parts.
             streams: streams of the session.
 
         Returns:
-            The message that is no request. All chunks of the requested parts are sent then.
+            The first message that is no request for a part. All chunks of the requested parts are sent then.
 
         Raises:
             MalformedMessage: a request names no part, or names a part again, or there are too many requests.
@@ -131,7 +135,6 @@ class PartSupply:
         return wanted
 
     async def _serve(self, session: Session, number: int) -> None:
-        """Read part `number` of the payload, and wait until its chunks are sent to the node that requested it."""
         chunks = self._parts.chunks(number)
         try:
             if self._is_ready is not None:
@@ -167,7 +170,7 @@ class PartSupply:
 
 
 class _Buffers:
-    """The chunks of a payload that this node has read and not sent to the other node yet. Implements `Payload`."""
+    """The chunks of a payload that this node has read and not sent yet. Implements `Payload`."""
 
     def __init__(self, payload_bytes: int) -> None:
         self.chunks: dict[int, memoryview] = {}
@@ -190,7 +193,7 @@ class _PartQueue(ChunkQueue):
         super().__init__()
         self.on_sent: Callable[[int], object] = lambda _: None
         self._sending: dict[int, int] = {}
-        """The chunk that each thread sends, by thread. Each thread changes only its own entry."""
+        """The chunk that each thread sends, by thread id. Each thread changes only its own entry."""
 
     def next(self) -> int | None:
         """Return the next chunk to send to the owner (see `ChunkQueue.next`)."""

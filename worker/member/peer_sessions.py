@@ -60,7 +60,7 @@ class PeerSessions:
         self._ways = Ways(network_cards(address))
 
     def dialler(self, peer: NodeId, kind: SessionKind, owner_rank: Rank) -> Dialler:
-        """Return the interface through which a sender or a fetch opens its connections to `peer`."""
+        """Return the object with which a sender or a fetch opens its connections to `peer`."""
         return _PeerDialler(self, peer, kind, owner_rank)
 
     async def dial(self, peer: NodeId, kind: SessionKind, owner_rank: Rank = NO_RANK) -> TcpSession:

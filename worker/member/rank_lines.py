@@ -55,13 +55,13 @@ log = logging.getLogger(__name__)
 FIRST_STEPS = 2
 """Number of steps after a start of the ranks that the agent reports to the control plane immediately.
 
-Later steps wait for the next regular report.
+Users wait for these steps. Later steps wait for the next regular report.
 """
 NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
-"""Function that loads a shard of a launch with another number of ranks (`EarlierShards.fetch`)."""
+"""Type of `EarlierShards.fetch`, which loads a shard of a launch with another number of ranks."""
 
 
 class RankLines:
@@ -139,20 +139,16 @@ class RankLines:
         self._outbox = outbox
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
-        """Connections of ranks that wait until every node has verified its shards.
-
-        Until then, the agent sends these ranks only the progress of the state that they copy (their base).
-        """
+        """Connections of ranks that wait until every node has verified its shards."""
         self._early: dict[Rank, SlotsRequest] = {}
         """Slot requests that ranks sent while this node still loaded the state to restore.
 
-        The agent creates these slots after the load, because the load first needs memory for its own slots. A new
-        capture must not overwrite a slot that the load needs.
+        The agent creates these slots after the load, because the load needs the memory and the slots first.
         """
         self._is_loaded = False
-        # Decide whether ranks may copy their shards while the shards still arrive on this node. A rank that copies
-        # early also returns from `init` early, and then waits for the other ranks in a collective operation with a time
-        # limit. Loads from memory take seconds, but loads from S3 take minutes and could exceed the limit.
+        # Ranks may copy their shards while these still arrive, except during loads from S3. A rank that copies early
+        # returns early from `init`, and then waits for the other ranks in a collective operation with a time limit. A
+        # load from S3 can exceed this limit.
         self._is_followed = bool(plan.base_step) and all(
             rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
         )
@@ -179,16 +175,14 @@ class RankLines:
         return self.background.is_idle
 
     async def idle(self) -> None:
-        """Wait until no background task runs that a message of a rank or of the coordinator has started."""
+        """Wait until no background task of this object runs."""
         await self.background.idle()
 
     async def close(self) -> None:
-        """Cancel the tasks that handle the ranks' messages, and close the ranks' connections to this agent."""
+        """End the background tasks of this object, and close the ranks' connections to this agent."""
         await self.background.close()
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
-
-    # The methods below handle connections and messages of ranks.
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Accept the connection of a rank of this generation, and refuse other connections (see `RankEvents`)."""
@@ -275,7 +269,7 @@ class RankLines:
             case IdleSpans():
                 self.traffic.spans(rank, message)
             case Logged():
-                if rank == 0:  # Drop other ranks' values, because the control plane stores only rank 0's values.
+                if rank == 0:  # The control plane stores only rank 0's values.
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS
@@ -284,7 +278,7 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load the shard of a rank of an earlier launch, which had another number of ranks, and send the slot's path.
+        """Load the shard of an earlier launch's rank, and send the path of its slot to `rank`.
 
         If the load fails, the rank receives no answer, and a fault ends the generation.
         """
@@ -293,19 +287,16 @@ class RankLines:
             self._send(rank, fetched)
 
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
-        """Handle a rank's message that it has finished a step.
-
-        Measure the iteration, grant a slot to a rank that waits for one, and report the step to the coordinator.
-        """
+        """Handle a rank's message that it has finished a step."""
         half = shard.page.rank()
-        # The coordinator may have proposed a step too late for a rank that trains. A rank that has stopped, or waits in
-        # `close`, can still capture this step.
+        # A rank that has stopped, or waits in `close`, can capture a step even if it was proposed too late for
+        # training.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
-            self._on_change()  # report the first steps after a start immediately, because users wait for them
+            self._on_change()
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
-        if shard.rank == min(self._shards):  # Measurements of the first rank represent all ranks of the node.
+        if shard.rank == min(self._shards):  # The first rank represents all ranks of the node.
             self.measurements.record(shard, message, seconds)
         shard.pass_boundary(message.boundary, message.at_seconds)
 
@@ -314,8 +305,6 @@ class RankLines:
             MetricPoint(generation=self.generation, step=each.step, values=each.values, at_seconds=each.at_seconds)
             for each in message.records
         ]
-
-    # The method below handles the coordinator's messages about committed and proposed steps.
 
     def hear(self, announcement: Announcement) -> None:
         """Apply the coordinator's announcement to shards and shared pages, notify waiting ranks, and grant slots."""

@@ -89,8 +89,7 @@ class RankSlots:
         self.capacities: dict[Rank, int] = {}
         """Slot capacity of each rank in bytes.
 
-        This is the capacity that the rank requested, or the last granted capacity if a larger request was refused. The
-        capacities of ranks differ if their shards differ in size.
+        This is the capacity that the rank last requested, or after a refusal the last capacity that was granted.
         """
         self._plan = plan
         self._shards = shards
@@ -102,26 +101,21 @@ class RankSlots:
         self._faults = faults
         self._background = background
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
-        """Layout hash and capacity that each rank requested."""
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was permanently refused."""
         self._unmet: dict[Rank, SlotsRequest] = {}
-        """Requests for slots that wait for memory, which other files on this node occupy. Each proposed step repeats
-        them.
+        """Requests for slots for which this node lacks memory at the moment.
+
+        The agent repeats them at each proposed step.
         """
         self._unprepared: dict[Rank, Step] = {}
-        """The last step, per rank, that was proposed before the rank's slots were ready.
-
-        After every start, the first steps are proposed before the slots are ready.
-        """
+        """By rank: the last step that was proposed before the rank's slots were ready, as happens after every start."""
         self._sealing: dict[Rank, Step] = {}
-        """The captured step, per rank, whose slot is being digested."""
+        """By rank: the captured step whose slot is being digested."""
         self._granting: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    # The methods below create and grant slots.
-
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
-        """Create the slots that a rank has requested, then grant one for the proposed step, in a background task."""
+        """Create the slots that a rank has requested, in the background. Then grant a slot for the proposed step."""
         self._background.begin(self._reserve(shard, request))
 
     def grant_if_due(self, shard: OwnedShard) -> None:
@@ -131,7 +125,7 @@ class RankSlots:
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        # Remember the step: the rank's slots do not exist yet, and `_reserve` grants one after their creation.
+        # The rank's slots do not exist yet. `_reserve` grants one after it has created them.
         if shard.rank not in self._layouts:
             self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)
@@ -156,7 +150,7 @@ class RankSlots:
             )
         except NoRoom as error:
             requested = dict(self.capacities)
-            if error.is_passing:  # Training continues, and the agent requests the slots again with every proposed step.
+            if error.is_passing:  # Training continues. Every proposed step repeats the request.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
@@ -167,8 +161,8 @@ class RankSlots:
             figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job that has a committed step or a base continues without new snapshots. Any other job would run
-            # unprotected, so the agent reports a fault.
+            # A job that can be restored continues without new snapshots. Any other job would run unprotected, which is
+            # a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
@@ -181,7 +175,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The rank has sent a later request for slots, and the handler of that request grants the slots.
+            return  # The handler of a later request of this rank grants the slots.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -189,7 +183,7 @@ class RankSlots:
     def _needed_bytes(self, capacities: Mapping[Rank, int]) -> int:
         """Return the bytes that this node needs for the slots of its own ranks, and of other ranks' copies or shares.
 
-        `capacities` contains the size of a slot of each local rank. Other nodes' ranks are assumed to need as much.
+        `capacities` contains the slot capacity of each local rank. Other nodes' ranks are assumed to need as much.
         """
         plans = {rank: self._plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
@@ -202,7 +196,7 @@ class RankSlots:
     def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
-        For a rank that has not requested slots yet, the message assumes the size of the refused request.
+        The message assumes that a rank without a request needs as much as the refused request.
         """
         each = {**dict.fromkeys(self._shards, request.capacity_bytes), **capacities}
         needed = self._needed_bytes(each)
@@ -220,7 +214,6 @@ class RankSlots:
         )
 
     async def _grant(self, shard: OwnedShard) -> None:
-        """Grant a slot for the proposed step, unless the rank has passed the step or its slots are not ready."""
         async with self._granting[shard.rank]:
             step = shard.proposed
             layout = self._layouts.get(shard.rank)
@@ -235,7 +228,7 @@ class RankSlots:
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                # The rank has already captured this step. The coordinator has proposed the step a second time.
+                # The coordinator has proposed a step again that the rank has already captured.
                 return
             self._settle(shard)
             before = self._files(shard)
@@ -267,7 +260,7 @@ class RankSlots:
                 self._send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
-        """Empty the slots that an earlier agent process left in the state WRITING, if the rank has stopped copying."""
+        """Empty the slots in the state WRITING that an earlier agent process left, unless the rank still copies."""
         if shard.page.rank().copying == NONE:
             self._store.settle_copiers(shard.rank)
 
@@ -276,8 +269,6 @@ class RankSlots:
 
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
         return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
-
-    # The methods below handle captures and seal slots.
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
         """Digest the chunks that the rank has already written to the slot, and announce these chunks to the holders.
@@ -296,7 +287,7 @@ class RankSlots:
         """
         slot = self._slot_of(shard, captured)
         if slot is None:
-            # Seal nothing. The agent has granted the slot for another step since the rank sent this message.
+            # The agent has granted the slot for another step since the rank sent this message.
             self._store.settle_copiers(shard.rank)
             return
         slot.is_busy = False
@@ -311,7 +302,7 @@ class RankSlots:
             shard.abandon(captured.step, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # If the slot is already sealed, the rank has repeated its message `Captured`.
+        if not digests.is_sealed:  # False if the rank has repeated its message `Captured`.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
@@ -324,15 +315,15 @@ class RankSlots:
         self._store.give_up(shard.rank, shard.content(abandoned.step))
         had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
         refusal = shard.refusal or had_none
-        # `late` makes the coordinator propose steps longer in advance. That would not help if the rank abandoned the
-        # step because the agent had no slot for it (a refusal).
+        # `late` makes the coordinator propose steps earlier, which would not help if the agent had no slot for the
+        # step.
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
-        """Return the slot that the rank's message names, or None if the rank may not write the slot."""
+        """Return the slot that the rank's message names, or None if the rank may not write to this slot."""
         slots = self._store.shards.get(shard.rank, [])
-        # The rank may write to its granted slot, even if this agent has marked the slot as empty after a restart.
+        # A restarted agent may have marked the rank's granted slot as empty, but the rank may still write to it.
         is_granted = (said.step, said.slot) == (
             shard.proposed,
             shard.granted_slot,
@@ -382,9 +373,9 @@ class RankSlots:
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
-    """Return whether the rank has written its capture into an earlier file of this slot.
+    """Return whether the rank has written its capture into a previous file of this slot.
 
-    If the agent has created the slot's file again, the rank may still have mapped the earlier file. The check compares
+    After the agent has replaced the slot's file, the rank may still have mapped the previous file. The check compares
     the digest of the last chunk, which contains the payload's index (the list of its tensors).
     """
     count = chunk_count(captured.payload_bytes)
@@ -397,8 +388,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
     """Return whether the agent can use the chunk digests from the rank instead of computing its own.
 
-    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. An error in the rank's
-    digests is detected later: every holder verifies each chunk on arrival, and this node verifies all chunks before a
-    restore.
+    The rank's digests must cover all chunks, and the agent must have digested no chunk yet. Wrong digests are detected
+    later, because holders verify each chunk on arrival, and this node verifies all chunks before a restore.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

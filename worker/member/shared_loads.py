@@ -76,11 +76,11 @@ class HelpedLoad(PartSharing):
             parts: the parts into which the shard's S3 object is divided.
             source: the source that the plan names for this shard, with the digest of the payload.
             slot: the slot that receives the chunks.
-            numbers: the parts that helper nodes may read, in increasing order.
+            numbers: numbers of the parts that helper nodes may read, in increasing order.
         """
         super().__init__(SharedParts.begin(len(numbers)), peers, "load")
         self._numbers = numbers
-        """The number of each part within the shard. `SharedParts` numbers the same parts from 1 without gaps."""
+        """The number of each part in the shard. `SharedParts` numbers the same parts from 1 without gaps."""
         self._places = {number: place for place, number in enumerate(numbers, 1)}
         self._rank = rank
         self._dialler = dialler
@@ -92,8 +92,6 @@ class HelpedLoad(PartSharing):
         """One event per helper node, set on the event loop when a chunk from the helper has arrived."""
         self._landed: set[int] = set()
         """Chunks that helper nodes have sent and that match their digests."""
-
-    # The methods below are called in the threads that read this node's shard from S3.
 
     def begin(self, check: Callable[[], None]) -> None:
         """Ask other nodes to read parts of the shard from S3 (see `LoadShare.begin`)."""
@@ -140,13 +138,8 @@ class HelpedLoad(PartSharing):
                 self._changed.notify_all()
         self._loop.call_soon_threadsafe(self._news[peer].set)
 
-    # The methods below run on the event loop.
-
     def _give_up(self, peer: NodeId, why: str) -> None:
-        """Stop asking the helper node `peer` for parts of the shard.
-
-        The owner reads the helper's unfinished parts itself after the helper's stream is closed.
-        """
+        """Stop asking the helper node `peer` for parts of the shard."""
         if not self._tasks[peer].done() and not self._tasks[peer].cancelling():
             log.warning("load of rank %d: %s %s", self._rank, peer, why)
             self._tasks[peer].cancel()
@@ -176,9 +169,9 @@ class HelpedLoad(PartSharing):
             await finish(self._let_go(peer, incoming, streams))
 
     async def _let_go(self, peer: NodeId, incoming: IncomingShard, streams: Streams) -> None:
-        """End the transfer from one helper node: stop all threads that write bytes from this helper into the slot.
+        """End the transfer from one helper node: stop all threads that write its bytes into the slot.
 
-        Then mark the parts that the helper has not delivered as missing, so that the owner of the shard reads them.
+        Mark its undelivered parts as missing afterwards, so that the owner reads them.
         """
         incoming.shut()
         await streams.close()
@@ -261,7 +254,7 @@ class LoadHelper:
             for source in sources
             if source.object is not None
         }
-        """The objects that the plan names, by rank and payload digest."""
+        """The S3 object of each shard of the base, by rank and payload digest."""
         self._room = asyncio.Semaphore(MAX_HELPED_PARTS)
         """Limits the number of parts in memory, for all sessions together."""
         expected = frozenset(rank for rank in ranks if is_read_first(plan, rank))
@@ -274,8 +267,7 @@ class LoadHelper:
     async def serve(self, session: Session, streams: Streams) -> None:
         """Read the parts of a shard that its owner requests from S3, and send them, until the connection ends.
 
-        If an earlier session for the same shard is still open, this call first ends it. The owner no longer uses that
-        session, and its parts occupy memory that other sessions need.
+        If an earlier session for the same shard is still open, this call ends it, because its parts occupy memory.
 
         Args:
             session: an authenticated session of kind load, from a member of the same generation.
@@ -306,10 +298,6 @@ class LoadHelper:
                 del self._serving[key]
 
     async def _supply(self, session: Session, streams: Streams, wanted: LoadShard) -> None:
-        """Read parts of a shard from S3 and send them to the shard's owner, as it requests them over this session.
-
-        The caller has checked the owner's first request, `wanted`.
-        """
         if not self._is_loaded.is_set():
             await first_of(self._is_loaded.wait(), silent(session))
         await session.send(ReadyToLoad())

@@ -49,8 +49,7 @@ log = logging.getLogger(__name__)
 class SharedReads:
     """One attempt to load, together with other nodes, the S3 objects that a shard shares with other nodes' shards.
 
-    Implements `ObjectShare`.
-    All methods run on the event loop.
+    Implements `ObjectShare`. All methods run on the event loop.
     """
 
     def __init__(
@@ -77,18 +76,18 @@ class SharedReads:
         self._patience = patience
         self._parts = sorted(load.objects.values(), key=lambda each: each.place.key)
         self._absent_count = sum(each.count for each in self._parts)
-        """Number of parts that the slot does not contain yet."""
+        """Number of shared parts that the slot does not contain yet."""
         self._division: dict[NodeId, dict[ObjectParts, list[int]]] = {}
-        """The parts that the slot did not contain when the readers last changed: by reader and object, ascending."""
+        """The missing parts that each node reads: by node and object, the parts' numbers in ascending order."""
         self._changed = Signal()
-        """Notified when a part arrives, and when the readers change."""
+        """Notified when a part arrives, and when parts are assigned to other nodes."""
         self._tasks: list[asyncio.Task[None]] = []
         self._begun = 0.0
         """Monotonic time at which `read` began, in seconds."""
         self._divide(readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
-        """Assign each part of the shared S3 objects to the node that reads it, except parts that the slot contains."""
+        """Assign each part that the slot does not contain yet to the node that reads it from S3."""
         self._readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:
@@ -98,7 +97,7 @@ class SharedReads:
         self._changed.notify()
 
     def _absent(self, reader: NodeId) -> list[tuple[ObjectParts, int]]:
-        """Return the parts of shared S3 objects that the node `reader` reads, and that this node's slot still lacks."""
+        """Return the parts that the node `reader` reads and that this node's slot still lacks."""
         division = self._division.get(reader, {}).items()
         return [(each, number) for each, numbers in division for number in numbers if number not in each.present]
 
@@ -139,7 +138,6 @@ class SharedReads:
         await end(*self._tasks)
 
     async def _read_own(self) -> None:
-        """Read this node's parts that the slot does not contain yet from S3 into the slot."""
         own = self._absent(self._readers.here)
         loop = asyncio.get_running_loop()
 
@@ -157,7 +155,7 @@ class SharedReads:
             await in_thread(work)
 
     async def _run(self, peer: NodeId) -> None:
-        """Request the parts of shared S3 objects that one peer reads, until the task is cancelled or the peer fails."""
+        """Request the parts that one peer reads, until the task is cancelled or the peer fails."""
         await self._until(lambda: bool(self._absent(peer)))
         streams, receiver = Streams(), Receiver()
         try:
@@ -176,10 +174,7 @@ class SharedReads:
             await finish(self._let_go(peer, receiver, streams))
 
     async def _let_go(self, peer: NodeId, receiver: Receiver, streams: Streams) -> None:
-        """Stop the thread that can write a peer's bytes into the slot.
-
-        Then assign the parts that the peer should have read from S3 to other nodes.
-        """
+        """Stop the thread that can write a peer's bytes into the slot. Then assign the peer's parts to other nodes."""
         incoming = receiver.current
         if incoming is not None:
             incoming.shut()
@@ -204,7 +199,6 @@ class SharedReads:
     async def _request(
         self, session: Session, peer: NodeId, receiver: Receiver, parts: ObjectParts, transfer: int
     ) -> None:
-        """Request the parts of one S3 object that `peer` reads for this node, and wait until all have arrived."""
         loop = asyncio.get_running_loop()
         landed: set[int] = set()
 
@@ -238,9 +232,7 @@ class SharedReads:
 class ObjectSupply:
     """Sends parts of shared S3 objects from this node's slots to other nodes.
 
-    A shared object contains tensors of the shards of several nodes.
-
-    `LoadHelper` owns it.
+    A shared object contains tensors of the shards of several nodes. `LoadHelper` owns it.
     """
 
     def __init__(
@@ -294,7 +286,7 @@ class ObjectSupply:
             wanted = message
 
     def _is_known(self, place: ObjectReference) -> bool:
-        """Return whether this node knows already if a load of one of its own shards reads this S3 object."""
+        """Return whether this node can already decide if one of its loads reads this S3 object."""
         is_complete = self._is_loaded.is_set() or self._loads.joined >= self._expected
         return is_complete or self._loads.reader(place) is not None
 

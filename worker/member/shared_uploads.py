@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MAX_HELPED_PARTS = 4
 """Maximum number of parts that one node sends for other nodes at a time.
 
-Each part occupies a thread of the agent's only thread pool, which digests, slots and the node's own uploads also need.
+Each part occupies a thread of the agent's only thread pool.
 """
 POLL_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helper nodes, while an upload waits for their parts."""
@@ -63,8 +63,8 @@ class _Named:
 class HelpedUpload(PartSharing):
     """One upload of a shard to S3, in which nodes with a replica of the shard send some of the parts.
 
-    `CheckpointUploads` creates one object per upload. Before this node's S3 client completes or aborts the upload, it
-    calls `end`. The other nodes then send no more parts. The class implements the protocols `ShareOf` and `Share`.
+    `CheckpointUploads` creates one object per upload. The S3 client calls `end` before it completes or aborts the
+    upload. The class implements the protocols `ShareOf` and `Share`.
     """
 
     def __init__(
@@ -92,8 +92,6 @@ class HelpedUpload(PartSharing):
         self._named: _Named | None = None
         self._where: tuple[ObjectReference, int, SharedGroups] | None = None
         self._check: Callable[[], None] = lambda: None
-
-    # The methods below are called in the upload's thread.
 
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
@@ -147,8 +145,6 @@ class HelpedUpload(PartSharing):
                 continue
             log.warning("%s stored other bytes as part %d than this node holds", self._state.finished[number], number)
             self._state = self._state.reject(number)
-
-    # The methods below run on the event loop.
 
     async def _run(self, peer: NodeId) -> None:
         """Request parts of the upload from one helper node, until no part is left or the helper fails."""
@@ -241,14 +237,11 @@ class UploadHelper:
         self._objects = objects
         self._held = frozenset(held_ranks)
         self._serving: dict[asyncio.Task[None], Step] = {}
-        """The step whose slot each open session pins, by the session's task."""
+        """By task of an open session: the step whose slot the session pins."""
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop helping with uploads of older steps, once the coordinator marks the final step for upload.
-
-        `announcement` is the newest message of the coordinator.
-        """
+        """Stop helping with uploads of older steps, once the coordinator marks the final step for upload."""
         for task, step in self._serving.items():
             if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
                 task.cancel()
@@ -290,7 +283,7 @@ class UploadHelper:
                 part.add_done_callback(sending.discard)
         finally:
             self._serving.pop(task, None)
-            session.close()  # Do not wait for parts that threads still send: their owner sends them itself from now on.
+            session.close()  # Do not wait for unfinished parts, because their owner now sends them itself.
             try:
                 await end(*sending)
             finally:  # Unpin the slot even if this task is cancelled while it waits for the parts.
@@ -298,7 +291,6 @@ class UploadHelper:
                     slot.pins -= 1
 
     def _find(self, wanted: UploadPart) -> Slot | None:
-        """Return the slot with the replica that an owner uploads, or None if this node cannot help with the upload."""
         bucket, folder = self._place
         name = f"/rank={wanted.owner_rank}.safetensors"
         if wanted.owner_rank not in self._held or wanted.object.bucket != bucket:
@@ -309,7 +301,7 @@ class UploadHelper:
         return slot if slot is not None and slot.file.header.payload_digest == wanted.digest else None
 
     async def _serve_part(self, session: Session, slot: Slot, wanted: UploadPart) -> None:
-        """Send one part to S3 that the owner of an upload has requested, and answer the request.
+        """Send one requested part to S3, and answer the request.
 
         An unexpected error ends the session, so that the owner stops waiting for the part.
         """
@@ -324,7 +316,6 @@ class UploadHelper:
             session.close()
 
     async def _send(self, slot: Slot, wanted: UploadPart) -> PartStored | ShardRefused:
-        """Send one part of an owner's upload to S3, and return the answer for the owner."""
         digests = await self._store.digests(slot)
         header = slot.file.header
         if digests is None or header.payload_digest != wanted.digest:

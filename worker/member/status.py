@@ -1,7 +1,4 @@
-"""Reads the state of one generation on this node, for reports to the control plane.
-
-Reading changes nothing except the phase clocks, which measure how long each rank stays in a phase.
-"""
+"""Reads the state of one generation on this node, for reports to the control plane."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class MemberStatus:
             plan: plan of the running generation; never changes.
             here: this node in the plan.
             shards: shards of this node's ranks.
-            rounds: exchanges reports and announcements about commits with the neighbours in the tree of agents.
+            rounds: this node's connections to its neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
             stalls: returns a fault for each upload without progress; its argument is the present time of the event
@@ -61,7 +58,7 @@ class MemberStatus:
     def rank_statuses(self) -> tuple[RankStatus, ...]:
         """Return each local rank's phase, its last finished step, and the seconds since it last made progress.
 
-        Each call also updates `clocks`, from which the seconds without progress result.
+        Each call also updates `clocks`.
         """
         now, statuses = time.monotonic(), []
         for shard in self._shards.values():

@@ -4,9 +4,8 @@
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
 Pacing delays chunks of a snapshot to the idle spans, in which training does not use the network. An iteration is the
-training work from one finished optimizer step to the next. One local rank represents all ranks, because collective
-operations synchronize their iterations. The coordinator's node decides on the pacing and on the distance between
-proposed steps, from its own measurements. The other nodes receive the decision.
+training work from one finished optimizer step to the next. The coordinator's node decides on the pacing and on the
+distance between proposed steps, from measurements of one of its ranks.
 
 Invariant: without a profile of the idle spans, chunks are sent immediately. Without measurements, every step is
 proposed. Pacing ends if it makes training slower per captured step than unpaced sending.
@@ -32,8 +31,8 @@ ALPHA_SECONDS = 0.0002
 WORTH_RATIO = 0.02
 """Minimum length of transfers and of idle spans for pacing, as a fraction of an iteration.
 
-Chunks are sent immediately if transfers or idle spans are shorter. Shorter transfers hardly disturb training, and
-shorter idle spans have no room for chunks.
+Shorter transfers hardly disturb training, and shorter idle spans have no room for chunks, so chunks are then sent
+immediately.
 """
 UNPACED = Unpaced()
 SAID = {
@@ -88,24 +87,17 @@ class Traffic:
         self._planned: SpanPacer | None = None
         """Pacer that sends chunks in the idle network times of the present profile.
 
-        None until the link's rate has been measured, and None if waiting for idle times has no benefit.
+        None until the link's rate has been measured, and if pacing has no benefit.
         """
         self._is_every_step = True
-        """True until the budget first enlarges the interval between snapshots in this training."""
+        """True until the budget first lengthens the interval between snapshots."""
         self._tried_seconds: float | None = None
         """Duration in seconds of an iteration at the start of the trial; None before a trial."""
         self._is_paced: bool | None = None
-        """True if this iteration's chunks wait for idle network time, False if they do not.
-
-        None while the agent has no plan for such waits (`_planned`).
-        """
+        """True if this iteration's chunks wait for idle network time, False if they do not; None without a pacer."""
         self._was_paced: bool | None = None
-        """Value of `_is_paced` in the previous iteration."""
         self._trying: _Try | None = None
-        """The last iteration whose snapshot was measured.
-
-        At the next capture, this iteration is added to the trial, and the attribute becomes None.
-        """
+        """The last iteration whose snapshot was measured. At the next capture, it is added to the trial."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -113,15 +105,15 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The trial that now compares paced sending (in idle network time) with unpaced sending of snapshots.
+        """The present trial, which compares paced sending (in idle network time) with unpaced sending of snapshots.
 
-        One trial applies while the coordinator proposes every step, the other for longer intervals. If every step is
-        proposed and the transfer of a snapshot takes two iterations, the next step gets no snapshot, and the first
-        trial counts this step as lost. Longer intervals lose no steps this way.
+        One trial applies while the coordinator proposes every step, the other for longer intervals. The first trial
+        counts a step as lost if the transfer of the last snapshot prevents its capture. Longer intervals lose no steps
+        this way.
 
-        Once the limit of the slowdown by snapshots (the budget) has enlarged the interval, only the second trial
-        applies until the ranks end. Otherwise the decisions would oscillate: pacing would permit a snapshot of every
-        step again, and then unpaced sending would exceed the budget again.
+        Once the limit of the slowdown by snapshots (the budget) has lengthened the interval, only the second trial
+        applies. With the first trial, the decisions would oscillate: pacing would permit a snapshot of every step
+        again, and then unpaced sending would exceed the budget again.
         """
         return self._trials[self._is_every_step]
 
@@ -136,10 +128,9 @@ class Traffic:
         self._has_captured |= rank == self._speaker
 
     def spans(self, rank: Rank, message: IdleSpans) -> None:
-        """Use the idle spans that a rank's profiler has measured.
+        """Use the idle spans that a rank's profiler has measured. They replace an earlier measurement.
 
-        Idle spans are parts of an iteration in which training does not use the network. A later measurement replaces an
-        earlier one.
+        Idle spans are parts of an iteration in which training does not use the network.
         """
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
@@ -204,7 +195,7 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """After a capture, count the steps that are not captured because this snapshot is still being sent.
+        """Count the steps that are not captured because the snapshot of `trying` is still being sent.
 
         The count ends at the next capture.
         """
@@ -214,8 +205,8 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # No snapshot was being sent at this boundary, so slow sending did not prevent the capture. The cause is the
-            # budget (the limit of the slowdown by snapshots) or an upload.
+            # No snapshot was being sent, so the budget (the limit of the slowdown by snapshots) or an upload prevented
+            # the capture.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:
@@ -237,10 +228,10 @@ class Traffic:
             )
 
     def _plan(self) -> None:
-        """Create the pacer, which sends chunks in the measured idle times of the network, if this has a benefit.
+        """Create the pacer, if waiting for the measured idle times of the network has a benefit.
 
-        The link's rate must have been measured. If the job takes a snapshot at every step, and a snapshot does not fit
-        into the idle times of one iteration, no pacer is created: the snapshot would not arrive before the next one.
+        The link's rate must have been measured. If the job takes a snapshot at every step, a snapshot must fit into the
+        idle times of one iteration. Otherwise it would not arrive before the next snapshot.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
@@ -261,7 +252,6 @@ class Traffic:
 
     @property
     def _wanted(self) -> Pacing:
-        """The pacing mode that this node's measurements recommend: whether snapshots wait for idle network time."""
         if self._planned is None:
             return Pacing.AT_ONCE
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
@@ -272,7 +262,7 @@ class Traffic:
             self.on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
-        """Choose whether the snapshot of `step` is sent at once, or only while training leaves the network idle."""
+        """Choose whether the snapshot of `step` is sent at once or in idle network time."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)
@@ -283,7 +273,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """One iteration of the trial in which a node sends some snapshots paced (in idle network time), others at once."""
+    """One measured iteration of the pacing trial."""
 
     seconds: float
     is_paced: bool
@@ -292,8 +282,5 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two trials without measurements. A trial measures whether snapshots should wait for idle network time.
-
-    The dict's key True has the trial with a snapshot at every step, and False the trial with longer intervals.
-    """
+    """Return two trials without measurements, by whether every step has a snapshot (see `Traffic.trial`)."""
     return {True: PacingTrial(), False: PacingTrial()}

@@ -4,11 +4,9 @@
                   ◀─TensorsDivided─ and calls `divide` (`worker.core.upload_division`) once per step
 
 The agreement is the *division*: it names one writer for each tensor that several ranks hold. It saves uploads of equal
-bytes and is never required. A rank without an answer uploads all of its tensors, and a rank that misses an object of
-another rank writes this object itself (`worker.storage.checkpoints`).
+bytes and is never required. A rank without an answer uploads all of its tensors.
 
-Invariant: the coordinator's agent divides each step at most once while it runs. All ranks of a step therefore receive
-parts of the same division, even if they ask several times.
+Invariant: the coordinator's agent divides each step at most once while it runs.
 """
 
 from __future__ import annotations
@@ -44,19 +42,18 @@ Items = tuple[Item, ...]
 
 @dataclass(slots=True)
 class _Gathering:
-    """Lists of the tensors that each rank holds at one step, as the coordinator's node collects them."""
+    """The lists of tensors that the coordinator's node has received for one step."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The listed tensors of each rank.
 
-    None once the division has begun, because the lists of many ranks occupy several hundred megabytes.
+    None once the division has begun, because many lists occupy several hundred megabytes.
     """
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
-    """Hash of each rank's list in the division. A rank that later sends another list receives no division."""
+    """Hash of each rank's list. A rank that later sends another list receives no division."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set when all ranks have sent their lists."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set when the assignment of tensors to ranks has ended. If it failed, `divisions` is empty."""
+    """Set when the division has ended. If it failed, `divisions` is empty."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 
@@ -79,7 +76,7 @@ class UploadDivision:
         Args:
             plan: plan of the running generation; never changes.
             node_id: this node.
-            dial: opens a connection to another member, for messages about the division of equal tensors.
+            dial: opens a session of kind division to another member.
             gather_seconds: seconds to wait for every rank's list of tensors, by default `GATHER_SECONDS`.
         """
         self._plan = plan
@@ -90,7 +87,8 @@ class UploadDivision:
         self._background = Background()
 
     async def agree(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        """List the tensors of a local rank to the coordinator's node, and return which of them the rank writes to S3.
+        """Send a local rank's list of tensors to the coordinator's node, and return which of them the rank writes to
+        S3.
 
         Args:
             rank: the rank that uploads.
@@ -169,7 +167,6 @@ class UploadDivision:
         return Division(answer.objects, frozenset(answer.writes))
 
     def _offer(self, step: Step, rank: Rank, items: Items) -> None:
-        """Record a rank's list of tensors for one step. Only the rank's first list for the step counts."""
         gathering = self._gatherings.get(step)
         if gathering is None:
             gathering = self._gatherings[step] = _Gathering()
@@ -184,13 +181,11 @@ class UploadDivision:
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
         """Record a rank's list of tensors, wait for the lists of all ranks, and return what this rank writes to S3.
 
-        None if this node has deleted the lists of the step, or if the rank has already sent a different list for the
-        step.
+        Return None if the rank has already sent a different list for the step, or if the step is not among the
+        `KEPT_STEPS` newest steps.
         """
         self._offer(step, rank, items)
         gathering = self._gatherings.get(step)
-        # This node deleted the ranks' lists of tensors for this step. It keeps only the lists of the `KEPT_STEPS`
-        # newest steps.
         if gathering is None:
             return None
         await gathering.settled.wait()
