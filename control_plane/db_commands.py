@@ -172,7 +172,8 @@ def _restore(given: argparse.Namespace) -> int:
 def restore(
     file: Path, url: str, connect: Callable[[], ObjectStore] | None, now: datetime
 ) -> tuple[Generation, dict[str, RunChanges]]:
-    """Restore a backup to an empty database. Afterwards, no generation number, key or event id is used a second time.
+    """Restore a backup to an empty database. Afterwards, no generation number, idempotency key or event id is used a
+    second time.
 
     Args:
         file: a file of `everstep db backup`.

@@ -8,7 +8,7 @@ file in its state directory. The locked file and the boot of the machine determi
     owner = lineage-incarnation@url
                                    lineage: hash of the kernel's boot id and the locked file
                                    incarnation: random, new at each start
-                                   url: where the other servers reach this one; absent if nowhere
+                                   url: where other servers reach this server; absent if they cannot
 
 The kernel releases the lock when the process ends, even after a crash. The process that holds the lock therefore proves
 that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot yields

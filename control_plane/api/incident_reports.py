@@ -49,8 +49,8 @@ _SIMILAR = 5
 def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
     """Return the cost of an incident until now.
 
-    For a closed incident, the function returns the stored cost. For the open incident of the job, it computes the cost
-    up to `now`. None if the fleet has no price.
+    For a closed incident, the function returns the stored cost. For an open incident, it computes the cost up to `now`.
+    None if the fleet has no price.
     """
     if record.closed_at is not None:
         return record.cost_usd

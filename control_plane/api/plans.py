@@ -37,7 +37,7 @@ class FleetNow:
 def waiting(
     request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
 ) -> FleetJob:
-    """Return the entry that a job of this request would have in the fleet's queue if it were created now.
+    """Return the queue entry that a job would have in its fleet if this request created it now.
 
     Args:
         request: a request that passed admission.

@@ -2,10 +2,9 @@
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The database does not contain the open
-sessions. It contains only the sessions that users have signed out, until they expire. For each request, the server
-looks up the token whose id is in the cookie. A session therefore ends with its token, and has the token's current role
-and project.
+The cookie is HttpOnly and SameSite=Strict and lasts at most `SESSION_SECONDS`. The database stores no open sessions. It
+stores only the ids of signed-out sessions, until they expire. For each request, the server looks up the token whose id
+is in the cookie. A session therefore ends with its token, and has the token's current role and project.
 
 Invariant: the server never accepts the cookie with a request that a page of another site caused. A cookie never grants
 more than its token. Each sign-in creates a new cookie, and signing out invalidates all copies of the cookie.

@@ -5,11 +5,11 @@
 
 Only complete JSON responses to GET with status 200 are changed. Streams and files pass through unchanged.
 
-Invariant: a response that contains a token or another credential of Everstep is never compressed. The length of such a
-response could reveal the credential (BREACH). Operations that return credentials are never GET requests, and a test
-checks this for every operation of the contract. Environment variables of a job may contain credentials of its owner.
-DescribeTrainingJob returns them compressed: other sites cannot send requests with a session (`api.sessions`), and only
-members of the job's project can change other parts of the response.
+Invariant: a response that contains a token or another credential of Everstep is never compressed, because its length
+could reveal the credential (BREACH). Operations that return credentials are never GET requests, and a test checks this.
+DescribeTrainingJob compresses environment variables, which may contain credentials of the job's owner. This is safe:
+other sites cannot send requests with a session (`api.sessions`), and only members of the job's project can change other
+parts of the response.
 """
 
 from __future__ import annotations

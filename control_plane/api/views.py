@@ -249,7 +249,7 @@ def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
 
 
 def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
-    """Return the names of the jobs ahead of a queued job that the caller may see.
+    """Return the names of those jobs ahead of a queued job that the caller may see.
 
     Args:
         turns: the fleet's schedule, which must contain the job's run.
@@ -586,7 +586,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
-        except TooManyCases:  # Stop: sets of more domains are even more numerous to count.
+        except TooManyCases:  # Stop here, because larger sets of domains have even more cases.
             break
     return odds
 

@@ -5,7 +5,7 @@
     new instances protected from scale-in  lowering the desired capacity ends no instance by itself
     no scaling policies                    the fleet loop is the only writer of desired capacity
     no Capacity Rebalancing                AWS would replace Spot instances while they train
-    no warm pool                           its instances are stopped or idle, and are no members that can join
+    no warm pool                           its instances are stopped or idle, and cannot join as nodes
     five processes suspended               AWS neither rebalances, replaces, refreshes nor scales by itself
     Terminate and HealthCheck active       requested terminations must take effect, and the group reports its health
     a terminating hook of at most 60 s     a termination by AWS becomes a notice

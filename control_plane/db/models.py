@@ -3,17 +3,16 @@
 Invariant: no function of `control_plane.db` returns rows of these classes. Its modules convert rows to frozen
 dataclasses. The definitions work on SQLite and PostgreSQL.
 
-    fleet ─ node ─┬─ notice          job ─┬─ generation
-                  └─ implication          ├─ shard ─ replica
-    token                                 ├─ checkpoint
-    source   intent   event   export   spent_nonce ├─ revision
-    audit_entry   automation_pause        │
-                              quota       ├─ incident ─ note
-    fleet ─ fleet_hour                    ├─ job_hour
-                                          ├─ note
-                                          ├─ drill
-                                          ├─ metric_log, metric, metric_chunk
-                                          └─ log_export
+    fleet ─┬─ node ─┬─ notice             job ─┬─ generation
+           │        └─ implication             ├─ shard ─ replica
+           └─ fleet_hour                       ├─ checkpoint
+                                               ├─ revision
+    token   spent_nonce   quota                ├─ incident ─ note
+    source   source_upload                     ├─ job_hour
+    intent   event   audit_entry               ├─ note
+    export   automation_pause                  ├─ drill
+    schema_support                             ├─ metric_log, metric, metric_chunk
+                                               └─ log_export
 
 A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
 that does not exist yet. In the comments, the *fleet loop* and the *job loop* are the server's background tasks that

@@ -1,8 +1,7 @@
 """Decides when the copies of shards that agents report must be written to the database.
 
-Invariant: the pass over the job that observes a change of a shard's holders also stores this change. A change of steps
-without a change of holders is stored at most once per `WRITE_SECONDS`, so that training does not cause a write per
-step.
+Invariant: the pass over the job that observes a change of a shard's holders also stores this change. A change that
+concerns only steps is stored at most once per `WRITE_SECONDS`, so that training does not cause a write per step.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ class ProtectionWatch:
     def changed(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the rows of a job's shards that must be written to the database now; empty if no write is due.
 
-        A change of holders is due immediately. A change of steps only is due at most once per `WRITE_SECONDS`.
+        A change of holders is due immediately. A change that concerns only steps is due at most once per
+        `WRITE_SECONDS`.
         """
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

@@ -1,6 +1,8 @@
 """Tracks whether this server's loops work, so that a load balancer sends requests only to servers that do.
 
-    loops     expect, swept, failed, settle   ──▶  Readiness  ──▶  problems   GetReadiness (api)
+    loops ── expect, swept, failed, settle ──▶ Readiness ◀── problems ── GetReadiness (api)
+
+The arrows are method calls.
 
 A sweep (one round of a loop over all jobs or fleets) reads the database and claims leases, so a finished sweep proves
 that the database answers. GetReadiness itself therefore reads nothing from the database.
@@ -57,7 +59,7 @@ class Readiness:
         self._loops[loop].failure = type(error).__name__
 
     def settle(self, unsettled: Collection[str]) -> None:
-        """Record the fleets that no server manages: neither this server nor another living one holds their lease."""
+        """Record the fleets whose lease no running server holds, neither this server nor another one."""
         self._unsettled = tuple(unsettled)
 
     def problems(self) -> tuple[str, ...]:

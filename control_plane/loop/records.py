@@ -116,7 +116,7 @@ def _channel(given: jobs.JobInput) -> InputChannel:
 
 
 def prefix_of(uri: str) -> ObjectReference:
-    """Return `s3://bucket/prefix/` as a reference whose key ends with a slash."""
+    """Convert a URI such as `s3://bucket/prefix/` to a reference whose key ends with a slash."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return ObjectReference(bucket=bucket, key=key if key.endswith("/") or not key else f"{key}/")
 

@@ -95,7 +95,8 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The current conditions of a local cloud (such as delays, limits and faults), and their random decisions.
+    """The current conditions of a local cloud (such as delays, limits and faults), and the random decisions that they
+    need.
 
     Thread-safe.
 

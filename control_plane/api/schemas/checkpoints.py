@@ -59,7 +59,7 @@ class LastCheckpoint(Shape):
 
 
 class DescribeProtectionResponse(Shape):
-    """The present protection of a job's state."""
+    """The current protection of a job's state."""
 
     training_job_name: str
     generation: int
