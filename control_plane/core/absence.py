@@ -1,7 +1,7 @@
 """The rule for instances that EC2's answers omit (docs/design.md#failures).
 
-EC2 is eventually consistent: an answer may omit an instance that runs. The rule needs a second answer and the agent's
-silence before such an instance counts as ended.
+EC2 is eventually consistent: an answer may omit an instance that runs. An omitted instance counts as ended only if a
+second answer omits it too and its agent is silent.
 
 Invariant: the node of a connected agent never counts as ended because EC2's answers omit its instance.
 """
@@ -17,14 +17,13 @@ def settled(
 ) -> InstanceCondition:
     """Decide whether an instance that EC2's answers omit (condition ABSENT) has ended.
 
-    `loop.observer` calls this function for each node, each time before the control plane decides about a job or a
-    fleet. Conditions other than ABSENT are returned unchanged.
+    The function returns any other condition unchanged.
 
     Args:
-        condition: the condition according to AWS alone.
+        condition: the instance's condition according to EC2's answers.
         is_connected: whether the node's agent is connected.
-        silent_seconds: how long the agent has been silent. Time in which this control plane could not receive messages
-            does not count.
+        silent_seconds: how long the agent has been silent, without time in which this control plane could not receive
+            messages.
         timeouts: an instance in condition ABSENT has ended if its agent is silent for longer than `lease_seconds`.
 
     Returns:

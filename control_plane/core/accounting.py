@@ -2,18 +2,16 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-Ranks count as training from the first step that they finish after a start. The ranks' own time stamps say when they
-finished it. While an incident is open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. The
-start after a pause also counts as `restore`.
+After a start, training time begins with the first finished step, at the rank's own time stamp. While an incident is
+open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. The start after a pause also counts as
+`restore`.
 
-To charge a period means to add its length to one bucket. The ledger counts whole microseconds, because sums of floats
-are inexact. All time up to `accounted_until` is charged. `accounted_until` never decreases. If the clock steps back
-behind `accounted_until`, the ledger charges no time until the clock has caught up. A job that ends meanwhile gets
-`accounted_until` as its end.
+The ledger counts whole microseconds, because sums of floats are inexact. It contains all time up to `accounted_until`,
+which never decreases. If the clock steps back behind `accounted_until`, the ledger adds no time until the clock has
+caught up.
 
 Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
-job has ended, `accounted_until` is the job's end. This also holds if a server charges late, if another server continues
-to charge, and if the clock jumps.
+job has ended, `accounted_until` is the job's end.
 """
 
 from __future__ import annotations
@@ -76,11 +74,10 @@ _BY_INCIDENT = {
     IncidentState.REWORKING: Bucket.REWORK,
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
-"""The categories of time (buckets) of an incident's four phases, in the order of the phases."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""Job states that continue without a control plane, so that their bucket also receives the time of its absence.
+"""Job states that continue without a control plane. A period without one counts in the bucket of the state.
 
-In any other state, a period without a control plane counts as UNACCOUNTED, unless an incident is open.
+In any other state, such a period counts as UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -93,18 +90,10 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""Categories (buckets) to which the ledger may have added the time between a failure and its detection.
-
-In this time, the job seemed healthy. Once the failure is detected, `follow` moves the time from these buckets, in this
-order, to the buckets of the incident's phases.
-"""
+"""Buckets from which `follow` takes the time between a failure and its detection, in this order."""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-"""Categories of time (buckets) in which the job has no nodes. `ettr_ratio` counts them as queue time."""
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
-"""Categories of time (buckets) in which the ranks ran without a known failure.
-
-The mean time to failure (MTTF) is computed from these buckets.
-"""
+"""Buckets from which the mean time to failure (MTTF) is computed."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
@@ -170,17 +159,15 @@ def charge(
 ) -> JobRecord:
     """Return a job's record, with the time since the last call added to the categories (buckets) of its ledger.
 
-    The job loop calls this function each time before it decides about the job, with the record that the database holds.
-    The function adds the time to the bucket of that record's state. It also adds the time of each node to
-    `node_microseconds`. If the number of nodes changes, the caller must store the returned record: the next call uses
-    its number of nodes.
+    The job loop calls this function before each decision about the job. The function adds the time to the bucket of the
+    record's state. It also adds the time of each node to `node_microseconds`. If the number of nodes changes, the
+    caller must store the returned record: the next call uses its number of nodes.
 
     Args:
         record: the record as the job loop has read it from the database.
         now: Unix seconds. If the clock went back, the function adds no time.
-        gap_seconds: the longest time between two calls by a working control plane. A longer time means that no control
-            plane worked on the job meanwhile.
-        node_count: the number of nodes that work for the job from now on, which the next call uses.
+        gap_seconds: a longer time between two calls means that no control plane worked on the job between them.
+        node_count: the number of nodes that work for the job from now on.
         is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 
     Returns:
@@ -239,9 +226,9 @@ def follow(
 ) -> JobRecord:
     """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
 
-    The job loop calls this function after each decision about the job. Before the decision, `charge` has assigned the
-    time to a bucket by the incident's earlier state. This can be wrong for three reasons. The failure occurred before
-    its detection, a phase ended before the decision, or a second failure voids the phases of the first recovery.
+    Before the decision, `charge` added the time to the bucket of the incident's earlier state. That bucket is wrong if
+    the failure occurred before its detection, if a phase ended before the decision, or if a second failure voids the
+    phases of the first recovery.
 
     Args:
         record: the job's record. Its ledger already includes all time until now.
@@ -255,7 +242,7 @@ def follow(
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
         in this phase. The function takes this time from STALL, SHORTAGE and `seemed`, and then from the buckets in
-        `_SEEMED`. It returns surplus time to `seemed`. No bucket becomes negative.
+        `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -296,19 +283,13 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the length of each phase of an incident until now, in microseconds, by the phase's bucket.
-
-    Their sum is the time from the incident's failure until now.
-    """
+    """Return the microseconds that an incident spent in each phase until now, by the phase's bucket."""
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the job's record, with up to `amount` microseconds moved between two buckets of time.
-
-    The time moves from bucket `was` to bucket `into`, so the sum of all buckets stays the same.
-    """
+    """Return the record with up to `amount` microseconds moved from bucket `was` to bucket `into`."""
     moved = min(amount, record.microseconds.get(was, 0))
     return (
         record
@@ -324,7 +305,7 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
     """Return how long the job's nodes were idle because of an incident, summed over the nodes.
 
     Args:
-        incident: an open incident, or one that has closed since the job's time counters (its ledger) were updated.
+        incident: an open or newly closed incident.
         record: the job's record. Its ledger already includes all time until now.
 
     Returns:
@@ -341,7 +322,7 @@ def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
 
     Args:
         incident: an incident that is not closed.
-        record: the job's record as stored. The job loop last updated (charged) its ledger at `accounted_until`.
+        record: the job's record as stored. Its ledger includes all time until `accounted_until`.
         now: Unix seconds. A time before `accounted_until` counts as `accounted_until`.
 
     Returns:
@@ -406,9 +387,9 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
 
 
 def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
-    """Return the categories of time (buckets), with `amount` microseconds added to bucket `into`.
+    """Return the buckets with `amount` microseconds added to bucket `into`.
 
-    If the job trains on n of N requested nodes, n/N of an amount for TRAIN go to TRAIN, and the rest to SHORTAGE.
+    If a job trains on n of N requested nodes, TRAIN receives only n/N of its amount, and SHORTAGE the rest.
     """
     trained = _trained(amount, members) if into is Bucket.TRAIN else amount
     added = {**spent, into.value: spent.get(into, 0) + trained}
@@ -418,7 +399,7 @@ def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members
 
 
 def _trained(amount: int, members: Members) -> int:
-    """Return the part of a duration that counts as training: n/N of it while a job that needs N nodes has n.
+    """Return the part of a duration that counts as TRAIN: n/N of it if the job has n of N requested nodes.
 
     The result is rounded up to whole microseconds.
     """

@@ -1,10 +1,9 @@
 """The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
-The control plane decides about each job and each fleet again and again; one such round is a *pass*. A decision has two
-parts. The control plane first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction,
-under its lease. Then it executes the actions: it sends messages to agents and calls AWS. Each action is idempotent and
-follows from stored state: one pass stores a state, and the next pass executes the actions for this state. If a control
-plane crashes between the two parts, the next pass decides the same actions again.
+The control plane decides about each job and each fleet at short intervals. A decision has two parts. The control plane
+first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction, under its lease. Then it
+executes the actions: it sends messages to agents and calls AWS. Each action is idempotent and follows from stored
+state. If a control plane crashes between the two parts, its successor therefore decides on the same actions again.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Set an Auto Scaling group's desired capacity. It never falls below the number of existing instances."""
+    """Set an Auto Scaling group's desired capacity, never below the number of its existing instances."""
 
     group: str
     desired_count: int
@@ -82,8 +81,7 @@ class TerminateMember:
 class RebootMember:
     """Reboot one instance by its id, once for each time that its node enters the state REBOOTING.
 
-    `since` is the Unix time at which the node entered this state. It distinguishes one reboot of the node from the
-    next.
+    `since` is the Unix time at which the node entered this state.
     """
 
     group: str
@@ -95,8 +93,7 @@ class RebootMember:
 def reboot_key(node_id: NodeId, since: float) -> str:
     """Return the key of the database row in which the control plane records a node's reboot before it calls EC2.
 
-    `since` is the Unix time at which the node entered the state REBOOTING. The row later shows whether EC2 accepted the
-    reboot.
+    `since` is the Unix time at which the node entered the state REBOOTING.
     """
     return f"reboot/{node_id}/{since:.3f}"
 
@@ -230,13 +227,12 @@ class FleetDecision:
     desired_count: int = 0
     """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Instances that the Auto Scaling group desires but lacks. The next decision about the fleet gets them as input."""
+    """Instances that the Auto Scaling group desires but lacks, as input for the next decision about the fleet."""
     is_frozen: bool = False
     is_blind: bool = False
     """Whether most of the fleet's agents are silent.
 
-    Stays true after a person has confirmed that the silent nodes are lost, although the fleet then terminates nodes
-    again.
+    Stays true after a person has confirmed that the silent nodes are lost.
     """
     reason: str = ""
     implications: tuple[Implication, ...] = ()

@@ -8,9 +8,10 @@
     change of node     a spare replaces the failing rank's node, in case the node causes the failures
     change of state    the job restores an older step than in the last two attempts, in case the state causes them
 
-Each change allows one more attempt, and is tried at most once. A change of node needs a spare. A change of state needs
-an older stored state; the state that the script builds at step 0 does not count. If the job still fails after both
-changes, the script is at fault, and the job fails.
+Failures are equal if their step, exit class and exit code are the same. Each change allows one more attempt, and is
+tried at most once. A change of node needs a spare. A change of state needs an older stored state; the state that the
+script builds at step 0 does not count. If the job still fails after both changes, the script is at fault, and the job
+fails.
 
 A failure counts until training passes the highest step that any generation had reached before the failure.
 
@@ -167,30 +168,18 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
-    """Return OTHER_NODE if another node should take over the failing ranks, else None.
-
-    This is so if one node caused all of the similar failures in `alike`, a spare exists, and the job has not tried
-    another node yet (`tried`).
-    """
+    """Return OTHER_NODE if one node caused all failures, a spare exists, and no other node was tried; else None."""
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
     return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
 
 
 def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
-    """Return OLDER_STATE if the job should restore an older step, else None.
-
-    This is so if the last two attempts restored the same step, an older step exists, and the control plane has not
-    yet tried an older step (`tried`) after these failures.
-    """
+    """Return OLDER_STATE if the last two attempts restored the same step, and an older step exists and is untried."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
     return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
-    """Return the last failure and all equal failures directly before it, oldest first.
-
-    Failures are equal if they occurred at the same step, with the same exit class and exit code.
-    """
     alike: list[FailureRecord] = []
     for failure in reversed(failures):
         if not _looks_like(failure, failures[-1]):

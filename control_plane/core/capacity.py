@@ -6,7 +6,7 @@
   Everstep skips a due retry if AWS has retried by itself since the retry became due.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-The times of retries depend only on the time of the first failure. Retries by AWS do not shift these times.
+Everstep computes the times of its retries from the time of the first failure alone.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -33,7 +33,7 @@ _WAIT = re.compile(
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC(?: \(failed (?P<failed>once|\d+ times)\))?\Z",
     re.DOTALL,
 )
-"""Pattern of a job's reason while its group launches no instance. `waiting_words` writes the part after the colon."""
+"""Pattern of the reason of a job that waits for instances. `waiting_words` writes the part after the first colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CapacityWait:
     is_long: bool = False
     """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
     failed_count: int | None = None
-    """Number of failed launches on Everstep's schedule, with the first failure. None if the stored reason has none."""
+    """Number of failed launch attempts. None if the stored reason does not contain it."""
 
     @property
     def is_out_of_capacity(self) -> bool:
@@ -101,8 +101,7 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        # The previous poll observed no failures, or a launch has succeeded since then. The present series of failures
-        # therefore begins with `first`.
+        # The previous poll observed no failures, or a launch has succeeded since then.
         return first
     return min(before.failing_since, first)
 

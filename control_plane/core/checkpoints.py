@@ -1,13 +1,10 @@
 """Checkpoints: when the control plane writes their manifests, and which checkpoints it deletes.
 
-Agents upload the shards of a step. The shards become a checkpoint when the control plane writes their manifest. A
-surplus checkpoint exceeds its job's limits for number or age, and may be deleted.
+Agents upload the shards of a step. The shards become a checkpoint when the control plane writes their manifest.
 
-Invariant: the control plane writes a manifest only for a step whose shards agents reported in the newest generation.
-All of these shards are complete in S3 and belong to the history from which that generation resumed (its path). The
-manifest is the last object of a checkpoint. Its name is (generation, step), so the same shards never belong to two
-checkpoints. A checkpoint is never surplus if it is the newest, is pinned, is being verified, is the next restore's
-source, or has no later verified checkpoint.
+Invariant: the control plane writes a manifest only after all shards of the step are complete in S3. It never deletes a
+checkpoint that is the newest, is pinned, is being verified, is the source of the next restore, or has no later verified
+checkpoint.
 """
 
 from __future__ import annotations
@@ -73,8 +70,8 @@ def contradictions(
     """Return the settings of a checkpoint policy that contradict each other.
 
     Args:
-        every_steps: steps between two checkpoints. 0: the number of steps makes no checkpoint due.
-        interval_seconds: seconds between two checkpoints. None: time makes no checkpoint due.
+        every_steps: steps between two checkpoints. 0: the job makes no checkpoints by steps.
+        interval_seconds: seconds between two checkpoints. None: the job makes no checkpoints by time.
         max_overhead: share of training time that checkpoints may cost, from which Everstep derives the interval. None:
             the interval is not automatic.
         max_bytes_per_second: upload limit per node. None: no limit.
@@ -211,7 +208,7 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
 def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
     """Return the checkpoints that exceed the limits of number or age, oldest step first.
 
-    Unlike `surplus`, the function does not require that a later checkpoint is verified.
+    Unlike `surplus`, the function does not require a later verified checkpoint.
     """
     newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
     counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
@@ -228,11 +225,7 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> li
 
 
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:
-    """Return the first checkpoint at or after each multiple of `every_steps`.
-
-    The job's limits on age and number of checkpoints do not apply to these. A later checkpoint only adds to the result,
-    and removes no earlier checkpoint from it.
-    """
+    """Return the first checkpoint at or after each multiple of `every_steps`."""
     first = {each.step // every_steps: each for each in newest_first} if every_steps else {}
     return [each for multiple, each in first.items() if multiple > 0]
 
@@ -342,7 +335,7 @@ def found_damaged(
 
 
 def upload_seconds(reports: Mapping[NodeId, MemberReport]) -> float | None:
-    """Return for how many seconds the slowest shard of the newest uploaded checkpoint was uploaded.
+    """Return the upload time of the slowest shard of the newest uploaded step, in seconds.
 
     Return None if the agents' reports contain no finished upload.
     """
@@ -399,8 +392,7 @@ def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
 def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
     """Return whether an uploaded object belongs to a rank of the plan and is in the folder of its generation and step.
 
-    The control plane reads the objects that a manifest names, with its own permissions. A manifest therefore names no
-    object outside the folder.
+    The control plane later reads these objects with its own permissions, and it does not trust keys that agents report.
     """
     folder = _step_folder(plan, upload.step)
     return (
@@ -415,8 +407,8 @@ def _is_in_place(plan: GenerationPlan, upload: UploadedShard) -> bool:
 def _manifest(
     plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
 ) -> CheckpointManifest:
-    # Several shards share objects with frozen parameters or replicated tensors. The control plane later deletes these
-    # objects by key. It computes the keys itself, because it does not trust keys that agents report.
+    # The control plane later deletes these objects by key. It computes the keys itself, because it does not trust keys
+    # that agents report.
     frozen = _shared(f"{_run_folder(plan)}frozen/", (each for shard in shards.values() for each in shard.frozen))
     replicated = _shared(
         f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)
@@ -449,10 +441,6 @@ def _manifest(
 
 
 def _shared(folder: str, reported: Iterable[SharedObject]) -> tuple[SharedObject, ...]:
-    """Return the S3 objects that several shards of a checkpoint share, without duplicates.
-
-    Their keys are in `folder`.
-    """
     sizes = {each.sha256: each.object_bytes for each in reported}
     return tuple(
         SharedObject(key=f"{folder}{sha256}.safetensors", object_bytes=sizes[sha256], sha256=sha256)

@@ -8,10 +8,9 @@ completed or deleted checkpoints. The restored database contains none of this, b
     event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
     checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
 
-Agents obey no lower generation than the one that they promised, and a number that any agent reports is never issued
-(docs/design.md#a-restored-database). `first_number` also covers agents that report nothing.
+Source of these rules: docs/design.md#a-restored-database.
 
-Invariant: pure. The same backup and the same objects in S3 give the same result, except for the time of the restore.
+Invariant: pure.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ class Reconciliation:
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
 
-    Only a manifest contains the number of ranks. If a generation has none, its `world_size` is 0, and no restore uses
-    the generation's shards in nodes' memory.
+    The number of ranks of a generation without a manifest is unknown. Its `world_size` is 0, and no restore uses the
+    shards that nodes hold in memory.
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""

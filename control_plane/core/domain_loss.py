@@ -20,7 +20,7 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Limit of the states that `_component` keeps at the same time while it counts the losses without a lost shard.
+"""Largest number of states in `_component`. Beyond this number, the function raises `TooManyCases`.
 
 A placement over at most sixteen domains stays below this limit, and so does every loss of only two domains.
 """
@@ -84,7 +84,7 @@ def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return how many sets of `lost` out of `count` domains can be lost without the loss of a shard.
+    """Return how many sets of `lost` of the `count` domains can be lost without the loss of a shard.
 
     An edge is the set of domains that hold one shard. A shard survives if at least one domain of its edge remains.
     """
@@ -98,7 +98,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges (sets of domains) in groups that share no domain: the connected components."""
+    """Return the edges in groups that share no failure domain: the connected components."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -108,8 +108,7 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        # The list grows during this breadth-first search. Edges (the domains that hold one shard) with common domains
-        # are therefore near each other in the list.
+        # The list grows during this breadth-first search.
         for edge in reached:
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)
@@ -122,10 +121,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
     """Return the number of failure domains in `edges`, and in how many ways 0, 1, 2 … of them can be lost.
 
-    An edge is the set of failure domains that hold a shard. Common domains connect the given edges. The function counts
-    only losses that every shard survives: at least one domain of each edge remains. It counts losses of at most `most`
-    domains. It adds the domains one by one, each as lost and as alive, and counts the ways to reach each state. A state
-    contains one bit per edge: whether all its domains so far are lost.
+    An edge is the set of failure domains that hold a shard. The function counts losses of at most `most` domains, after
+    which at least one domain of each edge remains.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}
@@ -137,7 +134,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
         for i in places:
             members[i] |= 1 << bit
     cases: dict[tuple[int, int], int] = {(0, 0): 1}
-    """Number of ways to reach each state. A state is the pair (edges whose domains so far are lost, lost domains)."""
+    """The number of ways to reach each state: (bits of the edges whose domains so far are all lost, lost domains)."""
     for i in range(len(order)):
         after: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (open_edges, lost), ways in cases.items():
@@ -155,11 +152,7 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
 
 
 def _times(one: Sequence[int], other: Sequence[int], most: int) -> list[int]:
-    """Return the product of two polynomials as coefficients, without powers above `most`.
-
-    In each polynomial, coefficient k is the number of survivable losses of k failure domains. The two polynomials count
-    losses among different domains, so their product counts the losses among all of these domains.
-    """
+    """Return the product of two polynomials as coefficients, without powers above `most`."""
     product = [0] * min(len(one) + len(other) - 1, most + 1)
     for i, a in enumerate(one):
         for j, b in enumerate(other[: len(product) - i]):

@@ -11,12 +11,7 @@ The control plane stores the state STRUCK before it injects the fault. A drill t
 the control plane crashes in between.
 
 Faults that follow from a drill have the cause DRILL. An independent fault during the drill's incident keeps its own
-cause, and the incident then counts as a failure in MTTF and MTTR. Its lost nodes also count when the fleet computes its
-number of spares, except the node into which the drill injected its fault (the struck node).
-
-Other nodes can report consequences of a drill before the struck node reports its own fault. For example, other ranks
-end because the killed rank is missing. Members can report an unreachable coordinator before AWS reports that the
-coordinator's instance has ended.
+cause, and the incident then counts as a failure in MTTF and MTTR.
 
 Invariant: pure. Faults that follow from a drill count neither as failures of the job nor in the history of a node.
 """
@@ -42,11 +37,10 @@ PATIENCE_TIMES = 2
 """Time limit for each of a drill's two waits, as a multiple of T_max (`exclude_seconds`).
 
 The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
-detects a lost instance within one T_max, so two are enough.
+detects a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
-"""Job states in which ranks train unless an incident is open."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
@@ -55,8 +49,7 @@ EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
 }
 """Causes of faults that each kind of drill can produce on the struck node.
 
-The struck node is the node into which the drill injects its fault. No drill makes an agent report a fault of its own
-node.
+The struck node is the node into which the drill injects its fault.
 """
 
 
@@ -88,7 +81,7 @@ def follow(
 
     Args:
         drill: the drill as stored; it has not ended.
-        record: the job's record after the job loop's present decision.
+        record: the job's record after the decision.
         plan: the plan of the job's newest generation.
         now: Unix seconds.
         timeouts: a drill waits for at most `PATIENCE_TIMES` times `exclude_seconds`.
@@ -227,8 +220,6 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         Otherwise the incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        # No drill (ordered fault) ran, the incident belongs to another generation, or its evidence already names the
-        # drill.
         return incident
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
@@ -246,10 +237,9 @@ def in_words(drill: DrillObserved) -> str:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Return whether a fault is the consequence of a drill, on the node into which the drill injected its fault.
+    """Return whether a fault is the consequence of a drill on the struck node.
 
-    If the drill terminated an instance, AWS may report its end several generations later. This report counts as a
-    consequence too.
+    If the drill terminated an instance, AWS may report the end of this instance several generations later.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
@@ -268,7 +258,6 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return a clause that says why the job did not recover from a drill: it ended, paused or failed again."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

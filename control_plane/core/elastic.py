@@ -116,7 +116,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
     """Return the number of members with which the job prepares its next generation.
 
     If a user lowered MaxNodeCount, the members beyond it also take part, because they may hold the only copies of a
-    shard. The job returns them later, when all ranks have stopped at an agreed step (`kept_count`).
+    shard. The job returns these members later, when all ranks have stopped at an agreed step.
 
     Args:
         spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
@@ -230,9 +230,9 @@ def returned_nodes(
 ) -> tuple[NodeId, ...]:
     """Return the members that a job returns to its fleet, in the order of their selection.
 
-    A member is selected first if the remaining members hold every shard without it, because the job then need not wait
-    for a checkpoint. Among equal members, those in `departing` come first (or last, see `is_for_other`), then those
-    with a higher GROUP_RANK.
+    The function first selects members without which the remaining members hold every shard, because the job then need
+    not wait for a checkpoint. Among equal members, it selects those in `departing` first (or last, see `is_for_other`),
+    then those with a higher GROUP_RANK.
 
     Args:
         plan: the plan of the running generation.

@@ -37,8 +37,8 @@ ENCRYPTING_FAMILIES: Final = frozenset(
 )
 """Instance families that encrypt traffic between instances, in all sizes.
 
-Source: `NetworkInfo.EncryptionInTransitSupported` of EC2's DescribeInstanceTypes. A test compares the table with a copy
-of that answer. AWS encrypts if both instances are of such a type, in one VPC, and no virtual device is on the path:
+Source: `NetworkInfo.EncryptionInTransitSupported` of EC2's DescribeInstanceTypes. AWS encrypts if both instances are of
+such a type, in one VPC, and no virtual device is on the path:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-transit
 """
 

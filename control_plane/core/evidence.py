@@ -10,7 +10,8 @@
     one class, shorter                                       UNCLEAR
     steps advance while the node is silent                   ALIVE: other members report steps that its ranks finished
 
-A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
+The classes of evidence are a silent control link, a silent data plane, and a failed status check. A job gives up an
+impaired member at an agreed stop, once another node can take over (ADR 0016).
 
 Silence means that the control plane receives no message from the node's agent. A fleet is blind while most of its
 agents are silent although AWS reports their instances running.
@@ -47,8 +48,7 @@ A single step proves nothing, because it may have been under way when the silenc
 WATCHED_FROM_LEASES = 2 / 3
 """Fraction of a lease after which the control plane starts to track an agent's silence.
 
-A silence counts as evidence only after a whole lease. Before, the control plane observes whether training completes
-steps.
+A silence counts as evidence only after a whole lease.
 """
 BLIND_FLEET_SIZE = 3
 """Smallest fleet in which the silence of most nodes is no evidence against these nodes.
@@ -103,9 +103,7 @@ class Progress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Unix time at which the first rank finished step `boundary`, the newest step.
-
-    The time is by the rank's clock.
+    """Unix time at which the first rank finished step `boundary`, by the rank's clock.
 
     None if no rank reported this time.
     """
@@ -203,8 +201,8 @@ def _own_word(
 ) -> Verdict | None:
     """Return the verdict that follows from what the node's own agent reports, or None.
 
-    The result is None if the agent is silent or reports no fault for which the job must give up the node. A faulty node
-    is IMPAIRED while training completes steps or the launch of ranks needs its shards. Else it is GONE.
+    A faulty node is IMPAIRED while training completes steps or the launch of ranks needs its shards. Otherwise the node
+    is GONE.
     """
     if is_silent(node, timeouts):
         return None
@@ -233,9 +231,8 @@ def _own_word(
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
     """Return the verdict on a node whose agent reports to the control plane, but does not answer other members.
 
-    The threads of the node that receive shards from other nodes do not answer. This is one class of evidence, so it
-    counts only after it has lasted for T_max (`exclude_seconds`). The verdict is never final, because the node may hold
-    the only copy of its own shards. A job gives up the node only if this loses no committed step.
+    The node is GONE only if it has not answered for T_max (`exclude_seconds`). The verdict is never final, because the
+    node may hold the only copy of its own shards.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
@@ -252,11 +249,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
-    """Return whether training still completes steps.
-
-    The result is False only if a member trains with a problem (its impairment), and the control plane has observed no
-    new step for T_max (`exclude_seconds`).
-    """
+    """Return whether training has completed a step within T_max (`exclude_seconds`). True without an impairment."""
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
@@ -270,9 +263,8 @@ def unvouched(
 ) -> frozenset[NodeId]:
     """Return the silent nodes whose last report no longer proves that their peers hold copies of shards.
 
-    The report states which peers hold copies of the node's shards. A silent agent may hang, and then replicates
-    nothing, although its last report showed all copies. A commit during the silence proves the opposite, because every
-    agent takes part in a commit. The result is therefore empty after a recent commit.
+    The report states which peers hold copies of the node's shards. A silent agent may hang and then replicates nothing.
+    After a recent commit, the result is empty, because every agent takes part in a commit.
 
     Args:
         nodes: the nodes of a training job.
@@ -299,8 +291,7 @@ def track_silences(
 
     A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
     finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
-    control plane tracks a silence once it has lasted the fraction `WATCHED_FROM_LEASES` of a lease. If no control-plane
-    server was watching when the silence began, the silence counts as only this fraction of a lease so far.
+    control plane tracks a silence once it has lasted the fraction `WATCHED_FROM_LEASES` of a lease.
 
     Args:
         known: the silences that the job's record contains.
@@ -382,19 +373,17 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
     one silent member stops the shares of its whole group, so that all members of the group report each other. The
-    messages of the commit rounds, which agents send along a tree, then identify the silent member. If the coordinator
-    and another member receive nothing from each other, the job gives up the other member: if the coordinator were cut
-    off, more members would receive nothing from it.
+    messages of the commit rounds, which agents send along a tree, then identify the silent member.
 
     Args:
         reports: the reports of the members that are not silent.
         nodes: the members by GROUP_RANK.
 
     Returns:
-        The member that most other members report as unreachable. Several members can have equally many such reports.
-        Among them, the order of criteria is: most neighbours in the tree of agents that receive nothing from the
-        member, any member before the coordinator (if the job has more than two members), most earlier incidents of
-        this kind, highest GROUP_RANK.
+        The member that most other members report as unreachable. If several members have equally many such reports, the
+        function prefers the member that most neighbours in the tree of agents do not hear. Then it prefers members
+        other than the coordinator (if the job has more than two members), then more earlier incidents of this kind,
+        then a higher GROUP_RANK.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     silent = Counter(peer for node, report in reports.items() for peer in {*report.silent_peers} - {node})
@@ -461,7 +450,7 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
     """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`.
 
-    Two kinds of reports count. The owner of a shard reports that it no longer counts the node as a holder. The
+    Two kinds of reports count. The owner of a shard reports that the owner no longer counts the node as a holder. The
     coordinator reports that it received no answer from the node.
     """
     return silent_in_rounds(reports) | frozenset(

@@ -362,8 +362,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
     """Return whether the agent or the ranks of a node failed to load the node's shards.
 
-    Agents normally load shards before the ranks start. If another number of ranks wrote the state (a relayout), the
-    ranks load the shards themselves, so the load can also fail after their start.
+    Only in a relayout (another number of ranks wrote the state) do the ranks themselves load the shards.
     """
     if report.phase is MemberPhase.LOAD_FAILED:
         return True
@@ -374,13 +373,13 @@ def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
 class FailedSources:
     """The sources from which nodes failed to load shards, as `failed_sources` judges them.
 
-    No source occurs twice. The order is that of nodes and ranks.
+    No source occurs twice.
     """
 
     refused: tuple[RefusedSource, ...] = ()
     """Sources that later plans must not use."""
     doubted: tuple[RefusedSource, ...] = ()
-    """Copies of shards in nodes' memory that were unreachable for the first time.
+    """Copies of shards in nodes' memory that a node failed to reach for the first time.
 
     The next plan may still use them.
     """
@@ -443,8 +442,8 @@ def _failed_earlier_shards(
 ) -> list[tuple[RefusedSource, bool]]:
     """Return the sources from which one node failed to load earlier shards in a relayout.
 
-    In a relayout, another number of ranks or another job wrote the shards (the earlier shards), and each rank fetches
-    the parts that it needs. The second value of each pair is true if the node reported wrong content.
+    In a relayout, another number of ranks or another job wrote these earlier shards. The second value of each pair is
+    true if the node reported wrong content.
     """
     return [
         (
@@ -521,10 +520,6 @@ def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
 
 
 def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
-    """Return the message about a rank that ran out of memory, with advice.
-
-    Empty if the rank ended for another reason.
-    """
     end = rank_exit.memory
     return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"
 

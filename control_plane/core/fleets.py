@@ -1,6 +1,6 @@
 """The decision about a fleet: desired capacity, and which node works for which job.
 
-The fleet loop calls `decide`. Only the fleet loop changes the desired capacity, and the assignment of nodes to jobs.
+Only the fleet loop changes the desired capacity and the assignment of nodes to jobs.
 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
@@ -15,9 +15,8 @@ nodes cannot empty the fleet.
 
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
-silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet has no
-action and changes no row of the node table. A node that has joined is terminated only if
-its verdict has `may_terminate` or a person requests it.
+silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet does
+nothing.
 
 The module has more than 500 lines. It is one module because capacity and assignment share one table of nodes: one
 decision must not both assign and terminate the same node.
@@ -84,7 +83,7 @@ MOST_SOURCE_BYTES = 1024**3
 
 `MOST_SOURCES` limits their number.
 
-A node fetches any other archive when the fleet assigns it to the job.
+A node fetches any other archive when the fleet assigns the node to a job.
 """
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
@@ -209,8 +208,7 @@ class _Table:
     def counts(self) -> Mapping[RunId, int]:
         """Return how many nodes each job may hold.
 
-        A node in state HELD (kept out of use) still counts against the group's MaxSize. The result therefore changes
-        when a node enters this state.
+        Nodes in state HELD (kept out of use) reduce the result, because they count against the group's MaxSize.
         """
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
@@ -380,8 +378,7 @@ class _Table:
     def follow_jobs(self, policy: Policy) -> None:
         """Remove nodes from a job that ended, returned to the queue or excluded these nodes.
 
-        Also return nodes to service that the fleet kept out of use because their agents were unreachable. Such a node
-        becomes a spare once its agent reports again and has no job.
+        Also return a node to service that the fleet held as unreachable, once its agent reports again and has no job.
         """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
@@ -559,7 +556,6 @@ class _Table:
             self._give(job, idle, min(wanted, len(idle) - spares))
 
     def _give(self, job: FleetJob, idle: list[NodeRecord], count: int) -> None:
-        """Assign up to `count` nodes from `idle` to a job."""
         team = Counter(self.node(row.node_id).domain for row in self._nodes_of(job))
         for _ in range(min(count, len(self._welcome(job, idle)))):
             row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
@@ -568,15 +564,13 @@ class _Table:
             self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
-        """Return the nodes in `idle` that the job may use, that is, without the nodes that the job has excluded."""
         excluded = {exclusion.node_id for exclusion in job.exclusions}
         return [row for row in idle if row.node_id not in excluded]
 
     def _rank(self, row: NodeRecord, job: FleetJob, team: Mapping[str | None, int]) -> tuple[bool, bool, bool, int]:
-        """Return the sort key by which the fleet chooses a spare for a job.
+        """Return the sort key of a spare for a job. The fleet assigns the spare with the lowest key first.
 
-        The fleet assigns the spare with the lowest key first. `team` contains the number of the job's nodes by failure
-        domain. An unknown domain counts as a separate domain.
+        `team` contains the number of the job's nodes by failure domain.
         """
         node = self.node(row.node_id)
         crowd = team.get(node.domain, 0) if node.domain is not None else 0
@@ -696,8 +690,7 @@ def _has_successor(row: NodeRecord) -> bool:
 def _is_announced(row: NodeRecord) -> bool:
     """Return whether the fleet terminates a node because AWS announced the end of its instance.
 
-    Such a termination does not count against the hourly limit of replacements. The limit protects only against
-    Everstep's own wrong verdicts about nodes.
+    Such a termination does not count against the hourly limit of replacements.
     """
     return notices.ANNOUNCED in row.reason
 
@@ -719,8 +712,7 @@ def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return the desired capacity that the fleet wants its Auto Scaling group to have.
 
-    A held node is kept out of use until a person has examined it. It adds one to the capacity if the fleet launches a
-    replacement for it, because both instances belong to the group.
+    A held node adds one if the fleet launches a replacement for it, because both instances belong to the group.
     """
     held = sum(_has_successor(row) for row in table.in_state(NodeState.HELD))
     return max(seen.group.min_size, min(seen.group.max_size, _needed(spec, seen, table) + held))
@@ -743,12 +735,9 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the group's desired capacity, reduced by the pending launches that the fleet no longer needs.
+    """Return the group's desired capacity without the pending launches that the fleet does not need.
 
-    Pending instances that nobody needs would only arrive as surplus, so the fleet first cancels their launches and then
-    terminates surplus nodes. Every instance is protected from scale-in. A capacity equal to the number of existing
-    instances therefore terminates no instance. If an instance arrives meanwhile, the fleet later terminates this
-    instance as surplus.
+    The reduction stops at the number of existing instances.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
@@ -766,8 +755,6 @@ def _counted(group: GroupObserved) -> int:
 
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
     """Return the action that protects the group's members in service from scale-in.
-
-    The fleet executes this action even while it is frozen, that is, while it must terminate no node.
 
     A member that was starting while CreateFleet changed its group enters service without protection.
     """
@@ -881,8 +868,7 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
     """Return orders to spares to download source archives (training scripts) in advance.
 
     The fleet repeats the order until a spare reports these archives. The archives of the jobs that may need a node
-    soonest have precedence. Agents download and verify the archives, but do not unpack them: another job could modify
-    unpacked files, and agents cannot verify unpacked files again.
+    soonest have precedence.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
@@ -908,8 +894,7 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
     """Return the actions that reboot nodes.
 
-    The fleet repeats an action until EC2 has accepted it. The executor stores each call with a key, which prevents a
-    second reboot. Only EC2's answer ends the repetition. A new connection of the agent proves no reboot, because this
+    The fleet repeats an action until EC2 has accepted it. A new connection of the agent proves no reboot, because this
     control plane may have restarted itself.
     """
     return [
@@ -920,7 +905,6 @@ def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
 
 
 def _evidence(table: _Table) -> list[FleetAction]:
-    """Return orders to upload logs, for the agents of failed nodes that a person will inspect."""
     rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 
@@ -971,7 +955,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    # Sort the nodes, so that each pass selects the same nodes for a termination that also lowers the desired capacity.
+    # Sort the nodes, so that repeated decisions terminate the same nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)

@@ -8,20 +8,17 @@ docs/design.md#failures explains the rules.
     last limit              from here on, unchanged stacks prove a hang even if ranks use CPU or GPU
 
 A *phase* is what a rank does at the moment: start, restore, a step, or a phase that the script declares. A script may
-declare the limit of a phase (`session.phase`), for ranks that wait on purpose. The rules apply a declared limit without
-a factor. Waits within a declared limit do not change the limits that Everstep has learned.
+declare the limit of a phase (`session.phase`), for ranks that wait on purpose.
 
 Stacks prove a hang in these cases:
 
     a rank is stopped by a signal                         SIGSTOP, a debugger: it cannot continue by itself
     every live rank is asleep                             same stacks as in the previous reading, idle CPU and GPU
-    a rank is asleep, others are two steps ahead          the others train without it, so it does not wait for them
+    a rank is asleep, others are two steps ahead          the others train without this rank, so it alone is stuck
     no rank's stack has changed up to the last limit      covers ranks that wait in NCCL, which uses CPU and GPU
 
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
-other. The phases start and restore occur once per generation and depend mostly on caches and downloads. Short earlier
-starts therefore do not lower their limit below `new_phase_seconds`, the limit of a phase without measurements. For the
-first step of a later generation, the limit follows from the longest start, first step and step of earlier generations.
+other.
 
 Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
 while a node is silent.
@@ -48,8 +45,6 @@ A healthy step rarely takes this many times the longest earlier step, snapshots 
 """
 _SECOND = 1.5
 _LAST = 3.0
-"""The last limit as a multiple of the first limit. `_SECOND` is the second limit as a multiple of the first.
-"""
 FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
 """Phases of a rank's start whose duration depends on caches and downloads.
@@ -69,10 +64,7 @@ MAX_GROUPS = 8
 TRAINS = "trains; "
 """First words of the stored reason of a job that trains. A clause about a suspected hang may follow."""
 PROVEN = "RanksHang"
-"""Type of the event in the event history that stores the full stacks of a proven hang.
-
-The incident's evidence only summarizes the stacks.
-"""
+"""Type of the event in the event history that stores the full stacks of a proven hang."""
 _FRAMES_TOLD = 3
 
 
@@ -232,7 +224,7 @@ def watch(
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     # If the stacks identify no single stuck node (`odd`), the fault names no node.
     seen_on = () if odd is None else (odd,)
-    # The hang begins when the limit that the script declared is exceeded.
+    # The time within a limit that the script declared is no part of the hang.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
@@ -326,9 +318,7 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that wait on purpose.
-
-    The script or the job's checkpoint strategy has declared a limit for this wait, and the limit has not passed.
+    """Return a sentence about ranks that wait within a limit that the script or the checkpoint strategy declared.
 
     Empty while no such wait exceeds `stall_seconds`.
     """
@@ -428,7 +418,6 @@ def _main(look: RankStacks) -> str:
 
 
 def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
-    """Return one line per distinct stack of the ranks' main threads, the stack that most ranks share first."""
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
     return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
 
@@ -442,7 +431,7 @@ def _frames(place: str) -> str:
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
-    """Return the full stacks for the event about a hang, as JSON values. Ranks with equal stacks share one entry."""
+    """Return the full stacks for the event about a hang, as JSON values."""
     kept: dict[str, list[Rank]] = {}
     for rank, look in sorted(looks.items()):
         kept.setdefault(look.text or f"(not read: {look.error})", []).append(rank)

@@ -1,9 +1,9 @@
 """The advice for a held node: whether a person should terminate, release or first inspect the node, and why.
 
 A fleet holds a node if it neither uses nor terminates the node, usually until a person decides. The API shows the
-advice with the node and in the actions of an incident, so that all pages and commands agree.
+advice with the node and with its incident.
 
-Invariant: pure. Everstep itself releases a node that was held as unreachable when the node answers again.
+Invariant: pure.
 """
 
 from __future__ import annotations

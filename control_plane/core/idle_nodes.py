@@ -1,9 +1,8 @@
 """The ledger of a fleet's idle nodes: the time in which instances worked for no job but cost money.
 
-The ledger counts idle time by the state of the nodes (`NodeState`). To charge the ledger means to add the time since
-the last charge. The fleet loop does this. Reports derive the cost of spares from this ledger.
+The ledger counts idle time by the state of the nodes (`NodeState`). Reports derive the cost of spares from this ledger.
 
-Invariant: a counter never decreases, and no period is charged twice.
+Invariant: a counter never decreases, and no period counts twice.
 """
 
 from __future__ import annotations

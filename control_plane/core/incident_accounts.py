@@ -26,7 +26,6 @@ from everstep.protocol.ids import FIRST_STEP, Step
 _SAME_PASS_SECONDS = 1.0
 """If two stored times differ by at most so many seconds, the job loop stored both with the same decision."""
 _NAMED_NODES = 3
-"""Maximum number of instance ids in the text that `verdict` returns."""
 _SCRIPT_ERROR = re.compile(
     r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
 )
@@ -34,7 +33,6 @@ _SCRIPT_ERROR = re.compile(
 _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 """Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
-"""Number of lines in the commands that show the end of a log."""
 _OCCURRENCES: Mapping[Cause, str] = {
     Cause.NOTICE: "AWS announced the end of {node}",
     Cause.REQUESTED: "a person requested {node}",
@@ -68,8 +66,7 @@ SOURCES: Mapping[str, str] = {
 def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
     """Return what happened in an incident, as a sentence without its full stop.
 
-    The sentence names the nodes in `nodes`. The post-mortem, the API's verdict and the dashboard's titles
-    (`web/src/contract.ts`) use it.
+    The sentence names the nodes in `nodes`.
     """
     ids = listed(nodes)
     return capital(
@@ -269,7 +266,7 @@ class Action:
     node_id: str | None = None
     """The held node that the action is about. None for an action about the job."""
     is_recommended: bool = False
-    """Whether Everstep recommends the action instead of waiting. False for actions that are no alternative to it."""
+    """Whether Everstep recommends the action instead of waiting."""
 
 
 def actions(account: Account) -> tuple[Action, ...]:

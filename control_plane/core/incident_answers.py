@@ -26,7 +26,6 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.remedies import hardware_fault
 
 _MOST_NAMED: Final = 2
-"""Maximum number of pieces of evidence in one sentence."""
 _SIGNALS: Final[Mapping[str, str]] = {
     "4": "SIGILL, an illegal instruction",
     "6": "SIGABRT, the process aborted itself",
@@ -48,12 +47,11 @@ _TRIAL: Final = re.compile(
     r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
     r"script is at fault"
 )
-"""Forms in which `core.breakers` and `core.job.ruling` describe repeated failures and trials."""
+"""Pattern of the sentence about a trial: a change of node or state after repeated failures."""
 _TRIALS: Final[Mapping[str, str]] = {
     "also without ": "on another node",
     "also from an older state ": "from an older step",
 }
-"""Where the script failed again, by the kind of trial in a match of `_REPEATED`."""
 _UP_AGAIN: Final = re.compile(rf"{ABSENCE} for \d+ s, until (?P<at>[\d:]+ UTC)")
 _AFTER_STEP: Final = re.compile(r"after step (?P<step>\d+)")
 _PROBABLE: Final = "The cause is probably the script or its data"
@@ -259,7 +257,6 @@ def _end(account: Account) -> Iterator[str]:
 
 
 def _details(account: Account) -> Iterator[str]:
-    """Yield sentences that explain what Everstep did."""
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
     if (step := _skipped_step(account)) is not None:

@@ -40,10 +40,7 @@ class Fault:
     seen_on: tuple[NodeId, ...] = ()
     """Nodes whose ranks, agents or connections showed the fault, whether or not these nodes are lost."""
     implicates: Implication | None = None
-    """The entry for the fault history of the node involved, whether or not the node is lost.
-
-    The function that stores the entry sets the incident id.
-    """
+    """The entry for the fault history of the node involved, whether or not the node is lost."""
     rank: Rank | None = None
     """The rank whose exit is the fault. None for faults of nodes and agents."""
     unreached: NodeId | None = None

@@ -6,7 +6,7 @@
     STARTING    sends Start to every member until its ranks run
 
 Invariant: a generation has one plan. The control plane makes the plan once every member has promised to join the
-generation. The plan uses only complete checkpoints and the inventories that members reported with their promises.
+generation.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
     Three kinds of reports count. A node that has promised to join the next generation reports the committed step from
     the memory page that each rank shares with its agent. A node with live ranks reports the committed step of each
-    shard. The coordinator's node reports the newest step that it committed. Old reports count too, because the
-    committed step never decreases within a generation. Commits of abandoned generations are ignored.
+    shard. The coordinator's node reports the newest step that it committed. Commits of abandoned generations do not
+    count.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
@@ -126,7 +126,7 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step below which the job would lose committed steps (R52 of docs/design.md calls it the floor).
+    """Return the step below which the job would lose committed steps (the floor in R52 of docs/design.md).
 
     The result is the newer of two steps: the newest known committed step, and the step that the newest started
     generation restored. The result is `FIRST_STEP` if the job's strategy restores no step from memory.
@@ -316,9 +316,8 @@ def _parity_groups_before(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups, as GROUP_RANKs, for which the members already hold shares.
 
-    These are the groups of the newest stored plan. If that plan has another number of nodes than the new generation,
-    the shares of the restored step name the groups. The result is empty if no member holds a share (parity data of its
-    group), because new groups then lose no parity. `found` contains the members' inventories.
+    These are the groups of the newest stored plan. If the number of nodes has changed since that plan, the shares of
+    the restored step name the groups. The result is empty if no member holds a share.
     """
     shares = [slot for inventory in found.inventories.values() for slot in inventory if is_share(slot.owner_rank)]
     if seen.plan is None or not shares:
@@ -339,7 +338,7 @@ def _parity_groups_before(
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
     """Return the placement groups (nodes that hold each other's shards) of the newest stored plan, as GROUP_RANKs.
 
-    Empty before the first plan. A replacement takes the GROUP_RANK of the lost node, so groups survive a replacement.
+    Empty before the first plan.
     """
     if seen.plan is None:
         return ()
@@ -352,8 +351,8 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member whose agent becomes the coordinator of the new generation.
 
-    The result is the member with GROUP_RANK 0. If the open incident has the cause AGENT_LOST or NODE_UNREACHABLE, the
-    function skips the previous coordinator, if the job has another member.
+    The result is the member with GROUP_RANK 0. After the loss of an agent, another member than the previous coordinator
+    is chosen if possible.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
@@ -361,8 +360,4 @@ def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> N
 
 
 def _master_port(run: RunId, generation: Generation) -> int:
-    """Return the port of torch's rendezvous for a generation.
-
-    The run's id determines the first port, and each generation uses the next port.
-    """
     return MASTER_PORTS[(int(run[:8], 16) + generation) % len(MASTER_PORTS)]

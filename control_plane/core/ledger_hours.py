@@ -1,12 +1,10 @@
 """The values of a ledger's counters at each full hour, from which reports compute the figures of a time range.
 
 A ledger is a set of counters of time: the time of a job (`accounting`), or the time of a fleet's idle nodes
-(`idle_nodes`). A loop charges the ledger, that is, it adds the time since the last charge. The loop stores the
-counters' values at each full hour. The difference between two hours is the time that the loop charged between them.
-A full hour lies between two charges, so the values at the hour are interpolated.
+(`idle_nodes`). Updates of a ledger do not fall on full hours, so its values at an hour are interpolated between two
+updates.
 
-Invariant: interpolation is exact. The counters of an interpolated ledger add up to the interpolated sum, so the
-differences of consecutive hours add up to the difference between the first hour and the last.
+Invariant: the counters of an interpolated ledger add up to the interpolated sum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Assigns a GROUP_RANK to each node of a job's next generation.
 
 Invariant: a node that continues from one generation to the next keeps its GROUP_RANK. A replacement takes the
-GROUP_RANK of the node that it replaces. The order of ranks therefore never changes, unless the number of nodes changes.
-In that case, the nodes that continue get the lowest GROUP_RANKs, in their previous order.
+GROUP_RANK of the node that it replaces. If the number of nodes changes, the nodes that continue get the lowest
+GROUP_RANKs, in their previous order.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
             b    ├────────┤
             c             ├─────────┤         ├────▶
 
-Invariant: between two periods of one node is a time in which the node did not work for the job. A node that takes part
-in consecutive launches has one period for all of them.
+A node that takes part in consecutive launches has one period for all of them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
                 then one that covers all points
 
 Points usually change at the end only: training appends steps, and a recovery repeats the newest steps. A change in the
-middle, for example because old points were downsampled, changes all later digests. The comparison therefore needs no
-knowledge of the cause.
+middle, for example because old points were downsampled, changes all later digests.
 
 Invariant: points before `unchanged_count` are equal in both responses, except for rounding errors of means.
 """
@@ -48,7 +47,7 @@ def unchanged_count(before: bytes, now: bytes) -> int:
 
     Args:
         before: digests of the earlier response.
-        now: digests of the present response. The caller has checked that they differ.
+        now: digests of the new response, which differ from `before`.
 
     Returns:
         A multiple of `BLOCK_POINTS`; 0 if the first blocks differ.

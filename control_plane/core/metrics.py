@@ -4,8 +4,7 @@
     chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
 Each width keeps its newest `kept_chunks` chunks. An older chunk is folded: its points are joined to points of the next
-width. The number of points per width is therefore bounded. A metric gets a further width each time its number of steps
-grows by the factor FOLD.
+width.
 
 Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """

@@ -12,12 +12,10 @@ A departure is the planned loss of one member, for one of the reasons below.
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
                          of these incidents
 
-If the ranks do not agree on a stop in time, the ordinary recovery follows. For a node that AWS reclaims, the job uses
-all available time to save the last step, and then gives the node up even if this loses a step. A job keeps every other
-node whose departure would lose a committed step.
+If the ranks do not agree on a stop in time, the ordinary recovery follows. A job keeps a node whose departure would
+lose a committed step, unless AWS reclaims the node.
 
-Invariant: pure and level-triggered. No job stops before another node is available, except at the last moment before AWS
-reclaims a node.
+Invariant: no job stops before another node is available, except at the last moment before AWS reclaims a node.
 """
 
 from __future__ import annotations
@@ -36,11 +34,8 @@ from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 UPLOAD_MARGIN = 1.5
 """Expected duration of an upload, as a multiple of the previous upload's duration.
 
-Several nodes may upload at the same time for the same reason, so an upload may take longer than usual.
+If several nodes upload at the same time, an upload may take longer than usual.
 """
-
-
-# The functions below decide which nodes a job gives up.
 
 
 def wanted(
@@ -130,15 +125,11 @@ def impaired(verdict: Verdict) -> Departure:
 def _is_impaired(verdict: Verdict) -> bool:
     """Return whether the job should give up a member, after all ranks have stopped at an agreed step.
 
-    True if the member works with a fault. Also true if other members cannot reach the node although its agent reports.
-    The job keeps such a node until the stop, because the node may hold the only copy of a shard.
+    True if the member works with a fault, or if other members cannot reach the node although its agent reports.
     """
     return verdict.standing is Standing.IMPAIRED or (
         verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
     )
-
-
-# The functions below decide when a job gives up nodes.
 
 
 def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
@@ -188,8 +179,7 @@ def due(
 ) -> tuple[Departure, ...]:
     """Return the departures (planned losses of nodes) for which the job should stop now; empty if it should train on.
 
-    The job loop calls this function whenever it decides about a running job that has departures and has not requested a
-    stop. One stop for several departures costs less than several stops.
+    One stop for several departures costs less than several stops.
 
     Args:
         known: all departures of the job, in the order in which the job gives up the nodes.
@@ -260,9 +250,6 @@ def in_words(known: Sequence[Departure]) -> str:
     return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
 
 
-# The functions below decide how long a job waits for its checkpoint before nodes leave it.
-
-
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
@@ -284,8 +271,8 @@ def is_held_elsewhere(
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
     """Return when AWS may end the first of the departing nodes, according to AWS's newest notices.
 
-    Everstep delays this time by extending the lifecycle hook that holds a terminating instance. A newer notice can name
-    an earlier time.
+    Everstep can delay this time by extending the lifecycle hook that holds the instance. A newer notice can name an
+    earlier time.
     """
     found = [
         notice.ends_at
@@ -367,9 +354,6 @@ def checkpoint_wait(
 
 def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
-
-
-# The functions below describe departures (nodes that a job gives up as planned) for incidents and fault histories.
 
 
 def verdict(move: Departure) -> Verdict:

@@ -26,8 +26,7 @@ In that case, the announcement was outdated, or AWS cancelled the interruption.
 ANNOUNCED = "AWS announced for"
 """First words of the evidence for a node whose end AWS announced.
 
-By these words, the fleet recognizes nodes that it terminates because of AWS. It does not count them towards its hourly
-limit of replacements.
+By these words, the fleet recognizes nodes that do not count towards its hourly limit of replacements.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}

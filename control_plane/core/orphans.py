@@ -23,8 +23,8 @@ PLACE = re.compile(r"gen=(?P<generation>\d+)/step=(?P<step>\d+)/", re.ASCII)
 KEPT_SECONDS = 3_600.0
 """Age in seconds below which an object is never an orphan.
 
-The control plane may write a manifest of an old generation only after a new generation has started. Until then, no
-manifest names the objects of this checkpoint, although they belong to it.
+The control plane may write the manifest of an earlier generation after a new generation has started. Before this write,
+no manifest names the objects of this checkpoint.
 """
 
 

@@ -1,7 +1,7 @@
 """Messages for a rank that ran out of memory: the cause, the sizes, and advice. Pure.
 
 Invariant: a message says "probably" if the only evidence is that the node's counter of out-of-memory kills rose. No
-decision depends on these messages. `core.breakers` counts the end of such a rank as a failure of the job.
+decision depends on these messages.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ MIN_GROUP_SIZE = 2
 MAX_GROUP_SIZE = 8
 """Largest number of nodes per parity group.
 
-With 8 nodes per group, the slots of a node take 2.29 times the state of its ranks. With any number of nodes, they take
-more than 2 times, so larger groups save little more memory. But with larger groups, a replacement must fetch more data,
-because it fetches the state of all other members of its group.
+With 8 nodes per group, the slots of a node take 2.29 times the state of its ranks. No group size needs less than 2
+times, so larger groups save little more memory. A replacement in a larger group must fetch more data.
 """
 
 

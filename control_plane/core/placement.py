@@ -49,8 +49,8 @@ def plan(
 ) -> Placement:
     """Return the placement of a job. Deterministic.
 
-    The job loop calls this function once per generation. Nodes of the previous placement keep their groups, and a
-    replacement takes the lost node's position. Groups change only if all holders of a shard would share one domain.
+    Nodes of the previous placement keep their groups, and a replacement takes the lost node's position. Groups change
+    only if all holders of a shard would share one domain.
 
     Args:
         nodes: the members by GROUP_RANK.
@@ -89,8 +89,7 @@ def parity_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the parity groups of a job, as GROUP_RANKs in ascending order. Deterministic.
 
-    The groups have the same sizes as those of `plan`. The job loop calls this function once per generation. A
-    replacement takes the lost node's position.
+    A replacement takes the lost node's position.
 
     Args:
         nodes: the members by GROUP_RANK.
@@ -165,11 +164,10 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         raise ImpossiblePlacement(
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
-    # A group is m nodes that hold each other's shards: a shard is lost if all nodes of its group are lost. The last
-    # group may be a ring of more than m nodes, in which m successive nodes hold each shard. First count the sets of k
-    # lost nodes that contain no whole group. Then subtract those in which m or more successive nodes of the ring are
-    # lost. The ring has fewer than 2m nodes, so a set contains at most one such sequence: the whole ring, or a sequence
-    # that follows a node which is not lost, for which there are `ring` positions.
+    # The last group may be a ring of more than m nodes, in which m successive nodes hold each shard. First count the
+    # sets of k lost nodes that contain no whole group of m nodes. Then subtract the sets in which m or more successive
+    # nodes of the ring are lost. The ring has fewer than 2m nodes, so these nodes are the whole ring, or one sequence
+    # that begins at one of `ring` positions.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
     ways = _without_whole_groups(groups, copies, node_count, lost_count)
@@ -180,7 +178,7 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
 
 
 def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
-    """Return how many sets of `lost` nodes contain no group (nodes that hold each other's shards) completely.
+    """Return how many sets of `lost` nodes contain no whole group.
 
     The groups are disjoint. The result is Σ (-1)^j C(G, j) C(N - mj, k - mj), with G = `groups`, m = `size`,
     N = `nodes` and k = `lost` (inclusion-exclusion).
@@ -199,10 +197,7 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
 
 
 def _is_partition(groups: Sequence[Sequence[int]], fresh: Sequence[Sequence[int]]) -> bool:
-    """Return whether `groups` (nodes that hold each other's shards) fit a job whose new placement would be `fresh`.
-
-    They fit if they contain every GROUP_RANK once and have the same sizes as the groups in `fresh`.
-    """
+    """Return whether `groups` contain every GROUP_RANK once, in groups of the same sizes as those of `fresh`."""
     places = sorted(place for group in groups for place in group)
     return list(map(len, groups)) == list(map(len, fresh)) and places == list(range(sum(map(len, fresh))))
 
@@ -221,7 +216,7 @@ def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 def _spread(domains: Sequence[str], copies: int) -> list[int]:
     """Return the GROUP_RANKs in an order in which successive nodes are in different failure domains, if possible.
 
-    `_cut` divides the order into groups. The function repeatedly picks a node of the domain with the most nodes left.
+    The function repeatedly picks a node of the domain with the most nodes left.
     """
     left: dict[str, deque[int]] = {}
     for place, domain in enumerate(domains):

@@ -12,8 +12,6 @@
     ## Similar incidents
     ## What to do
 
-ExportIncident is the only caller. The command line and the dashboard store what ExportIncident returns.
-
 Invariant: pure. Text of users, ranks and AWS never becomes a heading or a table of the document.
 """
 
@@ -113,7 +111,6 @@ def markdown(post_mortem: PostMortem) -> str:
 
 
 def _section(title: str, body: str) -> Iterator[str]:
-    """Yield the heading and the body of a section. A section without a body is omitted."""
     if body:
         yield f"## {title}"
         yield body

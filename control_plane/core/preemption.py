@@ -10,7 +10,7 @@ The steps of the table are tried in order. Jobs release no more nodes than the f
 cannot release enough, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at one
 step), so it loses no step.
 
-Invariant: pure. `core.queue` is the only caller.
+Invariant: pure.
 """
 
 from __future__ import annotations

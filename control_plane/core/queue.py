@@ -15,7 +15,7 @@ the head:
 - **Preemption.** Jobs release nodes for the head (`core.preemption`): elastic jobs return nodes beyond their NodeCount,
   and preemptible jobs of lower priority shrink or pause.
 - **Quotas.** A job that would exceed its project's quota waits outside the queue. Such a job cannot be the head. While
-  it waits, no job of its project grows beyond its NodeCount. The project's jobs return such nodes if it can then start.
+  it waits, no job of its project grows beyond its NodeCount.
 - **Pauses.** A job that a person paused also releases its nodes at an agreed stop. It returns to the queue when a
   person resumes it.
 - **Elastic jobs.** An elastic job that has waited for `patience_seconds` starts with any number of nodes from its
@@ -24,9 +24,8 @@ the head:
 - **Patience.** A job that still lacks nodes and receives none for `GANG_PATIENCE_SECONDS` releases its nodes. The job
   then stands aside: for a while, it neither holds nodes nor delays other jobs. This time grows with each attempt.
 
-Invariant: pure. The loops of jobs and fleets call the same function and get the same result. Jobs release nodes for
-another job only by these rules. All jobs together never receive more nodes than the capacity, unless the running
-generations already use more.
+Invariant: pure. All jobs together never receive more nodes than the capacity, unless the running generations already
+use more.
 """
 
 from __future__ import annotations
@@ -84,8 +83,6 @@ class Schedule:
 
 def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
     """Return which jobs may hold nodes.
-
-    The job loop and the fleet loop call this function in each pass (one decision about a job or a fleet).
 
     Args:
         jobs: the unfinished jobs of one fleet. A job that a person paused does not wait in the queue.
@@ -212,9 +209,8 @@ class _Shares:
     def returns(self, limited: Sequence[FleetJob]) -> dict[RunId, Reduction]:
         """Return which running jobs with more than NodeCount nodes must return the surplus, and for which job.
 
-        The caller uses the result only if no job in the queue waits for free nodes. The returned nodes go to the first
-        running job that has fewer nodes than its NodeCount. Without such a job, they go to the first job that waits for
-        the quota of its project, if jobs of this project can return enough nodes.
+        The returned nodes go to the first running job that has fewer nodes than its NodeCount. Without such a job, they
+        go to the first job that waits for the quota of its project, if jobs of this project can return enough nodes.
         """
         for job in in_order(self.holding):
             if job.state in LAUNCHED_JOBS - LEAVING and not job.is_taken_over:

@@ -8,8 +8,8 @@ stripe. Its record names these shards by digest.
 The module also finds rebuilds of shards that still exist. The node that holds such a shard uses the rebuild if its slot
 is damaged or its agent has lost the slot.
 
-Invariant: a shard has a rebuild only if no shard or share of another member of its stripe is missing. All of these have
-one content. Each share names the same rebuilt shard and the existing shards of the other members.
+Invariant: a shard has a rebuild only if all other members of its stripe have their shards and shares, of the same
+content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rebuilds(
 ) -> list[tuple[Content, Rebuild]]:
     """Return the shards that can be rebuilt, with the shards and shares that determine them.
 
-    `recovery.choose` calls this function for each restore. Deterministic.
+    The function is deterministic.
 
     Args:
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
@@ -124,19 +124,11 @@ def _rebuild(
 
 
 def _named(share: SlotRecord, rank: Rank) -> Contribution:
-    """Return the size and digest of the shard of `rank`, which a parity share's record lists.
-
-    The share is the XOR of parts of the listed shards.
-    """
     return next(each for each in share.contributions if each.rank == rank)
 
 
 def _agree(survivors: Sequence[tuple[Rank, NodeId, SlotRecord, SlotRecord]]) -> bool:
-    """Return whether the shards and shares of the surviving ranks of a stripe fit together.
-
-    Each survivor's share lists the digests of the shards in it. These digests must equal those of the other survivors'
-    shards.
-    """
+    """Return whether each survivor's share lists the digests of the other survivors' shards."""
     present = {rank: (shard.digest, shard.payload_bytes) for rank, _, shard, _ in survivors}
     return all(
         (named.digest, named.payload_bytes) == present[named.rank]

@@ -12,8 +12,7 @@ base, or another job made the base, the restore is a relayout: ranks must divide
 
 Invariant: a base and all its sources are on the path of the newest started generation. All sources of a base come from
 generations with equal numbers of ranks. Origin generation, step and digest together identify the content of a slot. The
-rules are in docs/design.md#restore. The model `tests/model/step_protocol.py` contains them as `lineage`, `on_path` and
-`common`.
+rules are in docs/design.md#restore.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Survey:
     inventories: Mapping[NodeId, tuple[SlotRecord, ...]]
     """The slots (copies of shards, and shares of parity) in the memory of each node.
 
-    The node reported them with its promise to obey no older generation. The mapping omits nodes without a promise.
+    Nodes report these slots when they promise to join the new generation. The mapping omits nodes without a promise.
     """
     path: Path
     worlds: Mapping[Generation, int]
@@ -138,9 +137,8 @@ def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Genera
     """Return the newest committed step, according to the control plane's own record and the nodes' reports.
 
     The control plane's own record can be too old, because agents report commits only once a second, and only while the
-    control plane runs. A node that has promised to join the next generation reports the committed step C from the
-    memory page that each rank shares with its agent. An agent writes C to this page before a rank may start the next
-    snapshot. Therefore each node with a snapshot after C also reports C.
+    control plane runs. An agent stores the committed step C in memory before its ranks may start the next snapshot.
+    Therefore each node with a snapshot after C also reports C.
 
     Args:
         path: the path of the newest started generation (the history that leads to it).
@@ -160,9 +158,6 @@ def choose(survey: Survey) -> Restore:
     A step qualifies if there is a source for the shard of every rank that made the step. The shards and shares of
     several nodes are one source of a shard that they can rebuild (`core.rebuilding`). If no step qualifies, the result
     is step 0, for which ranks need no source.
-
-    The job loop calls this function once all members have promised to join the new generation. Earlier, the loop calls
-    the function to check whether the restore needs a missing member at all.
 
     Args:
         survey: the shards in memory and in S3 from which the members can restore.
@@ -211,7 +206,7 @@ def _shared_state(
 
     If no step after the committed step has all of its shares, the result is the committed step. Until the new
     generation's first commit, nodes keep only the shards and shares of the restored step. If shares of this step were
-    missing, the loss of one more node would lose it. Without parity, the result is `newest`.
+    missing, the loss of one more node would lose the step. Without parity, the result is `newest`.
     """
     shares = {
         (holder_of(slot.owner_rank), slot.origin_generation, slot.step)
@@ -237,11 +232,9 @@ def _shared_state(
 def _sources_by_state(survey: Survey) -> dict[_State, dict[Rank, list[ShardSource]]]:
     """Return all sources of each usable shard, by saved state (a step of a generation) and by the shard's owner rank.
 
-    A shard is usable if its state is part of the history that the job continues (`Survey.path`). The sources of a
-    shard are sorted: the rank's own node in the new generation, then other nodes, then parity, then S3. If the new
-    generation has another number of ranks, or if the job started from another job's checkpoint, no node counts as a
-    rank's own node. The other job's state has no source from parity either, because this job's nodes hold no shares
-    of it.
+    A shard is usable if its state is part of the history that the job continues (`Survey.path`). The sources of a shard
+    are sorted: the rank's own node in the new generation, then other nodes, then parity, then S3. If the new generation
+    has another number of ranks, no node counts as a rank's own node.
     """
     found: defaultdict[_State, defaultdict[Rank, list[ShardSource]]] = defaultdict(lambda: defaultdict(list))
     new_world, usable = len(survey.owners), _usable(survey)
@@ -297,7 +290,6 @@ def _usable(survey: Survey) -> Callable[..., bool]:
 
 
 def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
-    """Return the slots that a restore may use (`_usable`), each with its node, in the order of the nodes."""
     usable = _usable(survey)
     return [
         (node, slot)
@@ -308,10 +300,9 @@ def _usable_slots(survey: Survey) -> list[tuple[NodeId, SlotRecord]]:
 
 
 def _add_rebuilds(survey: Survey, base: _State, shards: Mapping[Rank, list[ShardSource]]) -> None:
-    """Add a rebuild by parity to the sources of shards of the base, although a node's memory still has these shards.
+    """Add rebuilds by parity, ahead of S3, to the sources of shards that nodes still have in memory.
 
-    The new source precedes S3. A node uses it if its own slot is damaged, or if its agent loses the base before the
-    first commit.
+    A node uses the rebuild if its own slot is damaged or lost.
     """
     contents = {(source.origin_generation, base.step) for sources in shards.values() for source in sources}
     for (origin, step), rebuild in rebuilding.rebuilds(_usable_slots(survey), survey.worlds, existing=contents):
@@ -366,9 +357,9 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed.
 
-    The base is the restored step. The result contains slots of the base and of earlier steps on the restored path. If a
-    node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node keeps
-    first the newest committed step, and then the newest other steps.
+    The base is the restored step. The result contains slots of the base and of earlier steps. If a node lacks a shard
+    of the base, it needs one free slot to receive this shard. In its other slots, the node keeps first the newest
+    committed step, and then the newest other steps.
 
     In a relayout (a restore on another number of ranks), the new generation does not commit the base itself. Each node
     needs one free slot for the new generation's first step. In its other slots, the node prefers the base.

@@ -6,8 +6,8 @@
     needs other hardware                   replace
 
 Everstep never resets a single GPU. A reset needs root and the end of all processes on the GPU, so it costs as much as a
-reboot. A reboot keeps an instance on its host. Where NVIDIA recommends a restart of the bare metal, Everstep replaces
-the instance.
+reboot. A reboot keeps an instance on its host. If NVIDIA recommends a restart of the bare metal, Everstep therefore
+replaces the instance.
 
 Invariant: a fault that the tables do not contain only restarts ranks.
 """
@@ -124,10 +124,8 @@ FAULTS: Mapping[str, Remedy] = {
 }
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-An agent reports GPU_LOST if a GPU disappears and the agent missed the kernel message (Xid 79). If a disk does not
-respond, processes that access it hang in the kernel until a reboot. If the node does not return from the reboot, the
-fleet replaces the node. Throttling, network errors, a full disk and low memory are temporary or caused by the job. If
-such a fault ends ranks, the ranks only restart. `core.breakers` limits the number of restarts.
+If a disk does not respond, processes that access it hang in the kernel until a reboot. Throttling, network errors, a
+full disk and low memory are temporary or caused by the job, so they need no remedy.
 """
 _OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)

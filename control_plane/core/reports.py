@@ -197,10 +197,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Groups:
-    """The sums of times, costs and incidents per time bucket, project, fleet, job and cause.
-
-    `report` creates the object and adds each job and each fleet to the sums.
-    """
+    """The sums of times, costs and incidents per time bucket, project, fleet, job and cause."""
 
     buckets: list[Sums]
     projects: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Counter))
@@ -318,7 +315,6 @@ def _add(group: Sums, sums: Sums) -> None:
 
 
 def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield a job's sums (time, node time and cost) in each hour, day or week of the report."""
     states = _at_bounds(job.points, bounds)
     whole, cost = job.points[-1].node_microseconds, job.cost_micro_usd
     for (before, after), spent in zip(pairwise(states), _changes(states), strict=True):
@@ -336,9 +332,9 @@ def _job_sums(job: JobTime, bounds: Sequence[int]) -> Iterable[Sums]:
 def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
     """Return by how much each category of a job's time grew between neighbouring states of the job's ledger.
 
-    The states are those at the bounds of a report's time buckets. If the control plane detects a failure late, it moves
-    time, for example from `train` to `detect`. If a bucket ended between the failure and its detection, `train` would
-    be negative in the next bucket. The function therefore counts such a move in the earlier bucket.
+    The states are those at the bounds of a report's hours, days or weeks. When the control plane detects a failure, it
+    moves time, for example from `train` to `detect`. If an hour ended between the failure and its detection, `train`
+    would be negative in the next hour. The function therefore counts the move in the earlier hour.
     """
     found = [
         {name: amount - before.spent.get(name, 0) for name, amount in after.spent.items()}
@@ -358,7 +354,6 @@ def _changes(states: Sequence[Ledger]) -> list[dict[str, int]]:
 
 
 def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
-    """Yield the idle time of a fleet's nodes, and its cost, in each hour, day or week of the report."""
     if not fleet.points:
         return
     states = _at_bounds(fleet.points, bounds)

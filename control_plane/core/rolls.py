@@ -154,8 +154,7 @@ def in_words(roll: FleetRoll, node_id: NodeId) -> str:
 def is_rolled(row: NodeRecord) -> bool:
     """Return whether the fleet terminates a node because a roll replaces its instance.
 
-    The hourly limit of replacements does not count such terminations. It exists for nodes that the fleet loop wrongly
-    judges unhealthy, and a roll replaces healthy nodes on purpose.
+    The hourly limit of replacements does not count such terminations.
     """
     return row.state is NodeState.DRAINING and row.reason.startswith(_PREFIX)
 

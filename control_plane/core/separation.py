@@ -38,7 +38,7 @@ PARTNERS = 16
 
 The ring is the last group, if that group has more than `copies` nodes.
 
-The solver tries the most suitable groups first. Exchanges with further groups would not change fewer shards.
+The solver tries the most suitable groups first.
 """
 
 
@@ -50,7 +50,7 @@ def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[M
 def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
     """Return the groups with as few exposed shards (all holders in one domain) and as few changes as possible.
 
-    `placement.plan` calls this function once per generation. Deterministic.
+    The function is deterministic.
 
     Args:
         groups: placement groups (nodes that hold each other's shards), with every GROUP_RANK once. All groups have
@@ -79,10 +79,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply exchanges of nodes after which fewer shards have all holders in one failure domain (are exposed).
-
-        Return False if no exchange lowers the number of exposed shards.
-        """
+        """Apply exchanges of nodes that lower the number of exposed shards. Return False without such an exchange."""
         before = self.exposed_count
         if before:
             self.original = self.original or {
@@ -121,23 +118,13 @@ class _Search:
         """Return how many nodes of `groups[index]` are in another failure domain than `domain`."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # The methods below exchange nodes between groups and the ring (the last group, if it has more than `copies`
-    # members).
-
     @property
     def ring(self) -> int | None:
-        """Index of the last group if it is a ring: more than `copies` nodes, each with shards of its predecessors.
-
-        None if all groups have `copies` nodes.
-        """
+        """The index of the last group if this group is a ring (has more than `copies` nodes), else None."""
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Improve the ring, the last group, in which each node's shards are held by the node and its successors.
-
-        The method reorders the ring, or exchanges its nodes with other groups. It repeats this as long as it lowers the
-        number of shards that have all holders in one failure domain.
-        """
+        """Reorder the ring, or exchange its nodes with other groups, while this exposes fewer shards of the ring."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -145,10 +132,7 @@ class _Search:
                 return
 
     def orders(self, ring: int) -> Iterator[Option]:
-        """Yield each order of the ring's nodes in which one node moves to a new position or two nodes change places.
-
-        The ring is the last group of the placement; `ring` is its index.
-        """
+        """Yield each order of the ring's nodes in which one node moves or two nodes change places."""
         group = self.groups[ring]
         for i in range(len(group)):
             for j in range(len(group)):
@@ -159,10 +143,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of nodes between the ring (the last group) and other groups.
-
-        At most `PARTNERS` groups take part: those whose exchange is likely to separate most copies.
-        """
+        """Yield exchanges of nodes between the ring (the last group) and the `PARTNERS` most suitable other groups."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -177,9 +158,7 @@ class _Search:
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
         """Yield every exchange of all nodes of group `other` with `copies` successive nodes of the ring.
 
-        The ring is the last group, if it has more than `copies` nodes; `ring` is its index. In an exchange, the
-        successive nodes become group `other`, and the earlier nodes of that group join the ring. Such an exchange
-        changes the holders of one shard fewer than an exchange of two nodes.
+        Such an exchange changes the holders of fewer shards than an exchange of two nodes.
         """
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
@@ -189,22 +168,16 @@ class _Search:
                 yield {other: turned[:copies], ring: guests + turned[copies:]}
 
     def exchanges(self, one: int, other: int) -> Iterator[Option]:
-        """Yield every exchange of one node of group `one` with one node of group `other` in another failure domain.
-
-        Each result contains both groups after the exchange, by their indices `one` and `other`.
-        """
         for i, mine in enumerate(self.groups[one]):
             for j, theirs in enumerate(self.groups[other]):
                 if self.domains[mine] != self.domains[theirs]:
                     yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
 
     def apply_best(self, options: Sequence[Option]) -> bool:
-        """Apply the exchange of nodes between groups in `options` after which the fewest shards are exposed.
+        """Apply the option after which the fewest shards have all holders in one failure domain (are exposed).
 
-        The members of a group hold each other's shards. A shard is exposed if all its holders are in one failure
-        domain. Among equal options, the method applies the one that changes the holders of the fewest shards.
-
-        Return False, without a change, if no option lowers the number of exposed shards.
+        Among equal options, the method applies the one that changes the holders of the fewest shards. Return False,
+        without a change, if no option lowers the number of exposed shards.
         """
 
         def rank(option: Option) -> Rank:
@@ -220,21 +193,15 @@ class _Search:
         return True
 
     def apply(self, option: Option) -> None:
-        """Carry out an option (a possible exchange of nodes between groups of nodes that hold each other's shards).
-
-        The option maps the index of each changed group to its new members.
-        """
         for index, group in option.items():
             self.groups[index] = group
             self.touched.add(index)
 
-    # The methods below exchange nodes between groups of `copies` nodes, which hold each other's shards.
-
     def mend_whole_groups(self) -> None:
         """Exchange nodes of each group of `copies` nodes whose nodes are all in one failure domain.
 
-        The nodes of a group hold each other's shards. Such groups exchange nodes with each other first. Then they
-        exchange nodes with the groups that have the most nodes outside the domain.
+        Such groups first exchange nodes with each other, then with the groups that have the most nodes outside the
+        domain.
         """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):
@@ -257,8 +224,8 @@ class _Search:
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
         """Exchange one node of each group in `exposed` for a node of another group that is outside `domain`.
 
-        The nodes of a group hold each other's shards. All nodes of the groups in `exposed` are in the failure domain
-        `domain`. The other group keeps at least one further node outside `domain`.
+        All nodes of the groups in `exposed` are in the failure domain `domain`. The other group keeps at least one node
+        outside this domain.
         """
         spare = {
             index: self.outside(index, domain) - 1
@@ -278,5 +245,4 @@ class _Search:
 
 
 def _with(group: Group, position: int, node: int) -> Group:
-    """Return a copy of the group (nodes that hold each other's shards), with `node` at `position`."""
     return (*group[:position], node, *group[position + 1 :])

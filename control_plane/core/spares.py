@@ -11,7 +11,7 @@ missing until another instance has joined the fleet.
 
 The fleet keeps the smallest s with P(s) ≥ Probability. The formula assumes that failures form a Poisson process of rate
 λ·n. By Palm's theorem, the number of replacements under way is then Poisson with mean ρ, whatever the distribution of
-replacement times. A failure sees the same distribution.
+replacement times.
 
 λ is the upper 95 % confidence bound on the failure rate: at this rate, the observed number of failures or fewer would
 occur with a probability of 5 %. One failure in 154 node-days (the rate of Meta's cluster RSC-1) is added to the

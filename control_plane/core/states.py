@@ -193,8 +193,7 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 class FleetStatus(StrEnum):
     """Whether a fleet may change its Auto Scaling group and end instances.
 
-    The control plane derives the status anew from its observations each time. It does not store the status, so the
-    status has no transition table.
+    The control plane derives the status from its observations and does not store it.
 
     - ACTIVE: the fleet takes all actions.
     - FROZEN: the group's settings differ from the registered settings, or most agents are silent at the same time.

@@ -51,9 +51,9 @@ class Schedule:
     """The settings that determine when a job's checkpoints are due."""
 
     every_steps: int = 0
-    """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""
+    """Steps between two checkpoints. 0: the job makes no checkpoints by steps."""
     interval_seconds: int | None = None
-    """Seconds between two checkpoints. None means that time makes no checkpoint due."""
+    """Seconds between two checkpoints. None: the job makes no checkpoints by time."""
     max_overhead: float | None = None
     """Share of training time that checkpoints may cost.
 

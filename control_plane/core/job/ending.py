@@ -33,7 +33,7 @@ from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload of the last checkpoint after the ranks' end, as a multiple of `blind_wait_seconds`.
 
-The upload of a large state takes minutes, and the job's nodes are idle meanwhile. The limit bounds this idle time.
+The job's nodes are idle during this upload. The limit bounds this idle time.
 """
 
 
@@ -129,10 +129,9 @@ def _upload_patience(view: JobView) -> float:
 def awaits_restart_source(view: JobView) -> bool:
     """Return whether a job that stopped at an agreed step must wait for the checkpoint of its last committed step.
 
-    `leave` and `grow` call this function before they start a new generation on other nodes, which cancels the upload.
-    If the job's strategy restores no step from memory, the job would then repeat all steps since its last checkpoint.
-    The wait ends after `_upload_patience`. The result is always False for a strategy that restores steps from memory,
-    and for a strategy that makes no checkpoints.
+    A new generation on other nodes cancels the upload. If the job's strategy restores no step from memory, the job
+    would then repeat all steps since its last checkpoint. The result is False for other strategies, and after the time
+    limit.
     """
     rules, committed = STRATEGIES[view.spec.checkpoint_strategy], view.record.committed
     if rules.uses_memory or rules.snapshots is Snapshots.NEVER or durable_step(view) >= max(committed, FIRST_STEP):

@@ -27,14 +27,14 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up nodes of the job in three stages, each in separate passes of the job loop.
+    """Give up nodes of the job in three stages, each in later calls than the previous stage.
 
     - Request a step at which all ranks stop.
     - Store the last step in S3, if the remaining time suffices.
     - Start a new generation without these nodes.
 
-    One pass of the job loop stores the request to stop, and the next pass sends it. Without the stored request, a later
-    pass would treat the stopped ranks as a completed job.
+    The job loop stores the request to stop before it sends the request. Otherwise, it could treat the stopped ranks as
+    a completed job.
 
     The result is None while the job continues to train. `view` must describe a job in state RUNNING.
     """
@@ -76,10 +76,7 @@ def leave(view: JobView) -> Decision | None:
 
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
-    """Store the request that all ranks stop at one agreed step, so that the job can give up nodes.
-
-    The job loop sends this request to the coordinator the next time it processes the job.
-    """
+    """Store the request that all ranks stop at one agreed step, so that the job can give up nodes."""
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)

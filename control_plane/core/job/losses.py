@@ -18,8 +18,8 @@ from everstep.protocol.plan import GenerationPlan
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
     """Return the nodes that the job will not use again, with the evidence against each node.
 
-    These are the nodes that the job's record already excludes, and the nodes that the verdicts `fresh` (new conclusions
-    about nodes) concern. The function omits a node that the fleet has already removed from the job.
+    The result contains the nodes that `record` already excludes, and the nodes of the verdicts `fresh` that the fleet
+    still assigns to the job.
     """
     added = [
         Exclusion(
@@ -35,7 +35,6 @@ def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]
 
 
 def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
-    """Return whether the job has decided never to use a node again."""
     return any(exclusion.node_id == node_id for exclusion in record.exclusions)
 
 

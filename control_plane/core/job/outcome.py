@@ -127,8 +127,7 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     else:
-        # A late report moved the failure to an earlier time. The ledger has counted the time since that failure as
-        # training.
+        # A late report moved the failure to an earlier time. Until now, the time since the failure counted as training.
         seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
     return accounting.follow(

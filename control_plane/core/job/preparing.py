@@ -29,7 +29,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 def prepare(view: JobView) -> Decision:
     """Request every member's promise to join the next generation, select the members, then store the plan.
 
-    Each rule that excludes or keeps a member is a function of `core.job.roster`. The order of the rules matters.
+    The order of the rules that exclude or keep members matters.
     """
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped
@@ -82,9 +82,8 @@ def prepare(view: JobView) -> Decision:
 def _stop_without_ranks(view: JobView) -> Decision | None:
     """End a job that should stop while none of its ranks run.
 
-    The end of the job frees its nodes' memory. The job therefore ends only if S3 has the newest committed step, or
-    `blind_wait_seconds` after the request to stop. Otherwise the result is None: the job resumes training, stops at an
-    agreed step, and stores that step in S3.
+    The end of the job frees its nodes' memory. The result is therefore None while only this memory has the newest
+    committed step. The job ends without that step `blind_wait_seconds` after the request to stop.
     """
     record = view.record
     if not view.wants_stop:
@@ -101,11 +100,8 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a job that should pause while it waits for another node.
 
-    The job releases the nodes if this loses no committed step. Otherwise it first waits for the missing node, for up to
+    If the release would lose a committed step, the job first waits for the missing node, for at most
     `blind_wait_seconds`.
-
-    The release frees the nodes' memory, and with it the steps that S3 does not have. If the missing node arrives during
-    the wait, the job trains first, and then pauses after all ranks have stopped at an agreed step, without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
@@ -153,8 +149,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     if incident is not None:
         before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
         launched = [node.node_id for node in plan.nodes]
-        # A second failure can lose the node that replaced the first lost node. The incident then lists both nodes as
-        # lost.
+        # A second failure can lose a replacement. The incident then no longer lists this node as a replacement.
         named = dict.fromkeys(
             [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
         )

@@ -79,9 +79,8 @@ def with_progress(view: JobView) -> JobView:
 def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
     """Add repeated failures of ranks to the fault history of their node, if the node was the cause.
 
-    The evidence: the job moved the failing ranks to another node, and training then passed the step of the failures.
-    Each entry of `told` is such a change of node. The function ignores failures from a lack of memory, because the
-    hardware does not cause these.
+    The node was the cause if training passed the step of the failures after the failing ranks had moved to another
+    node. The function ignores failures from a lack of memory, because the hardware does not cause these.
     """
     lines = tuple(
         Implication(
@@ -100,10 +99,6 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
 
 
 def _trains_again(view: JobView) -> bool:
-    """Return whether all ranks have restored the state and at least one rank has finished a new step.
-
-    A rank that has restored its state reports the restored step as its newest step.
-    """
     base = view.plan.base_step
     return passed_by_all(view) >= base and any(
         rank.boundary > base for report in view.reports.values() for rank in report.ranks

@@ -39,9 +39,8 @@ def with_vacancy(view: JobView, roll: launch.Roll) -> JobView:
 def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     """Decide to continue on fewer nodes, once no replacement arrived within the user's `patience_seconds`.
 
-    The job continues with the nodes that have promised to join the next generation. The decision stores only their
-    number. In its next pass, the job loop makes the plan, which includes a node that has arrived meanwhile. The result
-    is None while the job waits.
+    The job continues with the nodes that have promised to join the next generation. The result is None while the job
+    still waits.
     """
     since = view.record.vacant_since
     if since is None or roll.late or roll.unreachable:
@@ -80,7 +79,7 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
     """Record the number of nodes of a new plan. If the number changed, add the change to the incident and to an event.
 
     If the job shrinks after a failure, the incident gets the cause SHRUNK. The incident keeps its cause if the job gave
-    up nodes as planned, or if a drill (an ordered fault) caused it.
+    up nodes as planned, or if a drill caused the incident.
     """
     record, spec, count = view.record, view.spec, len(plan.nodes)
     before = record.member_count or spec.node_count
@@ -127,10 +126,7 @@ def training_words(view: JobView) -> str:
 def give_back(view: JobView) -> Decision | None:
     """Decide to return nodes to the fleet after a stop at an agreed step, which `core.job.leaving.leave` carries out.
 
-    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount. If the last stop
-    did not release a node, because the node held the only copy of a shard, the job waits before the next stop. If the
-    job already planned to give up a returned node for a fault, the fleet still applies the remedy for this fault (such
-    as a reboot).
+    The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount.
 
     The result is None if the job keeps its nodes. It is also None while the ranks are already asked to stop, to give up
     other nodes or to grow.
@@ -156,8 +152,8 @@ def give_back(view: JobView) -> Decision | None:
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
     """Return the record by which the job returns a node to its fleet once all ranks have stopped.
 
-    `departure` is None, or the record that the job already planned to give up the node, for example because of a fault.
-    The result keeps this fault, so that the fleet still applies its remedy.
+    `departure` is an earlier plan to give up the node, or None. The result keeps the fault in this plan, so that the
+    fleet still applies the remedy for the fault.
     """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
@@ -182,7 +178,7 @@ def with_growth(view: JobView) -> JobView:
     """Record the additional ready nodes by which a running job can grow.
 
     A job that still has to give up nodes does not grow, because it uses ready nodes as their replacements. Once the
-    control plane has asked the ranks to stop for the growth, nothing changes, even if a user lowers MaxNodeCount.
+    control plane has asked the ranks to stop for the growth, the function changes nothing.
     """
     record = view.record
     if has_asked_to_grow(record):
@@ -198,9 +194,8 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Decide how a job continues on more nodes: stop all ranks at an agreed step, then start a new generation.
 
-    The job loop first stores the request to stop, and sends it the next time it processes the job. Without the stored
-    request, the job loop would later treat the stopped ranks as a completed job. While the ranks have not stopped yet,
-    further calls repeat the request. The result is None while the job continues to train.
+    Further calls repeat the request to stop until the ranks have stopped. The result is None while the job continues to
+    train.
     """
     record, growth = view.record, view.record.growth
     if growth is None:
@@ -226,10 +221,7 @@ def grow(view: JobView) -> Decision | None:
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
-    """Store the request that all ranks stop at the same step, after which the job grows.
-
-    The job loop sends this request to the coordinator the next time it processes the job.
-    """
+    """Store the request that all ranks stop at the same step, after which the job grows."""
     names = ", ".join(growth.node_ids)
     words = f"agrees on a stop, to grow with {names}"
     asked = with_record(view, growth=replace(growth, asked_at=view.now))

@@ -33,7 +33,7 @@ def start_new_generation(
         view: the input of the decision about a job that has a generation.
         found: the faults that end the generation; not empty.
         failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
-        decision: the incident's decision, if the incident already has one. Empty: this function derives the decision.
+        decision: Everstep's response, as the incident shows it. Empty: this function derives the response.
 
     Returns:
         A decision that moves the job to PREPARING.
@@ -109,8 +109,6 @@ def with_incident(
 
     The first value is the changed `JobView`. The second value is a tuple with the closed incident, which is empty if
     the faults close no incident.
-
-    A new incident also stores the job's node time before the failure, for the cost of the incident.
     """
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)

@@ -1,7 +1,6 @@
 """Decides for a job in state PREPARING which nodes take part in the next generation, and which the job gives up.
 
-Each function applies one rule and returns the changed `JobView`. `core.job.preparing.prepare` calls the functions in
-order.
+Each function applies one rule and returns the changed `JobView`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TER
 def with_late_reports(view: JobView) -> JobView:
     """Update the incident from late reports about the ended generation: an earlier exit, or a later finished step.
 
-    A control plane that was down can detect a lost node first. Only then do other nodes report that their ranks failed
-    because of it, with the earlier time of the failure. A rank can also finish a step between its last report and its
-    end. Its node reports this step with its promise to join the next generation.
+    After a downtime, the control plane can detect a lost node before other nodes report the earlier exits of their
+    ranks. A rank can also finish a step between its last report and its end.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
@@ -72,10 +70,10 @@ def with_late_reports(view: JobView) -> JobView:
 def _with_struck_rank(
     view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
-    """Attribute rank exits to a drill (an ordered fault), once an agent reports the exit of the drill's target rank.
+    """Give rank exits the cause DRILL, once an agent reports the exit of the rank that a drill killed.
 
-    `told` contains rank exits before the incident's recorded failure, which agents reported only after the incident had
-    opened. The function returns its arguments unchanged if no drill explains the exits.
+    `told` contains rank exits that agents reported only after the incident had opened. The function returns its
+    arguments unchanged if no drill explains the exits.
     """
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
@@ -99,8 +97,7 @@ def with_promise_deadlines(view: JobView) -> JobView:
 
     The deadline for the member's promise starts at this request.
 
-    A member that has promised has no deadline. If the agent or the control plane loses the promise, a new deadline
-    starts.
+    A member that has promised has no deadline.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
@@ -130,10 +127,7 @@ def with_faulty(view: JobView) -> JobView:
 
 
 def without_lost(view: JobView) -> JobView:
-    """Exclude the nodes that are certainly lost from the job, and add them to the job's incident.
-
-    An incident that began as a rank's failure can thus become a node loss.
-    """
+    """Exclude the nodes that are certainly lost from the job, and add them to the job's incident."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
     # After repeated failures, the job may have released a node to try another one. The released node is not lost.
@@ -142,8 +136,7 @@ def without_lost(view: JobView) -> JobView:
         move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
     }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
-    # The nodes in `given_back` and `stopped` still work, so the job does not count them as lost. It gives up such a
-    # node only if this loses no step.
+    # The nodes in `given_back` and `stopped` still work, so the job does not count them as lost.
     spared = given_back | stopped
     gone = [
         view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
@@ -213,20 +206,18 @@ def without_departing(view: JobView) -> JobView:
         if view.seen.plan is not None
         else []
     )
-    # AWS will reclaim the nodes in `announced`. Once all ranks have stopped at the agreed step, the job gives these
-    # nodes up, with or without a replacement.
+    # AWS will reclaim these nodes. The job gives them up, with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
     # Nodes that the job returns to the fleet once all ranks have stopped. The job continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
-    # The job gives up these nodes even without a replacement. They include faulty nodes, which would end the restarted
-    # ranks again.
+    # The job gives up these nodes even without a replacement. Faulty nodes would end the restarted ranks again.
     goes = [
         *announced,
         *returned,
         *(move for move in left if move.is_faulty and move.asked_at is None),
     ]
-    # Give up these nodes in any case. Give up further nodes only while each node that the job gives up has a
-    # replacement: a spare, or an assigned node that the running plan does not use.
+    # Give up further nodes only if each of them has a replacement: a spare, or an assigned node that the last plan does
+    # not use.
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]
     if not due:
         return view

@@ -19,9 +19,9 @@ from everstep.protocol.ids import FIRST_STEP
 def with_ruling(view: JobView) -> tuple[JobView, str]:
     """Apply the decision of `core.breakers` about repeated failures, once all members have promised to join.
 
-    The first value is `view` (the observations for one pass of the job loop), with the decision added to the job's
-    record. The second value is the reason for which the job fails, or empty if the job continues. The function adds no
-    decision if the job itself did not cause the end of the last generation.
+    The first value is `view` with the decision in the job's record. The second value is the reason for which the job
+    fails, or empty if the job continues. The function decides nothing if the job itself did not cause the end of the
+    last generation.
     """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)

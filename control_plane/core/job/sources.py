@@ -1,6 +1,6 @@
 """Determines which steps a job can restore from its members' memory and from S3.
 
-The functions call `core.recovery` with the data of a `JobView`.
+The module `core.recovery` makes the choice; these functions pass it the data of a `JobView`.
 """
 
 from __future__ import annotations

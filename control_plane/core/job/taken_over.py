@@ -22,8 +22,7 @@ def observe_only(view: JobView, cause: str) -> Decision:
 
     `cause` says why Everstep only observes the job: a person controls the job, or automatic actions are paused. The
     job's reason contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop
-    waits until the job is handed back or the pause ends. Even meanwhile, ranks of an old generation must never run
-    beside newer ranks.
+    waits until the job is handed back or the pause ends. Ranks of an old generation must never run beside newer ranks.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
@@ -31,9 +30,8 @@ def observe_only(view: JobView, cause: str) -> Decision:
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
         )
-    # In these states, no generation runs, so ranks of every generation below `issued_generation` must end. In any
-    # other state, the newest generation with a plan runs, and its ranks must stay. After a restore of the database, its
-    # number can be lower than `issued_generation`.
+    # In these states, no generation runs, so ranks of every generation below `issued_generation` must end. In any other
+    # state, the ranks of the newest generation with a plan must stay.
     waits = view.record.state in (JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING)
     present = view.record.issued_generation if waits else view.record.generation
     ended = [

@@ -1,7 +1,7 @@
 """The input of one decision about a job (a pass of the job loop), with values derived from this input.
 
-For each state of a job, one function decides. It receives a `JobView`, changes the view's `record` by `with_record`,
-and returns a decision (`core.job.outcome`).
+For each state of a job, one function decides. The function receives a `JobView`, changes its `record` by `with_record`,
+and returns a decision.
 
 Invariant: all functions are pure.
 """
@@ -35,7 +35,7 @@ from everstep.protocol.plan import GenerationPlan
 GAP_LEASES = 4
 """Longest time between two decisions about a job by a working control plane, as a multiple of the lease.
 
-After a longer time, the job counts as unwatched in between.
+If the time is longer, no control plane watched the job in between.
 """
 
 
@@ -112,8 +112,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # Ignore nodes' problems after the end of training. No step follows then, and without steps, a node with a problem
-    # would count as lost.
+    # Ignore nodes' problems after the end of training: without further steps, a node with a problem would count as
+    # lost.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
@@ -156,11 +156,7 @@ def gap_seconds(policy: Policy) -> float:
 
 
 def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
-    """Return the node, with its fault history reduced to entries from incidents other than the open one.
-
-    The more incidents a node's history has, the more severe is its remedy. An open incident must not count for its own
-    remedy.
-    """
+    """Return the node, with its fault history reduced to entries from incidents other than the open one."""
     if all(line.incident_id != incident_id for line in node.history):
         return node
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
@@ -211,8 +207,7 @@ def halt(view: JobView, node_id: NodeId, generation: Generation, reason: str) ->
 def has_agreed_stop(view: JobView) -> bool:
     """Return whether all ranks have stopped at the same step, because the control plane requested it (agreed stop).
 
-    This is so if every rank exited with success, or if the coordinator reports the stop as decided. It is not so if the
-    coordinator reports that the script finished by itself, even if a stop was requested meanwhile.
+    False if the coordinator reports that the script finished by itself, even if a stop was requested meanwhile.
     """
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:
@@ -264,8 +259,7 @@ def has_finished(view: JobView, node_id: NodeId) -> bool:
 def durable_step(view: JobView) -> Step:
     """Return the newest step in S3 that the job can restore, or `NO_STEP`.
 
-    The function ignores steps in S3 that an abandoned generation made after the point from which the newest generation
-    continues.
+    The function ignores checkpoints that are not part of the newest generation's history.
     """
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step
@@ -280,8 +274,7 @@ def durable_words(view: JobView) -> str:
 def watched_seconds(view: JobView, since: float) -> float:
     """Return the seconds since `since` in which a control plane could watch the job.
 
-    If no control plane worked on the job for a while after `since`, only the seconds since the end of that period
-    count.
+    After a period without a control plane, only the seconds since the end of this period count.
     """
     return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 

@@ -33,8 +33,8 @@ def wait_for_nodes(view: JobView) -> Decision:
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
             return stay(view, _queue_words(view))
-        # A job in the queue holds no nodes, so these nodes remain from before its return to the queue. The fleet first
-        # removes them, and then assigns all new nodes together.
+        # These nodes remain from before the job's return to the queue. The fleet removes them before it assigns new
+        # nodes.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
         return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
@@ -81,15 +81,11 @@ def _may_start_smaller(view: JobView) -> bool:
 
 
 def _gang_words(view: JobView, missing: int) -> str:
-    """Return the reason text of a job that has left the queue, but still lacks nodes."""
     return "; ".join(words for words in (waiting_words(view, missing), elastic.start_words(view.spec)) if words)
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
-    """Release the nodes of a job that still lacks some of its nodes.
-
-    For a while, the job neither holds nodes nor delays other jobs.
-    """
+    """Release the nodes of a job that still lacks nodes, so that the job delays no other jobs for a while."""
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)
@@ -99,8 +95,6 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
 
 def _next_fleet(view: JobView) -> FleetName | None:
     """Return the next fleet of the user's list that accepts the job.
-
-    After the last fleet, the search continues at the first.
 
     Return None if the job already had a generation or holds a node, because such a job stays in its fleet.
     """
@@ -114,8 +108,7 @@ def _next_fleet(view: JobView) -> FleetName | None:
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
     """Move the job to the queue of another fleet.
 
-    The job's specification lists its fleets. After the job has tried all of them without success, it waits before it
-    starts again, longer each time. It therefore does not cycle quickly through fleets without capacity.
+    After the job has tried all of its fleets, it waits before it starts again, longer each time.
     """
     ring = view.spec.fleets
     record, pause = view.record, ""
@@ -128,14 +121,12 @@ def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
 
 
 def _paused_words(view: JobView) -> str:
-    """Return the reason text of a job that a user has paused."""
     if view.record.started_at is None:
         return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
     return f"paused by a user; ResumeTrainingJob resumes it: {durable_words(view)}"
 
 
 def _queue_words(view: JobView) -> str:
-    """Return the reason text of a job that waits in the queue of its fleet."""
     not_before = view.record.not_before
     if not_before is not None and view.now < not_before:
         return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"

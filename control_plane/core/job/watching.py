@@ -26,8 +26,8 @@ def watch(view: JobView) -> Decision:
     """Check a running job for everything that needs a response, and respond to the first finding.
 
     The order of the checks is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in
-    progress, departures, growth, a new pause, returned nodes. Departures are planned losses of nodes. The most certain
-    evidence is checked first. In every case, the decision also writes due manifests of checkpoints.
+    progress, departures (planned losses of nodes), growth, a new pause, returned nodes. In every case, the decision
+    also writes due manifests of checkpoints.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
@@ -115,16 +115,13 @@ def watch(view: JobView) -> Decision:
 
 
 def _awaits_first_step(view: JobView) -> str:
-    """Return a clause about ranks that have completed no step since their start: their start phase and nodes."""
     return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
 def _with_notices(view: JobView) -> JobView:
     """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    One notice requires one checkpoint, at or after the step that `requested_step` returns now. The caller calls this
-    function only while no node can replace the announced node. With a replacement, the job stops at once and stores the
-    last step anyway.
+    One notice requires one checkpoint, at or after the step that `requested_step` returns now.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
@@ -170,8 +167,6 @@ def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
     """Return a clause that names the silent nodes, or `unclear` if no node is silent.
 
     `unclear` contains the evidence on nodes for which the control plane cannot decide yet whether they are lost.
-
-    The clause contains no elapsed time, so that the stored reason does not change every second.
     """
     silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
     return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

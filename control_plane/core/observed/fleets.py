@@ -158,7 +158,7 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix time since which the group lacked an instance, until this instance filled the gap.
+    """Unix time since which the group lacked the instance that this node replaced.
 
     None if the fleet loop did not observe that an instance was missing.
     """
@@ -195,7 +195,7 @@ class FleetJob:
     most_node_count: int = 0
     """Number of nodes up to which the job grows. 0 means `node_count`."""
     member_count: int = 0
-    """Number of nodes of the next generation if the control plane has decided it, else of the newest generation.
+    """Number of nodes of the next generation if it is already decided, else of the newest generation.
 
     0 before the first generation.
     """
@@ -217,10 +217,7 @@ class FleetJob:
     is_preemptible: bool = False
     """Whether a job of higher priority may make this job pause or continue on fewer nodes."""
     is_settled: bool = False
-    """Whether the job trains without an open incident, and its newest generation has committed a new step.
-
-    If the job must stop then, all ranks can stop at one agreed step, which loses almost no work.
-    """
+    """Whether the job trains without an open incident, and its newest generation has committed a new step."""
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
@@ -258,7 +255,7 @@ class FleetObserved:
     """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """The vacancies of the group (missing instances), as the previous decision about the fleet stored them."""
+    """The vacancies of the group (missing instances), as the last decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
     """Unix times of the replacements that Everstep itself decided, not AWS or a person, for at least the last hour."""
     failed_join_count: int = 0

@@ -14,7 +14,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 class FailureRecord:
     """A failure that the job itself may have caused.
 
-    From such records, `core.breakers` decides whether the job retries.
+    The control plane decides from these records whether the job retries.
     """
 
     generation: Generation
@@ -24,10 +24,7 @@ class FailureRecord:
     code: int
     at: float
     max_boundary: Step
-    """The newest step that any generation had finished before this failure.
-
-    `core.breakers` compares later progress with this step.
-    """
+    """The newest step that any generation had finished before this failure."""
     last_lines: str = ""
     words: str = ""
     """A sentence about how the first failed rank ended, with advice, for example to use less memory.
@@ -92,7 +89,4 @@ class IncidentRecord:
     node_microseconds_before: int = 0
     """Working time of the job's nodes from the job's creation to the failure, summed over nodes."""
     idle_node_microseconds: int = 0
-    """Idle time of the job's nodes during the incident, summed over nodes, in microseconds.
-
-    The job loop updates the value at each decision about the job.
-    """
+    """Idle time of the job's nodes during the incident, summed over nodes, in microseconds."""

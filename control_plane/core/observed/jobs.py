@@ -58,9 +58,9 @@ class JobSettings:
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0 means that the number of steps makes no checkpoint due."""
+    """Steps between two checkpoints. 0: the job makes no checkpoints by steps."""
     checkpoint_interval_seconds: int | None = None
-    """Seconds between two checkpoints. None means that time makes no checkpoint due."""
+    """Seconds between two checkpoints. None: the job makes no checkpoints by time."""
     checkpoint_max_overhead: float | None = None
     """Share of training time that checkpoints may cost.
 
@@ -115,7 +115,7 @@ class JobSpec(JobSettings):
     """Description of the other job's checkpoint from which the job starts.
 
     Empty if the job starts from the script's own initial state. Otherwise, generation 0 in the job's list of
-    generations and checkpoints stands for the other job's checkpoint.
+    generations stands for the other job.
     """
     fleets: tuple[FleetName, ...] = ()
     """Fleets in which the job may start, in the user's order, including `fleet`.
@@ -170,8 +170,6 @@ class Impairment:
     """A member that continues to train with a problem.
 
     The problem is a fault that the member's own agent reports, or that the member does not answer other members.
-
-    `core.evidence` updates this record whenever the control plane decides about the job.
     """
 
     node_id: NodeId
@@ -180,10 +178,9 @@ class Impairment:
     since: float
     boundary: Step
     stepped_at: float
-    """Unix time at which the control plane last updated `boundary` (the step that training had reached).
+    """Unix time at which the control plane last updated `boundary`, the step that training had reached.
 
-    The control plane updates `boundary` each time training has advanced by two more steps. Before the first update,
-    this time equals `since`.
+    The control plane updates `boundary` each time training has advanced by two more steps.
     """
 
 
@@ -292,8 +289,7 @@ class Suspicion:
 class Memo:
     """The part of a job's record that the database stores in one JSON column.
 
-    The job loop reads and writes it at each decision. The API shows only `suspicion`, `checkpoints`, `uploading` and
-    the cost of `incident`. A new field needs a default, which stored records without this field get.
+    A new field needs a default value, which records without this field get.
     """
 
     state_since: float
@@ -351,11 +347,7 @@ class Memo:
     missing_count: int = 0
     """Number of nodes by which the newest plan is smaller than the specification's NodeCount."""
     reduced_count: int = 0
-    """Number of nodes of the next generation, if the job will continue on fewer nodes than before. 0 otherwise.
-
-    Until now, the job had `member_count` nodes, or NodeCount if `member_count` is 0. It continues on fewer because no
-    other node was available, or because it returned nodes.
-    """
+    """Number of nodes of the next generation, if the job will continue on fewer nodes than before. 0 otherwise."""
     vacant_since: float | None = None
     """Unix seconds since which the next generation lacks a member, or the job waits for its first nodes.
 

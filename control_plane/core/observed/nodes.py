@@ -161,7 +161,7 @@ class NodeObserved:
     sources: frozenset[str] = frozenset()
     """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
-    """What the agent's newest report says about the job for which the node works, of any run.
+    """The part of the agent's newest report that is about the job for which the node works.
 
     None if the node works for no job, or if its agent has not reported yet.
     """
@@ -177,7 +177,4 @@ class NodeObserved:
     domain: str | None = None
     """The failure domain: the network node in EC2 to which the instance is attached. None until AWS has reported it."""
     notices: tuple[Notice, ...] = ()
-    """Announcements by AWS that the instance will end or be interrupted, one per kind.
-
-    `core.notices` decides which of them have an effect.
-    """
+    """Announcements by AWS that the instance will end or be interrupted, one per kind."""
