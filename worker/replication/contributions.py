@@ -29,7 +29,7 @@ from worker.shm.shares import Accumulation, Shares
 from worker.tasks import first_of
 
 PREPARING_SECONDS = 0.1
-"""Seconds between two progress messages to a member whose contribution is complete."""
+"""Seconds between two progress messages to a member that has sent its whole contribution."""
 
 
 class Contributions:
@@ -46,24 +46,21 @@ class Contributions:
         """
         self.shares = shares
         self._connected: set[Rank] = set()
-        """Members (ranks of the stripe) with an open session to this node."""
+        """Ranks of a stripe that have an open session to this node."""
         self._refused: set[Rank] = set()
-        """Ranks whose shard is too large for the share, or whose shard's newest step this node had no memory for.
+        """Ranks for which no other rank waits: their shard is too large for the share, or this node lacked memory.
 
-        The other ranks do not wait for them. A rank whose shard was refused for another reason will send a newer step.
+        A rank whose shard was refused for another reason will send a newer step.
         """
         self._progress: dict[Rank, int] = {}
-        """A number per member that changes whenever the member makes progress."""
+        """By rank: a number that changes whenever the rank makes progress."""
 
     def expects(self, rank: Rank) -> bool:
         """Return whether a parity share of this node contains a part of the shard of `rank`."""
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner number of a parity share, by which the node's slot store finds the share's slots.
-
-        The share is the one on this node that contains a part of the shard of `rank`.
-        """
+        """Return the owner number, in this node's slot store, of the share with a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
@@ -72,7 +69,7 @@ class Contributions:
         return member.stripe.others(rank) - {member.holder}
 
     def inventory(self, rank: Rank) -> tuple[tuple[Generation, Step, bytes], ...]:
-        """Return the shards of `rank` whose parts this node's sealed shares contain, for a `HolderInventory`."""
+        """Return the shards of `rank` whose parts are in this node's sealed shares, for a `HolderInventory` message."""
         return tuple((content.origin, content.step, digest) for content, digest in self.shares.inventory(rank))
 
     def connect(self, rank: Rank) -> None:
@@ -106,9 +103,8 @@ class Contributions:
             receiver: receiver of these streams.
             begin: the member's announcement of its shard, not checked yet.
             next_message: returns the member's next message about this shard.
-            on_emptied: receives the other members if this node has to empty the share and build it again, so that they
-                must contribute again. The callback ends their sessions, so that they no longer count this node's
-                earlier acknowledgements.
+            on_emptied: called if this node empties the share, with the members that must contribute again. The callback
+                ends their sessions, so that they discard this node's earlier acknowledgements.
 
         Returns:
             The digest of the member's shard.
@@ -189,10 +185,9 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages to a rank that has sent its part of the share, while the other ranks' parts arrive.
+        """Send progress messages to a member that has sent its whole contribution, until the share is finished.
 
-        The method sends a message (`PreparingShard`) only if the share can still become complete, as
-        `Share.is_progressing` decides from the other ranks' progress since the last message.
+        Messages stop while the share cannot become complete (`Share.is_progressing`).
         """
         before = dict(self._progress)
         while not accumulation.is_over:

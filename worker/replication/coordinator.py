@@ -6,7 +6,7 @@ Reports and announcements travel over a tree of agents, whose root is the `Round
 (`worker.replication.round_member`).
 
 Invariant: only the newest report of each node counts, and only if it contains this coordinator's term. The term grows
-with each restart of the coordinator's agent, so the coordinator ignores reports to an earlier process.
+with each restart of the coordinator's agent.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the term of a new coordinator, which is higher after every restart of this node's agent.
+    """Return the term of a new coordinator: monotonic nanoseconds.
 
-    The term is the monotonic time in nanoseconds. The monotonic clock continues while the node runs, so a restart of
-    the agent does not reset it.
+    The monotonic clock continues while the node runs, so each restart of the agent gets a higher term.
     """
     return int(asyncio.get_running_loop().time() * 1e9)
 
@@ -81,7 +80,7 @@ class RoundServer:
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
-        """The last logged reasons why ranks abandoned steps. The server logs such reasons only when they change."""
+        """The last logged reasons why ranks abandoned steps. Only new reasons are logged."""
 
     def announcement(self) -> Announcement:
         """Return the coordinator's present state as a message for the members."""
@@ -179,8 +178,7 @@ class RoundServer:
     def _with_due_checkpoint(self) -> Coordinator:
         """Return the coordinator, with a request to upload the next commit if a checkpoint is due by time.
 
-        The `RoundServer` calls the method whenever a report of a node arrives. Only a commit can become a checkpoint,
-        and commits result from reports, so the server needs no timer.
+        The check needs no timer: only a commit can become a checkpoint, and commits result from reports.
         """
         core = self.core
         if core.wanted > core.persist or not self.schedule.is_due(self._clock()):

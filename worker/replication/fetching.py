@@ -1,6 +1,6 @@
 """Fetches a shard from the memory of another node, while this node loads a generation.
 
-The other node is called the holder here, whether or not the plan names it as a holder of the shard.
+This module calls the other node the holder, even if the plan does not name it as a holder.
 
 Invariant: a sealed slot contains exactly the content and the digest that the plan names.
 """
@@ -36,7 +36,7 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 Told = Callable[[], Awaitable[ShardDigests | EndShard]]
-"""Function that waits for the holder's next message about an announced shard, and returns it."""
+"""Type of a function that waits for the holder's next message about an announced shard, and returns it."""
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
 """Progress reports of a receiving thread per `silence_seconds`, so that a slow chunk does not count as silence."""
@@ -139,7 +139,7 @@ async def fetch(
     try:
         await session.send(wanted)
         begin: Message = PreparingShard()
-        while isinstance(begin, PreparingShard):  # Wait: the holder itself still loads the shard.
+        while isinstance(begin, PreparingShard):  # The holder itself still loads the shard.
             async with asyncio.timeout(answer_seconds):
                 begin = await session.receive()
         if isinstance(begin, ShardRefused):

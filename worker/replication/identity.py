@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Content of the file that stores the identity of an agent."""
-
     private_key: bytes
-    """Private Ed25519 key of 32 bytes. Because of it, the file has mode 0600."""
+    """Private Ed25519 key of 32 bytes. The file therefore has mode 0600."""
     certificate: PeerCertificate
 
 
@@ -53,7 +51,7 @@ class PeerIdentity:
         """
         self._path = path
         self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-        """Contexts of the dialling and the listening side; None before the first certificate."""
+        """TLS contexts of the dialling and the listening side; None before the first certificate."""
         self._fleet = ""
         kept = self._read()
         self._key = (

@@ -1,7 +1,7 @@
-"""Reads and waits of sockets whose bytes pass through a library: OpenSSL or NIXL.
+"""Reads and waits of sockets whose bytes pass through OpenSSL or NIXL.
 
-The library buffers bytes, so that a wait of the kernel alone would be wrong. The functions give such a socket the
-behaviour of a blocking socket of the kernel.
+These libraries buffer bytes, so a wait of the kernel alone would be wrong. The functions let such a socket behave like
+a blocking socket of the kernel.
 
 Invariant: a call waits at most as long as SO_SNDTIMEO or SO_RCVTIMEO allows.
 """
@@ -18,7 +18,7 @@ _TIMEVAL = struct.Struct("ll")
 
 
 def wait_for(line: socket.socket, event: int, limit: int) -> bool:
-    """Wait for an event of the connection.
+    """Wait until the socket can send or receive.
 
     Args:
         line: a connected socket. Its options contain the time limit.

@@ -42,9 +42,9 @@ BLOCKS_PER_LINE: Final = 2
 READ_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 600.0
 CUT_SECONDS: Final = 0.5
-"""Maximum seconds for which a read may still complete after its stream was cut. Then its block is abandoned."""
+"""Maximum seconds for which a read may still run after its stream was cut. Afterwards its block is abandoned."""
 SMALL_BYTES: Final = 64 * 1024
-"""Smaller pieces travel over TCP, because an extra round trip costs more than their copy."""
+"""Size in bytes below which a piece travels over TCP, because NIXL's extra round trip would cost more."""
 POLL_SECONDS: Final = 50e-6
 PROGRESS_MICROSECONDS: Final = 100_000
 """Maximum time between two passes of NIXL's progress thread. Events of the network wake the thread immediately."""
@@ -68,9 +68,8 @@ class Nixl:
         self.description = description
         """Address and memory keys of this agent, which a peer needs to read from it."""
         self.small_bytes = SMALL_BYTES
-        """Size below which a piece travels over TCP."""
         self.read_seconds = READ_SECONDS
-        """Maximum seconds for reading one block. Then the peer counts as unreachable over NIXL."""
+        """Maximum seconds for reading one block. After this time, streams with the peer use TCP (`retry_seconds`)."""
         self.retry_seconds = RETRY_SECONDS
         """Seconds after a failure for which streams with the same node use TCP."""
         self.read_bytes = 0
@@ -163,7 +162,7 @@ class Nixl:
             return [self._free.pop() for _ in range(BLOCKS_PER_LINE)]
 
     def release(self, blocks: list[int]) -> None:
-        """Give a stream's blocks of registered memory back for use by other streams.
+        """Make a stream's blocks of registered memory available to other streams.
 
         The list is empty afterwards, so that further calls change nothing.
         """
@@ -172,14 +171,14 @@ class Nixl:
             blocks.clear()
 
     def _reclaim(self) -> None:
-        """Free the blocks of reads that timed out earlier (`read` abandoned them) and that have ended since then."""
+        """Free the blocks of abandoned reads that have ended meanwhile."""
         for handle, block in list(self._abandoned):
             try:
                 if self._agent.getXferStatus(handle) == self._bindings.NIXL_IN_PROG:
                     continue
                 self._agent.releaseXferReq(handle)
             except self._errors:
-                pass  # The read has ended with an error, so its block of registered memory is free.
+                pass  # The read has ended with an error, so its block is free.
             self._abandoned.remove((handle, block))
             self._free.append(block)
 

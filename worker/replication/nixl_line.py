@@ -45,7 +45,6 @@ class NixlPath:
     """The NIXL agent and the blocks of registered memory with which a stream sends or receives chunks over NIXL."""
 
     nixl: Nixl
-    """This node's NIXL agent."""
     blocks: list[int]
     """Blocks of this node's registered memory that only this stream uses."""
     node_id: NodeId
@@ -80,7 +79,7 @@ class NixlSocket(socket.socket):
         """True while the kernel limits the rate of the connection. The bytes then travel over TCP."""
         self._cut = threading.Event()
         self._unused = list(path.blocks)
-        """Blocks of the sending side that the peer is not reading."""
+        """Blocks of the sending side that are free."""
         self._used: deque[int] = deque()
         """Blocks whose address was sent and that the peer has not read yet, oldest first."""
         self._inline_bytes = 0
@@ -120,7 +119,7 @@ class NixlSocket(socket.socket):
         return self.send(next(iter(buffers)))
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        """Send all bytes of `data` in frames (with headers), which the base class's method would omit."""
+        """Send all bytes of `data` in frames."""
         with memoryview(data) as whole:
             sent = 0
             while sent < whole.nbytes:
@@ -141,7 +140,7 @@ class NixlSocket(socket.socket):
         return size
 
     def _take_acknowledgements(self) -> None:
-        """Free the blocks of registered memory that the peer has read. If all are in use, wait at most SO_SNDTIMEO.
+        """Free the blocks of registered memory that the peer has read. If no block is free, wait at most SO_SNDTIMEO.
 
         Raises BlockingIOError if no block became free, and ConnectionResetError if the peer closed the connection.
         """
@@ -166,7 +165,7 @@ class NixlSocket(socket.socket):
             try:
                 data = data[super().send(data) :]
             except BlockingIOError:
-                continue  # The timeout of a send has passed, because the peer does not read. Wait for the peer again.
+                continue  # SO_SNDTIMEO has passed, because the peer does not read.
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
         """Receive bytes: over the TCP connection, or over NIXL from blocks of the peer's memory.
@@ -194,7 +193,7 @@ class NixlSocket(socket.socket):
         return size
 
     def _receive_frame(self) -> bool:
-        """Receive the header of the next frame, and read the block of the peer's memory to which it refers, if any.
+        """Receive the header of the next frame, and read the block that it names, if any.
 
         Return False at the end of the connection.
         """

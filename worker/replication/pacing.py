@@ -24,21 +24,18 @@ from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
-"""Maximum wait of a chunk for an idle span, in iterations.
-
-If no step has ended for this long, training is not running, and chunks do not wait at all.
-"""
+"""Maximum wait of a chunk for an idle span, in iterations. If no step ends for this long, chunks do not wait at all."""
 
 SHORT_SECONDS = 0.002
-"""Longest pause that a stream's thread sleeps by itself. The event loop schedules longer pauses.
+"""Longest pause in seconds that a stream's thread sleeps by itself. A busy event loop could end a short pause late.
 
-A busy event loop could end such a short pause too late.
+The event loop schedules longer pauses.
 """
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
 TELLING_BYTES = 64 * 1024
-"""Minimum number of bytes in a busy period (a time with running transfers) whose rate is used as the link's rate.
+"""Minimum bytes of a busy period (from the start of the first transfer until no transfer runs) that measures the rate.
 
 With fewer bytes, the rate would depend on the latency instead of the link.
 """
@@ -59,9 +56,7 @@ class Pacer(Protocol):
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the sending time of a chunk, if the chunk has to wait at most `SHORT_SECONDS`.
-
-        Called in any thread, without the event loop. Most chunks may directly follow another chunk and need no `admit`.
+        """Reserve the sending time of a chunk, if the chunk has to wait at most `SHORT_SECONDS`. Called in any thread.
 
         Args:
             bytes_count: size of the chunk.
@@ -98,16 +93,15 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """The time for which transfers have used this network link until now: in total, and each transfer's share."""
+        """Use of the link until now: the time in which any transfer had data to send, and each transfer's share."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Add the time since the last call to the time for which transfers have used this link.
+        """Add the time since the last call to the use of this link.
 
-        Every active sender calls this regularly. A long gap between two calls therefore shows that the process was
-        stopped.
+        Every active sender calls this regularly, so a long gap shows that the process was stopped.
         """
         with self._lock:
             self._use = self._use.until(self._clock())
@@ -145,18 +139,17 @@ class Unpaced:
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0 seconds, because this pacer lets the sender send every chunk at once (see `Pacer.book`)."""
+        """Return 0: every chunk may be sent immediately (see `Pacer.book`)."""
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
-        """Return immediately, because this pacer lets the sender send every chunk at once (see `Pacer.admit`)."""
+        """Return immediately: every chunk may be sent (see `Pacer.admit`)."""
 
 
 class SpanPacer:
     """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the end of the last step.
 
-    The pacer sends each chunk at its *opening*: the next time at which the chunk fits completely into the rest of an
-    idle span.
+    A chunk waits until it fits completely into the rest of an idle span.
 
     Args:
         spans: idle spans of an iteration, in order of time.
@@ -175,9 +168,8 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # Senders wait for a window: the middle part of a span in which training leaves the network idle. The kernel may
-        # wake a sender after its window has ended. The sender may then still send its chunk, up to a typical span's
-        # end.
+        # A sender waits for the middle part of an idle span (`usable`), but the kernel may wake it late. It may then
+        # still send its chunk until the end of a typical span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -188,7 +180,7 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Protects `_free_at`, because threads also reserve times for chunks."""
+        """Protects `_free_at`, which threads also change."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
@@ -203,11 +195,7 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send chunks immediately until the next boundary.
-
-        Called in two cases: the rank does not train now, so replicas delay no training traffic; or another pacer
-        replaces this pacer.
-        """
+        """Send chunks immediately until the next boundary."""
         self._boundary_at = None
         self._changed.notify()
 
@@ -216,15 +204,12 @@ class SpanPacer:
         now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            # Check again after the wait, because a new boundary changes the times at which chunks may be sent.
+            # A new boundary during the wait changes the times at which chunks may be sent.
             while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network for a chunk, if this time begins within `SHORT_SECONDS`.
-
-        See `Pacer.book`.
-        """
+        """Reserve the next idle time of the network for a chunk (see `Pacer.book`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -234,8 +219,8 @@ class SpanPacer:
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
         """Return the seconds until the chunk may be sent.
 
-        If the wait is at most `patience_seconds`, the pacer reserves this time for the chunk. Otherwise it reserves
-        nothing, and the sender must ask again.
+        If the wait is at most `patience_seconds`, the pacer reserves this time for the chunk. Otherwise the sender must
+        ask again.
         """
         with self._lock:
             at = self._opening(cost, asked_at)
@@ -247,8 +232,7 @@ class SpanPacer:
     def _opening(self, cost: float, asked_at: float) -> float:
         """Return the time, on the pacer's clock, at which a chunk may be sent.
 
-        The chunk waits until it fits into a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations
-        after the sender's request.
+        The chunk waits for a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations.
         """
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
@@ -281,11 +265,11 @@ class NodePacer:
         """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Running transfers whose rate counts: sent without pacing, and completely verified by the holder."""
+        """Running transfers that were sent without pacing and that the holder has verified completely."""
         self._begun = (0, 0.0)
         """(bytes sent by this node, seconds in which the link was in use) when the first running transfer began."""
         self._is_telling = True
-        """True if this busy period's rate counts: all its ended transfers were sent unpaced and completely verified."""
+        """True while all ended transfers of this busy period were sent unpaced and completely verified."""
 
     @property
     def sent_bytes(self) -> int:
@@ -296,8 +280,8 @@ class NodePacer:
     def counted(self, transfer: Transfer) -> Iterator[None]:
         """Count the bytes of a transfer while the context is open, and add them to the node's total afterwards.
 
-        The link's rate is measured per busy period: from the start of the first transfer until no transfer is running.
-        The rate is the bytes of the whole period divided by the time in which the link was in use.
+        At the end of a busy period, when no transfer runs any more, the link's rate is measured: the bytes of the
+        period divided by the time in which the link was in use.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
@@ -317,7 +301,7 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Let `pacer` decide from now on when chunks are sent. Chunks that wait for the replaced pacer are sent now."""
+        """Let `pacer` decide from now on when chunks are sent. Chunks that wait for the previous pacer are sent now."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
@@ -355,26 +339,23 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk that the pacer in use (`current`) prefers."""
+        """Bytes per chunk that the present pacer prefers."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the pacer in use (`current`) lets the sender send the chunk (see `Pacer.admit`)."""
+        """Wait until the present pacer lets the sender send the chunk (see `Pacer.admit`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the time to send a chunk if the chunk has to wait only briefly (see `Pacer.book`).
-
-        The pacer in use (`current`) decides when each chunk may be sent.
-        """
+        """Reserve the time to send a chunk if the chunk has to wait only briefly (see `Pacer.book`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Pass the time at which a step has ended to the pacer, if it uses idle spans (see `SpanPacer.boundary`)."""
+        """Pass the time at which a step has ended to a pacer of idle spans (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Let chunks leave without waiting for idle network time until the next step ends (see `SpanPacer.pause`)."""
+        """Send chunks without a wait for idle network time until the next step ends (see `SpanPacer.pause`)."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

@@ -124,7 +124,7 @@ async def rebuild_shard(
 
 
 def _checked(source: ShardSource) -> Rebuild:
-    """Return the lost shard and the survivors (other ranks of its stripe) that a source of kind parity names.
+    """Return the lost shard and the surviving ranks of its stripe, as the source names them.
 
     Raises MalformedMessage if the source contradicts itself.
     """
@@ -165,10 +165,7 @@ async def _receive(
 
 
 class Rebuilding:
-    """Combines chunks of the stripe's other ranks by XOR in the slot of the rebuilt shard.
-
-    Receiving threads call `take`.
-    """
+    """Combines chunks of the stripe's other ranks by XOR in the slot of the rebuilt shard."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.
@@ -185,7 +182,7 @@ class Rebuilding:
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()
-        """Chunks of the lost shard into which some rank's chunk was written. All other chunks have undefined bytes."""
+        """Chunks of the lost shard into which a chunk was already written. All other chunks have undefined bytes."""
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:

@@ -54,7 +54,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session with its streams. The receiver keeps it, so that a new stream can find its session."""
+    """An open session with its streams. A new stream finds its session by this object."""
 
     peer: NodeId
     rank: Rank
@@ -67,12 +67,11 @@ class _Open:
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Record the error of a stream or transfer, which ends the session."""
+        """Store the error of a stream or transfer, which ends the session."""
         self.error = self.error or error
         self.trouble.set()
 
     async def failed(self) -> None:
-        """Wait until a stream or a transfer of this session has failed, and raise the error of the failure."""
         await self.trouble.wait()
         assert self.error is not None
         raise self.error
@@ -127,8 +126,6 @@ class ReplicaReceiver:
         """The open sessions of this node's generation, each with its streams."""
         return tuple(self._open.values())
 
-    # The methods below serve streams.
-
     async def stream(self, session: TcpSession) -> None:
         """Attach a stream to the session that it names, and serve it until the stream or the session ends.
 
@@ -151,13 +148,11 @@ class ReplicaReceiver:
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
         except Exception as error:
-            # End the whole session. Its transfer would otherwise wait forever for chunks that this stream has lost.
+            # The session's transfer would otherwise wait for ever for chunks that this stream has lost.
             owner.fail(PeerLost(f"a stream raised {error!r}"))
             raise
         finally:
             owner.streams.drop(line)
-
-    # The methods below receive replicas.
 
     async def replica(self, session: Session) -> None:
         """Receive replicas of one owner's shard, or parts of it for a parity share, until the connection ends.
@@ -197,9 +192,9 @@ class ReplicaReceiver:
         return parity if parity is not None and parity.expects(rank) else None
 
     def _cut(self, ranks: Collection[Rank]) -> None:
-        """End the sessions of the ranks whose shards this node has dropped from a parity share that it computes.
+        """End the sessions of ranks whose chunks this node has removed from a parity share.
 
-        The ranks then connect again, and send their shards for the new content of the share.
+        These ranks then connect again and send their shards again.
         """
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:
@@ -208,7 +203,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run `work` for one owner's connection (session), whose streams may transfer chunks meanwhile.
+        """Run `work` for one session, while its streams transfer chunks.
 
         On return, all threads of the session have ended.
         """
@@ -272,10 +267,7 @@ class ReplicaReceiver:
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one task of a session after the session's previous task (`behind`) has ended.
-
-        An error of the task ends the session.
-        """
+        """Run one task of a session after the previous task (`behind`) has ended. An error ends the session."""
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
@@ -286,8 +278,7 @@ class ReplicaReceiver:
     async def _say_preparing(self, session: Session, slot_owner: Rank) -> None:
         """Send progress messages to the owner while this node creates slots for its shard, or for its share.
 
-        This node sends no other message while it creates slots. Without progress messages, the owner would drop this
-        holder from the view.
+        Without progress messages, the owner would drop this holder from the view.
         """
         while True:
             if not self._store.is_making(slot_owner):
@@ -297,7 +288,6 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Create the slots that the owner of a shard requests, before the shard arrives for the first time."""
         parity = self._parity(rank)
         try:
             if parity is not None:
@@ -310,8 +300,7 @@ class ReplicaReceiver:
                     slot_count=self._slot_count,
                 )
         except NoRoom as error:
-            # Send the normal answer to the owner, although the slots do not exist. When the owner sends its first
-            # shard, this node refuses the shard and reports the same reason.
+            # This node refuses the shard with the same reason when the owner sends it.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
@@ -342,8 +331,6 @@ class ReplicaReceiver:
             await session.send(
                 ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged))
             )
-
-    # The methods below send shards to nodes that fetch them.
 
     async def fetch(self, session: Session) -> None:
         """Send shards that another node of the generation requests, until the connection ends.
@@ -402,9 +389,9 @@ class ReplicaReceiver:
                 await session.send(ShardRefused(transfer=number, reason="this node does not hold the shard"))
 
     async def _preparing(self, session: Session, work: Coroutine[object, object, None]) -> None:
-        """Run `work`, which prepares a shard that another node requested.
+        """Run `work`, which prepares a requested shard.
 
-        Until `work` has ended, send the other node a message at regular intervals, so that it continues to wait.
+        Meanwhile, send progress messages so that the other node waits.
         """
         task = asyncio.create_task(work)
         try:

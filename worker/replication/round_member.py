@@ -4,11 +4,10 @@
                 ── Announcement ──▶ applied on this node, then ──▶
 
 Every node runs a `RoundMember`. The parent and the children of a node in the tree are its *neighbours*. Both sides of a
-connection send a message at least every third of `holder_deadline`, and detect silence of the other side. A silent node
-is therefore detected even if no other node has data for it.
+connection send a message at least every third of `holder_deadline`, and detect silence of the other side. Silence is
+therefore detected even without data to send.
 
-Invariant: the content of a report does not depend on its receiver. Every report is the newest complete state of a node,
-numbered by that node.
+Invariant: every report is the newest complete state of a node, numbered by that node.
 """
 
 from __future__ import annotations
@@ -46,13 +45,9 @@ class ReportDelays:
     other_seconds: float = 0.02
     """Wait of a report that names more than finished steps."""
     progress_seconds: float = 0.25
-    """Wait of a report that only names finished steps.
-
-    The coordinator needs the finished steps only together with the next vote, and the message with the vote names them,
-    too. The vote is usually sent before this time has passed.
-    """
+    """Wait of a report that only names finished steps. The next vote usually ends this wait earlier."""
     progress_ratio: float = 1 / 12
-    """Limit of `progress_seconds` as a part of the deadline, so that the connection never seems silent."""
+    """Limit of `progress_seconds` as a fraction of the deadline, so that the connection never seems silent."""
 
 
 REPORT_DELAYS = ReportDelays()
@@ -93,9 +88,8 @@ class RoundMember:
         self.silent_since: float | None = None
         """Time at which this node lost its last connection to a node above it, on the loop's clock.
 
-        None while connected to a node above. If that node loses its own connection, it reports this loss itself.
-        Therefore a node reports that it is cut off from the coordinator only if it has no connection to any node above
-        it.
+        None while it is connected to a node above. If that node is cut off from the coordinator, that node reports
+        this.
         """
         self._generation = generation
         self._node_id = node_id
@@ -135,7 +129,7 @@ class RoundMember:
     def silent(self) -> frozenset[NodeId]:
         """Neighbours in the tree of agents that have sent no message for `deadline_seconds`.
 
-        A neighbour counts only after its first message to this agent process.
+        A neighbour that has not yet sent a message to this agent process is not included.
         """
         return self._silent
 
@@ -148,9 +142,8 @@ class RoundMember:
             dial: opens a round session to a node.
             patience_seconds: time for which the node tries to reach only its parent. After that, it also tries the
                 nodes above the parent.
-            is_restarted: True if an earlier agent process of this node took part in these rounds. That process may have
-                received newer announcements than the parent. The first announcement must then come from the coordinator
-                itself.
+            is_restarted: True if an earlier agent process of this node took part in these rounds. The first
+                announcement must then come from the coordinator itself, because the parent may have an older one.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -158,8 +151,7 @@ class RoundMember:
         self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
     ) -> None:
         now = asyncio.get_running_loop().time
-        # If this node never had a connection to an ancestor in the tree of agents, the time without a connection starts
-        # now.
+        # A node that never had a connection counts its time without a connection from now on.
         self.silent_since = now() if self.silent_since is None else self.silent_since
         failures = 0
         while True:
@@ -176,7 +168,7 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("no connection to %s for the rounds: %s", above, error)
-            if self.silent_since is None:  # The connection to the parent has broken. Its silence begins now.
+            if self.silent_since is None:
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
@@ -195,7 +187,7 @@ class RoundMember:
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Watch this node's neighbours in the tree of agents: call `_on_silence` when one falls silent or returns."""
+        """Call `_on_silence` when a neighbour falls silent or sends again."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
@@ -206,8 +198,6 @@ class RoundMember:
 
     def _heard_from(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
-
-    # The methods below pass the coordinator's announcements from the parent node in the tree to the child nodes.
 
     async def _listen(self, session: Session) -> None:
         while True:
@@ -223,7 +213,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # Ignore an outdated message: a newer one arrived before, or the coordinator has restarted.
+            return  # A newer announcement has arrived before, or the coordinator has restarted.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
@@ -237,19 +227,14 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Send the coordinator's newest announcement to a child of this node in the tree of agents.
+        """Send the coordinator's newest announcement to a child: at the start, after every change, and periodically.
 
-        The node sends it at the start of the session, after every change, and otherwise periodically.
-
-        The period is a third of the time after which a node counts as silent. The first message may be an empty
-        announcement, if this node has received none yet.
+        The period is a third of the time after which a node counts as silent.
         """
         while True:
             seen = self._heard.version
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
-
-    # The methods below pass reports of this node's children in the tree of agents on to its parent in the tree.
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)
@@ -285,10 +270,10 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send new reports to the parent node. Reports that are not urgent wait, to share a message with later ones.
+        """Send new reports to the parent node. Reports that are not urgent wait, to share a message with later reports.
 
-        A node counts as silent after a deadline. If it has nothing to report for a third of this time, an empty message
-        shows the parent that the node is alive.
+        If a third of the silence deadline passes without news, an empty message shows the parent that the node is
+        alive.
         """
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()
@@ -296,8 +281,6 @@ class RoundMember:
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self.newest_reports()
-            # If no report changes until this time, send an empty message, so that the parent does not count this node
-            # as silent.
             due = told_at + self._deadline / 3
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since
@@ -311,10 +294,7 @@ class RoundMember:
             told, told_at, new_since = newest, now(), None
 
     def _patience(self, newest: Reports, told: Reports) -> float:
-        """Return for how many seconds the node may delay unsent reports, to send them together with later reports.
-
-        0 means that a report is urgent.
-        """
+        """Return the seconds for which the node may delay unsent reports; 0 for an urgent report."""
         if newest.is_pressing(told, self._members):
             return 0.0
         if not newest.is_progress(told):

@@ -51,17 +51,13 @@ The values apply to the first, second and further attempts. The last value repea
 REFUSED_SECONDS = 0.2
 """Seconds to wait after a holder rejected a shard, for example because it had no free slot."""
 FLOW_BYTES_PER_SECOND = 625e6
-"""Assumed rate of a link in bytes per second, until a transfer is faster.
-
-The value is AWS's limit for one flow outside a placement group, 5 Gbit/s.
-"""
+"""Assumed rate of a link in bytes per second, until a transfer is faster: AWS's limit for one flow, 5 Gbit/s."""
 SLOW_RATIO = 0.1
 """Fraction of the best measured rate below which a link counts as slow."""
 SUSPECT_RATIO = 1 / 6
-"""Fraction of the holder deadline. If a transfer is slow for this long, the sender limits its rate (`SlowLink`).
+"""Fraction of the holder deadline for which a transfer must be slow before the sender limits its rate (`SlowLink`).
 
-Only the time in which the transfer sends counts. If the transfer is slow for the full deadline, the agent reports the
-link as slow.
+Only the time in which the transfer sends counts.
 """
 TELLING_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
@@ -76,7 +72,7 @@ LOOKS_PER_DEADLINE = 10
 
 Answer = ShardWanted | ShardSealed | ShardRefused
 Printed = Callable[[int], Awaitable[Tail]]
-"""Function that returns the log lines of this node's ranks, from the given line number to the newest line."""
+"""Type of a function that returns the log lines of this node's ranks, from the given line number on."""
 
 
 class ReplicaSender:
@@ -124,7 +120,7 @@ class ReplicaSender:
         self.silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         """Measures how long the holder has been silent."""
         self._paused_count = 0
-        """Number of streams that wait until they may send a chunk (see `Pacer`) or are being opened.
+        """Number of streams that are being opened or that wait until they may send a chunk (see `Pacer`).
 
         While the number is above 0, this node delays the data itself, so the holder does not count as silent.
         """
@@ -135,25 +131,23 @@ class ReplicaSender:
         """Queue of the running transfer's chunks; None between transfers."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self.link = SlowLink()
-        """State of the link to the holder: sound, suspected to be slow, or slow with a limit on its rate."""
+        """State of the link to the holder: fast, or slow with a limit on its rate."""
         self.line = BrokenLine()
         """Counts the transfers that broken connections cut short since the last complete transfer."""
         self._filled: tuple[int, float] | None = None
         """(bytes sent, seconds of link time used) of the running transfer at its first check; None before this check.
 
-        From this check on, the kernel's send buffers are full, so the kernel accepts bytes only as fast as it sends
-        them.
+        From this check on, the kernel's send buffers are full, so the kernel accepts only as many bytes as it sends.
         """
         self.streams = Streams()
         """Streams of the present session; between sessions, the closed streams of the last session."""
         self._most_streams = self.stream_count.limit
-        """Maximum number of streams for this session. Lowered when a further stream cannot be opened."""
+        """Maximum number of streams for this session. The sender lowers it if a further stream cannot be opened."""
 
     async def run(self) -> None:
         """Send the shard's steps to the holder until cancelled.
 
-        After a broken connection, the sender pauses and connects again, any number of times. It does the same after an
-        unexpected exception.
+        After a broken connection or an unexpected exception, the sender pauses and connects again.
         """
         await first_of(self._supply(), self._watch())
 
@@ -176,7 +170,7 @@ class ReplicaSender:
             except (PeerError, ProtocolError) as error:
                 self._failed(str(error))
                 log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-            except Exception as error:  # An unexpected exception must not end the sender, because commits would stop.
+            except Exception as error:  # Commits would stop if an unexpected exception ended the sender.
                 self._failed(f"sending to this holder raised {error!r}")
                 failures = len(self._retry_seconds)
                 log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
@@ -209,7 +203,7 @@ class ReplicaSender:
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         """Send the steps that the holder lacks, one after another, until the connection breaks.
 
-        The sender also asks the holder to create slots when the rank has requested slots of a new size or layout.
+        If the rank has requested slots of a new size or layout, first ask the holder to create such slots.
         """
         shard = self._shard
         reserved: tuple[int, bytes] | None = None
@@ -219,8 +213,8 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # Choose the slot and begin to use it without an await in between: during an await, the slot could be
-            # granted for another step.
+            # No await may separate the choice of the slot from its use, because the slot could be granted for another
+            # step.
             step = shard.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
@@ -267,7 +261,7 @@ class ReplicaSender:
             return False
 
         async def answer() -> Answer:
-            while (found := await answers.get()).transfer != transfer:  # Skip answers to earlier, cancelled transfers.
+            while (found := await answers.get()).transfer != transfer:  # Skip answers to cancelled transfers.
                 continue
             return found
 
@@ -280,7 +274,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # The slot is sealed, so the rank has finished its step, and the log contains all lines of this step.
+            # The slot is sealed, so the log contains all lines of its step.
             nonlocal held_lines
             lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
@@ -310,7 +304,7 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                # Measure the link's rate only without a pacer, because a pacer delays chunks until the network is idle.
+                # A pacer delays chunks, so only a transfer without a pacer measures the link's rate.
                 if pacer is None and isinstance(outcome, ShardSealed):
                     self._measured(queue)
             finally:
@@ -322,12 +316,12 @@ class ReplicaSender:
             self._shard.record_slow_link(self._peer, "")
             if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
-                # Close the streams, because the kernel continues to pace a connection that once had a limit.
+                # The kernel continues to pace a connection that once had a limit.
                 self.streams.shrink(0)
         return outcome
 
     async def _is_damaged_here(self, slot: Slot) -> bool:
-        """Verify this node's own slot, after the holder has received a replica with wrong digests.
+        """Verify this node's own slot, because the holder has received a replica with wrong digests.
 
         Return whether the own slot is damaged. A damaged slot is then emptied.
         """
@@ -338,18 +332,14 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Wait until the rank has given up the capture of `step`.
-
-        The transfer must then end, because the rest of the step will never be captured.
-        """
+        """Wait until the rank has given up the capture of `step`, so that the transfer cannot be completed."""
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
         """Wait until the holder's parity share no longer needs this shard at `step`.
 
-        No member of the stripe sends its shard for the share at this step any more, because the step is neither
-        committed nor proposed.
+        This happens when the step is neither committed nor proposed.
         """
         while self._shard.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
@@ -357,8 +347,8 @@ class ReplicaSender:
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
         """Send progress messages to the holder of a parity share while this node sends its contribution or delays it.
 
-        The other members wait for this contribution, and the holder passes the progress on to them. The holder itself
-        notices only whole chunks. On a slow link, a chunk can take longer than the holder deadline.
+        The holder itself notices only whole chunks, and a chunk on a slow link can take longer than the holder
+        deadline. The other members of the stripe wait for this contribution.
         """
         taken_bytes = 0
         while True:
@@ -374,16 +364,15 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
-        A transfer is slow if its rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n
-        transfers share the link counts as 1/n of a second for the transfer's rate. For the best rate, it counts as a
-        full second, because the earlier transfers may have used different network paths.
+        A slow rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n
+        transfers share the link counts as 1/n of a second for this transfer's rate, but fully for the best rate.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Limit the bytes per second of this transfer's connections, because the node's network link is slow.
+        """Limit the rate of this transfer's connections, because the link is slow.
 
-        All transfers of the node share the limit equally.
+        All transfers share the limit equally.
         """
         self.link = link
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
@@ -391,15 +380,13 @@ class ReplicaSender:
     async def _fit(self, session: Session) -> None:
         """Open or close streams, until their number is the best one by measurement.
 
-        If a stream cannot be opened, the sender continues with fewer streams. The first stream uses the same network
-        cards as the session's own connection. Other streams may use other cards.
+        If a stream cannot be opened, the sender continues with fewer streams.
         """
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without the first stream, no data can be sent. A holder that does not accept this stream therefore counts
-            # as silent. While the sender opens a further stream, it sends no data itself, so this time does not count
-            # as silence of the holder.
+            # Without a first stream, the holder counts as silent, because no data can be sent. The opening of a further
+            # stream does not count as silence, because this node itself pauses the data.
             beside = int(count > 0)
             self._paused(beside)
             try:
@@ -422,7 +409,6 @@ class ReplicaSender:
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:
-        """Update the best rate to this holder and the number of streams, after a transfer without a pacer."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
         self._pacer.measured(queue)
         if size >= self._measured_bytes and seconds > 0:
@@ -442,7 +428,7 @@ class ReplicaSender:
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
-        """Record that the connection to the holder broke, if a step was still to be sent; `words` is the error."""
+        """Record that the connection to the holder broke before a step was sent completely; `words` is the error."""
         if (step := self._shard.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
@@ -470,7 +456,7 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Call `check_holder` at regular intervals, until cancelled. It drops the holder after too long a silence."""
+        """Check the holder at regular intervals, until cancelled."""
         while True:
             await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())

@@ -41,12 +41,11 @@ from worker.tasks import ended
 OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Maximum number of streams that the dialling side opens in a session."""
 BUFFER_BYTES = 512 * 1024
-"""Requested size of the kernel's send and receive buffers of a stream.
+"""Requested size of the kernel's send and receive buffers of a stream. Linux doubles it for its own bookkeeping.
 
-Linux doubles the size for its own bookkeeping. With automatic buffers of several megabytes, data would leave the
-processor's cache between two copies. Moving and verifying 1 GiB in both directions over loopback took 441 ms with
-automatic buffers, and 361 ms with this size. The size suffices for 1 GB/s at a round-trip time of 0.4 ms. Connections
-with a longer round trip use more streams.
+With automatic buffers of several megabytes, data would leave the processor's cache between two copies. Moving and
+verifying 1 GiB in both directions over loopback took 441 ms with automatic buffers, and 361 ms with this size. The size
+suffices for 1 GB/s at a round-trip time of 0.4 ms.
 """
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 """Socket options with which root exceeds the system's buffer limits.
@@ -54,32 +53,28 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds after a cancellation in which threads may finish sending their present chunks.
-
-Then the streams are closed.
-"""
+"""Seconds after a cancellation in which threads may finish their present chunks. Then the streams are closed."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
 UNSENT_BYTES = 128 * 1024
 """Maximum unsent bytes that the kernel buffers for a paced stream.
 
-A chunk that is admitted in an idle span is therefore also sent in this span. If the network is too slow, the thread
-waits, and the next chunk is sent later.
+A larger buffer could delay a chunk until its idle span has ended.
 """
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _LEAST_RATE = 64 * 1024
 """Lowest rate to which a stream is limited, in bytes per second.
 
-Under a limit, the kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more than
-ten seconds, even after the limit was lifted (Linux 6.18).
+Under a lower limit, the kernel sends one burst and then pauses. With a limit of 1000, a connection was silent for more
+than ten seconds, even after the limit was lifted (Linux 6.18).
 """
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
 class Payload(Protocol):
-    """Gives the threads that send chunks access to the bytes of a shard's payload."""
+    """Access to the bytes of a shard's payload, for threads that send chunks."""
 
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload."""
@@ -97,7 +92,7 @@ class Streams:
 
         Args:
             receive_seconds: interval at which a receiving thread reports the received part of a chunk. With None, the
-                thread reports only whole chunks, which causes fewer wake-ups.
+                thread reports only whole chunks.
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
@@ -105,16 +100,16 @@ class Streams:
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: dict[socket.socket, asyncio.Future[None]] = {}
-        """Future of each stream's running work; streams without work are absent."""
+        """By stream: the future of the work that its thread now runs."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
-        """Work queue of each stream's thread. Streams without a thread are absent."""
+        """By stream: the queue of the thread that runs its work."""
 
     def add(self, line: socket.socket) -> None:
         """Add a connected, blocking socket as a stream. `close` closes the socket."""
         for forced, asked in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
             try:
                 line.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
-            except PermissionError:  # Without root, accept the kernel's limits net.core.wmem_max and rmem_max.
+            except PermissionError:  # Without root, the kernel's limits net.core.wmem_max and rmem_max apply.
                 line.setsockopt(socket.SOL_SOCKET, asked, BUFFER_BYTES)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PROGRESS_SECONDS))
         if self._receive_seconds is not None:
@@ -166,7 +161,7 @@ class Streams:
                 work(line)
             except OSError as caught:
                 error = PeerLost(f"a stream is lost: {caught}")
-            except BaseException as caught:  # `_settle` passes the error to the caller that waits for the work.
+            except BaseException as caught:  # `_settle` passes the error to the caller that waits for `done`.
                 error = caught
             loop.call_soon_threadsafe(self._settle, line, error)
 
@@ -187,7 +182,7 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # Mark the error as retrieved: asyncio would log it if the caller was cancelled.
+            done.exception()  # Without this call, asyncio would log the error if the caller was cancelled.
 
     async def cut(self, *lines: socket.socket) -> None:
         """Break each of the given connections over which a thread sends or receives.
@@ -214,7 +209,7 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # If the connection is lost, its thread receives an error, too.
+            with contextlib.suppress(OSError):  # If the connection is lost, the stream's thread receives an error, too.
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
@@ -266,9 +261,6 @@ def _cut(line: socket.socket) -> None:
         return
 
 
-# The classes and functions below send chunks of shards over streams.
-
-
 class ChunkQueue:
     """The chunks that the receiver has requested in one transfer, shared by the threads of all streams. Thread-safe.
 
@@ -296,10 +288,7 @@ class ChunkQueue:
         self._held_count = 0
         """Number of streams that have a chunk and wait until it may be sent (see `Pacer`)."""
         self._busy_since: LinkUse | None = None
-        """Accumulated sending time of the link at the moment when this transfer last began to have data to send.
-
-        None while the transfer has no data to send.
-        """
+        """Sending time of the link when this transfer last began to have data to send; None while it has none."""
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False
@@ -309,8 +298,7 @@ class ChunkQueue:
     def busy_seconds(self) -> float:
         """Seconds in which this transfer had data that it was allowed to send.
 
-        Time without data does not count. Time in which all streams wait for the pacer, which delays chunks until the
-        network is idle, does not count either. Neither time shows the rate of the link.
+        Time in which all streams wait for the pacer does not count.
         """
         return self._spent()[0]
 
@@ -332,8 +320,7 @@ class ChunkQueue:
     def _turn(self) -> None:
         """Start or stop the count of this transfer's sending time.
 
-        Called after the queue of chunks has changed, or a stream has begun or ended a wait for idle network time. Time
-        counts while the transfer has chunks to send and at least one stream does not wait.
+        Time counts while the transfer has chunks to send and at least one stream does not wait for the pacer.
         """
         is_held = 0 < self._held_count == self._working_count
         is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
@@ -363,7 +350,7 @@ class ChunkQueue:
     def cancel(self) -> None:
         """Stop sending the requested chunks, so that `next` returns no further chunk.
 
-        Threads may still finish their present chunks. The measured rate of the link excludes these chunks' time.
+        Threads may still finish their present chunks. This time does not count for the measured rate.
         """
         with self._changed:
             self.cancelled.set()
@@ -456,8 +443,7 @@ async def send_chunks(
     def admit(size: int) -> None:
         """Block the stream's thread until the pacer permits the next `size` bytes of the chunk.
 
-        If the transfer is cancelled during the wait, the connection is closed, because its present chunk stays
-        incomplete.
+        If the transfer is cancelled during the wait, the connection is closed, because its chunk stays incomplete.
         """
         if pacer is None:
             return
@@ -524,15 +510,12 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # The peer has read nothing for `PROGRESS_SECONDS`. `ReplicaSender` may disconnect it.
+        except BlockingIOError:  # The peer has read nothing for `PROGRESS_SECONDS`.
             taken(0)
             continue
         before, sent = max(0, sent), sent + count
         if sent > before:
             taken(sent - before)
-
-
-# The classes and functions below receive chunks.
 
 
 class IncomingShard:
@@ -565,7 +548,7 @@ class IncomingShard:
         self.missing: set[int] = set()
         """Chunks that this node wants and has not verified yet."""
         self.damaged: set[int] = set()
-        """Chunks that arrived and did not match their digest."""
+        """Chunks of `missing` that arrived with a wrong digest."""
         self.landed_count = 0
         self.come_bytes = 0
         """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
@@ -582,9 +565,9 @@ class IncomingShard:
         self._event = asyncio.Event()
 
     def name(self, chunk_digests: bytes, missing: Iterable[int]) -> None:
-        """Add chunks that the sender has announced: their digests, and the indices of the chunks that this node lacks.
+        """Add chunks that the sender has announced. Called on the event loop.
 
-        Called on the event loop.
+        `chunk_digests` are their digests, and `missing` are the indices of the chunks that this node lacks.
         """
         with self._lock:
             self.chunk_digests += chunk_digests
@@ -653,7 +636,7 @@ class IncomingShard:
             return memory
 
     def come(self, size: int) -> None:
-        """Count received bytes of incomplete chunks, which prove to `settled` that the sender is alive. Thread-safe."""
+        """Count received bytes of incomplete chunks, so that `settled` notices that data arrives. Thread-safe."""
         with self._lock:
             self.come_bytes += size
 
@@ -670,7 +653,7 @@ class IncomingShard:
         is_good = False
         try:
             is_good = is_whole and self._is_intact(index, data) and self._keep(index, data)
-        finally:  # Release the chunk even after an error, because `close` waits for it.
+        finally:  # `close` waits for the release, so it must happen even after an error.
             self._release(data)
             with self._lock:
                 self._claimed.discard(index)
@@ -688,14 +671,12 @@ class IncomingShard:
             self._loop.call_soon_threadsafe(self._look)
 
     def _is_intact(self, index: int, data: memoryview) -> bool:
-        """Return whether a received chunk matches its digest."""
         return digest(data) == chunk_digest(self.chunk_digests, index)
 
     def _keep(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         """Keep a verified chunk. Return True if the shard or share then contains the chunk.
 
-        This base method only returns True, because the stream received the chunk directly into the slot.
-        `IncomingParts` overrides the method.
+        Here the stream has received the chunk directly into the slot. `IncomingParts` overrides the method.
         """
         return True
 
@@ -713,7 +694,7 @@ class IncomingShard:
         Raises:
             PeerLost: no byte was received for `silence_seconds`.
         """
-        # `missing` also contains the damaged chunks, which have arrived but must be requested again.
+        # Damaged chunks stay in `missing`, because they must be requested again.
         while len(self.missing) > len(self.damaged):
             before = self.come_bytes
             try:
@@ -723,7 +704,7 @@ class IncomingShard:
                 if self.come_bytes == before:
                     raise PeerLost(f"no data received for {silence_seconds:g} s") from error
             self._event.clear()
-        self._look()  # Pass the length of the complete payload to `notify`, if no earlier call has done so.
+        self._look()
 
     def shut(self) -> bool:
         """Stop all threads from receiving further chunks. Return True if no thread is receiving a chunk at present."""
@@ -798,7 +779,7 @@ class IncomingParts(IncomingShard):
 
 
 class IncomingPieces(IncomingParts):
-    """Tracks an incoming transfer of chunks without digests, which its creator copies elsewhere and verifies later."""
+    """Tracks an incoming transfer of chunks without digests. The creator copies and verifies them."""
 
     def _is_intact(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         return True
@@ -859,7 +840,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
             with view[filled:] as rest:
                 count = line.recv_into(rest, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # The read timed out without data, so read again.
+            continue  # The read timed out without data.
         come(count)
         if count == 0:
             if filled:

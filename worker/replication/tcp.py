@@ -60,21 +60,19 @@ MAX_SESSIONS = 4096
 MAX_UNPROVEN = 256
 """Maximum number of sessions whose handshake is not complete.
 
-Beyond this number, the listener closes one of these sessions. It chooses the address with the most incomplete
-handshakes, and closes the oldest session of this address. A flood from one address therefore evicts only its own
-sessions.
+Beyond this number, the listener closes the oldest such session of the address with the most such sessions. A flood from one
+address therefore evicts only its own sessions.
 """
 MAX_HANDSHAKE_BYTES = 12 * 1024
 """Maximum message size before both sides are authenticated. An offer of NIXL is the largest message."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
-"""Bytes per read call.
-
-Most messages are smaller, so one read often returns several messages. Separate reads of header and body would double
-the number of system calls.
-"""
+"""Bytes per read call. Most messages are smaller, so one read often returns several messages."""
 CANCELLED_SECONDS = 0.05
-"""Seconds for which the session still sends a message whose sender was cancelled. Then it closes the connection."""
+"""Seconds for which the session continues to send a message after its sender was cancelled.
+
+Then the session closes the connection.
+"""
 
 
 class TcpSession:
@@ -94,7 +92,7 @@ class TcpSession:
         self._ahead: memoryview | None = None
         """Read buffer that may hold several messages; None during the handshake.
 
-        The handshake must not read ahead, because the bytes that follow it may belong to a stream.
+        The bytes after the handshake may belong to a stream, so the handshake must not read ahead.
         """
         self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
@@ -109,7 +107,10 @@ class TcpSession:
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
         self.path: NixlPath | None = None
-        """For a stream: the way over NIXL on which both sides have agreed. None: the stream uses TCP only."""
+        """For a stream: the NIXL agent and blocks, if both sides have agreed on NIXL.
+
+        None: the stream uses TCP only.
+        """
 
     @property
     def peer_names(self) -> tuple[str, ...] | None:
@@ -157,7 +158,6 @@ class TcpSession:
                 raise PeerLost(f"the connection to {self.peer} is lost: {error}") from error
 
     async def _readable(self) -> None:
-        """Wait until the kernel has received bytes from the peer."""
         arrival = self._arrival = self._loop.create_future()
         self._loop.add_reader(self.line, _complete, arrival)
         self._is_watched = True
@@ -168,7 +168,6 @@ class TcpSession:
             self._arrival = None
 
     async def _writable(self) -> None:
-        """Wait until the kernel accepts more bytes for the socket."""
         outlet = self._outlet = self._loop.create_future()
         self._loop.add_writer(self.line, _complete, outlet)
         try:
@@ -269,16 +268,14 @@ class TcpSession:
     def read_ahead(self) -> None:
         """Begin to read several messages per system call, and to exchange digests with the other side.
 
-        From now on, both sides send a digest before each message. It covers the session, the message's number and the
-        message. TCP's own checksum has only 16 bits, and would miss some flipped bits in a step or a vote.
-
-        Called after the handshake, unless the session becomes a stream, that is, a connection that carries chunks.
+        From now on, both sides send a digest before each message. The digest covers the session, the message's number
+        and the message, because TCP's checksum has only 16 bits. Called after the handshake, unless the session becomes
+        a stream (a connection for chunks).
         """
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._limit = MAX_PEER_MESSAGE_BYTES + DIGEST_BYTES
 
     def _frame_bytes(self) -> int:
-        """Return the length of the next frame, or the header's length while the header is incomplete."""
         if len(self._inbox) < LENGTH.size:
             return LENGTH.size
         (length,) = LENGTH.unpack_from(self._inbox)
@@ -309,7 +306,7 @@ class TcpSession:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # read the future's error, else asyncio logs it
+                arrival.exception()  # Otherwise asyncio logs the future's error.
 
     def _come(self) -> None:
         """Read the available bytes for the caller that waits in `_read`.
@@ -331,7 +328,7 @@ class TcpSession:
             return
         except OSError as error:
             # Under TLS 1.3, the dialler's handshake succeeds before the listener refuses the dialler's certificate. The
-            # refusal therefore arrives here, as an error of the first read.
+            # refusal then arrives as an error of the first read.
             is_refused = isinstance(error, ssl.SSLError) and self._ahead is None
             arrival.set_exception(
                 refused(self.peer, error) if is_refused else PeerLost(f"the connection to {self.peer} is lost: {error}")
@@ -449,7 +446,7 @@ async def dial(
 
 
 def _refusal(session: TcpSession, identity: PeerIdentity, node_id: NodeId) -> str:
-    """Return why the connection is not the required TLS connection to this node; empty if it is."""
+    """Return why the connection is not the required TLS connection to `node_id`; empty if it is."""
     if session.peer_names is None:
         return f"the generation requires TLS, and {session.peer} does not use it"
     if (name := identity.name_of(node_id)) not in session.peer_names:
@@ -487,7 +484,7 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
 
 
 def _offered_path(credentials: Credentials, opened: Open, peer: NodeId) -> NixlPath | None:
-    """Reserve blocks of registered memory for a stream (a connection for chunks) that may use NIXL.
+    """Reserve blocks of registered memory for a stream that may use NIXL.
 
     Return None if the connection is no stream, or if this node does not use NIXL or has no free blocks.
     """
@@ -507,8 +504,7 @@ async def _join(session: TcpSession, description: bytes) -> bool:
     """Connect the session's path over NIXL to the peer.
 
     Args:
-        session: session in its handshake; `path` is set if this side offers NIXL. After a failure, this function sets
-            `path` to None.
+        session: session in its handshake; `path` is set if this side offers NIXL, and becomes None after a failure.
         description: description of the peer's NIXL agent; empty if the peer does not offer NIXL.
 
     Returns:
@@ -533,7 +529,7 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 
 def _nobody(origin: str) -> Open:
-    """Return a placeholder for the first message of a peer that has connected and sent nothing yet."""
+    """Return a placeholder for the first message of a peer that has sent nothing yet."""
     return Open(
         run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
     )
@@ -557,8 +553,7 @@ LISTENER_LIMITS: Final = ListenerLimits()
 class PeerListener:
     """Accepts sessions of the generation to which this node belongs. Rejects and counts all other sessions.
 
-    The agent owns the listener. The agent calls `admit` when it loads a generation, and `revoke` when its work for the
-    generation ends.
+    The agent calls `admit` when it loads a generation, and `revoke` when its work for the generation ends.
     """
 
     def __init__(
@@ -584,9 +579,9 @@ class PeerListener:
         self.port = 0
         self.refused_count = 0
         self.promised_run: RunId | None = None
-        """Run that this node last promised to join; stays set after the node's release.
+        """Run that this node last promised to join. It stays set after the end of the run on this node.
 
-        Rejected sessions of other generations of this run are not logged as warnings.
+        Rejected sessions of this run are not logged as warnings.
         """
         self._listening: list[socket.socket] = []
         self.addresses: tuple[tuple[str, int], ...] = ()
@@ -635,7 +630,7 @@ class PeerListener:
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:
-        """Accept sessions of those nodes, from now on, that prove possession of the generation's key.
+        """Accept sessions of nodes that prove possession of the generation's key, from now on.
 
         The listener passes each accepted session to `serve`, which handles it until the session ends.
         """
@@ -664,14 +659,14 @@ class PeerListener:
     def _accept(self, listener: socket.socket) -> None:
         """Accept every connection of another agent that waits in the kernel's backlog.
 
-        The event loop calls this method directly and not in a task, so a cancellation cannot lose a connection.
+        The event loop calls this method directly. In a task, a cancellation could lose a connection.
         """
         while True:
             try:
                 line, origin = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            # The process has no free file descriptor. The connections stay in the kernel's backlog until the next call.
+            # The process has no free file descriptor.
             except OSError as error:
                 log.error("no session is accepted for %g s: %s", ACCEPT_RETRY_SECONDS, error)
                 self._loop().remove_reader(listener)
@@ -700,7 +695,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # Close the session here too, because a task that is cancelled before it starts closes nothing.
+        session.close()  # A task that is cancelled before it starts closes no session.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:
@@ -759,7 +754,7 @@ class PeerListener:
         if not isinstance(answer, Answer) or not hmac.compare_digest(answer.mac, expected):
             await session.send(Refused(reason="the key does not match"))
             raise PeerRefused(f"{opened.node_id} does not hold the key of generation {opened.generation}")
-        # The agent has promised a higher generation after the handshake had begun.
+        # The agent has promised a higher generation since the handshake began.
         if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
         session.opened, session.peer = opened, opened.node_id

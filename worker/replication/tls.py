@@ -1,4 +1,4 @@
-"""TLS for connections between agents: a socket that behaves like a plain socket, and the names of both ends.
+"""TLS for connections between agents: a socket that behaves like a plain socket.
 
 `TlsSocket` has the interface that sessions and streams use on a plain socket: `send`, `sendmsg`, `recv_into` with
 MSG_WAITALL, SO_SNDTIMEO, SO_RCVTIMEO and `shutdown`. OpenSSL encrypts in the calling thread without the interpreter
@@ -26,7 +26,7 @@ A connection without TLS begins with a zero byte: the length of its first frame,
 SEND_BYTES: Final = 64 * 1024
 """Maximum bytes that one call of `send` encrypts.
 
-OpenSSL accepts all bytes of a call or none. A smaller call reports progress more often on a slow link.
+OpenSSL accepts all bytes of a call or none, so smaller calls report progress more often on a slow link.
 """
 KEY_BYTES: Final = 2**38
 """Bytes that one key may encrypt. AES-GCM in TLS is safe for 2^24.5 records of 16 KiB (RFC 8446, section 5.5)."""
@@ -90,7 +90,7 @@ class TlsSocket(ssl.SSLSocket):
     def _wait(self, event: int, limit: int, error: ssl.SSLError) -> None:
         """Wait until the socket can send or receive the bytes that TLS needs, at most for the socket's time limit.
 
-        Raises BlockingIOError if the time limit ends the wait, or immediately if the socket is non-blocking.
+        Raises BlockingIOError if the time limit ends the wait, or immediately if `send` and `recv_into` must not wait.
         """
         if not (self.is_waiting and wait_for(self, event, limit)):
             raise BlockingIOError(f"TLS needs the peer: {error}") from error

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 MAX_REPEATS = 3
 """Maximum number of repeated requests for damaged chunks. Then the shard is rejected."""
 CLOSE_SECONDS = 1.0
-"""Seconds after the end of a transfer in which partly received chunks may still become complete.
+"""Seconds after the end of a transfer in which partly received chunks may become complete.
 
 Then the streams are closed.
 """
@@ -185,7 +185,7 @@ async def send_shard(
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
-        await asyncio.Event().wait()  # Never return: the receiver's final answer cancels this task.
+        await asyncio.Event().wait()  # The receiver's final answer cancels this task.
 
     async def hear() -> None:
         while isinstance(answer := await answers(), ShardWanted):
@@ -219,10 +219,9 @@ async def send_shard(
 
 
 async def _wait(digests: ChunkDigests, seen: int, paused: Callable[[int], None]) -> None:
-    """Wait until the rank has finished the next chunks of the capture.
+    """Wait until the rank has finished further chunks of the capture.
 
-    `paused` receives +1 before the wait and -1 after it. During the wait, the receiver has nothing to answer, so the
-    sender must not treat the receiver as silent.
+    `paused` receives +1 before the wait and -1 after it, because the receiver must not count as silent meanwhile.
     """
     paused(1)
     try:
@@ -414,9 +413,9 @@ async def _next(
 
 
 def _check_digests(begin: BeginShard, message: ShardDigests, known: int) -> int:
-    """Check the sender's message with digests of further chunks, and return the number of these digests.
+    """Check a message with digests of further chunks, and return the number of these digests.
 
-    `known` is the number of digests that the node has received in earlier messages.
+    `known` is the number of digests in earlier messages.
     """
     count = chunk_count(begin.payload_bytes)
     named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
@@ -436,7 +435,6 @@ def _check_end(begin: BeginShard, message: EndShard, digests: bytes) -> None:
 
 
 async def _mend(session: Session, incoming: IncomingShard, silence_seconds: float | None) -> None:
-    """Wait for the requested chunks. Request chunks with a wrong digest again, at most `MAX_REPEATS` times."""
     for repeat in range(1 + MAX_REPEATS):
         await incoming.settled(silence_seconds)
         if not incoming.missing:
@@ -462,7 +460,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait until partly received chunks are complete. If that takes longer than `CLOSE_SECONDS`, close all streams."""
+    """Wait until partly received chunks are complete. After `CLOSE_SECONDS`, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
@@ -474,10 +472,7 @@ async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
 async def _copy_unchanged(
     store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]
 ) -> set[int]:
-    """Copy chunks that this node already has: chunks with the same digest in other slots of the shard.
-
-    The function verifies them like received chunks, and returns their indices.
-    """
+    """Copy and verify missing chunks that another slot of the shard contains, and return their indices."""
     others = [
         (other, other.digests.known)
         for other in store.shards[begin.owner_rank]
@@ -510,10 +505,7 @@ async def _copy_unchanged(
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Copy a chunk's bytes from `source` to `target` while other Python threads run.
-
-    A slice assignment would hold the interpreter lock during the copy.
-    """
+    """Copy a chunk's bytes without the interpreter lock, which a slice assignment would hold."""
     size = source.nbytes
     to, out_of = (ctypes.c_char * size).from_buffer(target), (ctypes.c_char * size).from_buffer(source)
     ctypes.memmove(to, out_of, size)
