@@ -320,9 +320,8 @@ def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
 def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
     """Return how much a metric's floors (bounds that no system can beat) differ between launches of one system.
 
-    The benchmark measures the floors before and after every launch. The function computes the relative difference
-    between the lowest and the highest launch: for each floor in `Goal.watched`, and for the sum of the floors in
-    `Goal.floors`. The result is the largest of these differences, or None if the metric has no floors.
+    The result is the largest relative difference between the lowest and the highest launch: of each floor in
+    `Goal.watched`, and of the sum of the floors in `Goal.floors`. None if the metric has no floors.
     """
     ratios = [moved_together([floors[name]]) for name in goal.watched]
     if goal.floors:

@@ -123,7 +123,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         with case.strike(place) as struck:
             running = _submitted(place, case, sizes)
             running.wait_steps(SETTLE_STEPS)
-            # Count the newest report and later ones. Earlier reports may describe the time before the fault took effect.
+            # Count the newest report and later ones. Earlier reports may describe the time before the fault had effect.
             heard = len(running.told) - 1
             during = running.wait_steps(sizes.steps)
             # The fault began before the job, so the API has not reported Protected before the fault.

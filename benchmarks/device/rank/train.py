@@ -7,10 +7,9 @@ same number of steps with a tiny state. The job needs rank 1, because a holder m
             ─▶ steps with snapshots, each cloned at its boundary             compared with the holder's bytes
 
 In a block without snapshots, the script makes no call to the session. A block starts after the previous block has
-finished on the device and on the holder. The first step of each block is not counted, for two reasons. In this step,
-the host has not yet queued work ahead of the device, and Everstep may have proposed no snapshot of this step. No step
-reads a value from the device, because the host would then wait for the device. torch warns about calls that wait, and
-the script records the warnings.
+finished on the device and on the holder. The first step of each block is not counted: the host has not yet queued work
+ahead of the device, and Everstep may have proposed no snapshot of this step. No step reads a value from the device,
+because the host would then wait for the device. torch warns about calls that wait, and the script records the warnings.
 
 Rank 0 announces each step to rank 1 over gloo without waiting for rank 1.
 """
