@@ -73,7 +73,7 @@ def earlier(
 
     Args:
         results: path of the earlier run's results.
-        device: identification of the present device and of torch, from `probe`.
+        device: identification of the current device and of torch, from `probe`.
         sizes: sizes of this run.
         machine: this machine, with Everstep's revision.
         is_quick: whether this run is a quick run.

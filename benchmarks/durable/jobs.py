@@ -25,7 +25,7 @@ from benchmarks.rows import Row, number, table
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
 """Limits of the time that an Everstep checkpoint adds to training and blocks training, relative to a DCP checkpoint."""
 MOST_OF_SAME = 2.0
-"""Limit of the load time if another number of ranks loads the state than has saved it.
+"""Limit of the load time if a different number of ranks loads the state than has saved it.
 
 The limit is relative to a load by as many ranks as saved the state. The time to transfer the bytes that the ranks'
 nodes do not hold is added to the limit.

@@ -383,7 +383,7 @@ def top(
 ) -> Shown | None:
     """Watch unfinished jobs live until ^C: status, steps, step rate and events.
 
-    Where stdout is not a terminal, the command prints the present state once.
+    Where stdout is not a terminal, the command prints the current state once.
     """
     console = stdout()
     if output is not OutputFormat.TABLE or query is not None:

@@ -77,7 +77,7 @@ class Progress:
             self._live.stop()
 
     def show(self, job: Json) -> None:
-        """Print the job's present state if it has changed. Called after every poll."""
+        """Print the job's current state if it has changed. Called after every poll."""
         self._show_incidents(job)
         line = line_of(job)
         if self._live is not None:

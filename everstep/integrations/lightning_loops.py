@@ -117,7 +117,7 @@ class LoopState:
             state: result of `state_dict` in an earlier launch.
 
         Raises:
-            CannotRelayout: an epoch of this launch has another number of batches.
+            CannotRelayout: an epoch of this launch has a different number of batches.
         """
         if state["batch_count"] != self._batch_count:
             raise CannotRelayout(

@@ -43,7 +43,7 @@ class LoopState:
         return self.restored is not None and bool(self.restored["is_over"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's present state, for a snapshot."""
+        """Return the loop's current state, for a snapshot."""
         trainer, state = self._trainer, self._trainer.state
         fields = {
             field.name: getattr(state, field.name)

@@ -432,7 +432,7 @@ class NodeFault(Message, frozen=True):
     shard: Rank | None = None
     """Rank of the earlier launch whose shard the node could not fetch.
 
-    Set only while a job restores a step that another number of ranks made.
+    Set only while a job restores a step that a different number of ranks made.
     """
 
 

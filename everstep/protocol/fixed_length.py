@@ -1,6 +1,6 @@
 """Defines the byte strings of fixed length in messages.
 
-Invariant: `codec.decode` raises `MalformedMessage` for a value of another length. A receiver therefore never stores
+Invariant: `codec.decode` raises `MalformedMessage` for a value of a different length. A receiver therefore never stores
 such a value in a slot's header, which has a fixed layout.
 """
 

@@ -135,7 +135,7 @@ def frozen_key(shard_key: str, sha256: str) -> str:
         The key, in the bucket of the shard.
 
     Raises:
-        MalformedMessage: the shard's key has another form than the keys of Everstep.
+        MalformedMessage: the shard's key has a different form than the keys of Everstep.
     """
     return f"{_shard_key(shard_key)['run']}frozen/{sha256}.safetensors"
 

@@ -301,7 +301,7 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     relayout: Relayout | None = None
-    """Sources of the restored step if another number of ranks, or another job, made it.
+    """Sources of the restored step if a different number of ranks, or another job, made it.
 
     Otherwise None. With a relayout, `base_step` is positive and all `RankPlan.sources` are empty.
     """

@@ -369,7 +369,7 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """Division of a restored step into shards, if another number of ranks, or another job, made it.
+    """Division of a restored step into shards, if a different number of ranks, or another job, made it.
 
     The rank requests the earlier shards that it needs with `FetchShard`.
     """
@@ -384,8 +384,8 @@ class Welcome(Message, frozen=True):
     """The agent's report that every node has verified the shards that its ranks restore.
 
     The rank may then restore. The message contains the paths of the slot to restore from and of the shared page.
-    Exception: with `relayout` (another number of ranks), no shard is verified yet. The agent then verifies each shard
-    of the earlier launch when a rank requests the shard.
+    Exception: with `relayout` (a different number of ranks), no shard is verified yet. The agent then verifies each
+    shard of the earlier launch when a rank requests the shard.
     """
 
     generation: Generation
@@ -398,7 +398,7 @@ class Welcome(Message, frozen=True):
     None if `base_step` is 0, or if `relayout` is set.
     """
     relayout: EarlierLayout | None = None
-    """The division of the restored step into shards, if another number of ranks made the step; None otherwise."""
+    """The division of the restored step into shards, if a different number of ranks made the step; None otherwise."""
 
 
 class FetchShard(Message, frozen=True):

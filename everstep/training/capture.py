@@ -72,7 +72,7 @@ class CapturePlan:
         tensors: Iterable[StateTensor],
         parts: Mapping[str, tuple[TensorPart, ...]] | None = None,
     ) -> CapturePlan:
-        """Make a new capture plan, which lists the present tensors of the state and their offsets in a slot.
+        """Make a new capture plan, which lists the current tensors of the state and their offsets in a slot.
 
         Args:
             tensors: every tensor of the state, in the order in which slots store them.
@@ -89,7 +89,7 @@ class CapturePlan:
             held = named.get(state.name)
             if held is not None and not are_disjoint(held, tensor.numel()):
                 # Leave out invalid boxes (pieces of whole tensors), because they would make the slot unreadable. A
-                # tensor without boxes can still be restored, but not with another number of ranks.
+                # tensor without boxes can still be restored, but not with a different number of ranks.
                 held = ()
             shape = tuple(tensor.shape)
             entries.append(

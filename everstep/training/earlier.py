@@ -1,6 +1,6 @@
 """Gives a rank access to earlier shards, which a launch with a different layout saved.
 
-The layout differs if the launch had more or fewer ranks, or another kind of training (DDP, FSDP2, ZeRO). An earlier
+The layout differs if the launch had more or fewer ranks, or a different kind of training (DDP, FSDP2, ZeRO). An earlier
 rank is a rank of the launch that made the shards. A rank of the new launch maps some of these shards into its memory.
 The index of each shard names the boxes (rectangular pieces) of logical tensors that the shard holds
 (`everstep.protocol.parts`). Adapters define targets: the tensors of the rank's own layout, each with the boxes that
@@ -348,7 +348,7 @@ class Target:
 class EarlierState:
     """The values, other than tensors, from a rank of the launch that saved the step.
 
-    Adapters convert them for the present layout.
+    Adapters convert them for the current layout.
     """
 
     step: Step

@@ -3,7 +3,7 @@
     TrainingError
     ├── CannotResume        a registered object has state that cannot be restored; the error names the object
     ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
-    │   └── CannotRelayout  another layout's snapshot cannot be loaded here; the error names the tensor or object
+    │   └── CannotRelayout  a different layout's snapshot cannot be loaded here; the error names the tensor or object
     ├── AgentUnreachable    the agent's socket did not answer when the session started
     ├── StaleGeneration     the agent runs another generation than this rank
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value

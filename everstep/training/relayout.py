@@ -1,4 +1,4 @@
-"""Loads a step that was captured with another number of ranks or another kind of training (a relayout).
+"""Loads a step that was captured with a different number of ranks or a different kind of training (a relayout).
 
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
                   └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
@@ -115,7 +115,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
 class Relaid:
     """A saved step, converted to this rank's layout and checked, but not loaded yet.
 
-    The launch that saved the step had more or fewer ranks, or another kind of training.
+    The launch that saved the step had more or fewer ranks, or a different kind of training.
 
     Implements `restore.Restorable`.
     """
@@ -197,7 +197,7 @@ def _check_facts(was: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _check_names(earlier: EarlierTensors, state: RankState, values: _Values) -> None:
-    """Raise an error if the model that saved the step had a tensor that the present model lacks."""
+    """Raise an error if the model that saved the step had a tensor that the current model lacks."""
     names = set(state.parameters())
     names |= {key.partition(" ")[2] for key in state.facts if key.startswith(("buffer ", "tie "))}
     for pair in values.pairs:
@@ -353,7 +353,8 @@ def _places(target: Target) -> list[list[TensorPart]]:
 
 
 class RelaidTensors(SavedTensors):
-    """The tensors that this rank loads from the shards of a launch with another number of ranks or another layout.
+    """The tensors that this rank loads from the shards of a launch with a different number of ranks or a different
+    layout.
 
     `bring` copies the elements of each tensor from the earlier shards, which are mapped into this rank's memory.
 

@@ -239,7 +239,7 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return a generator state that begins another stream of random numbers, derived from a generator's present state.
+    """Return a generator state that begins another stream of random numbers, derived from a generator's current state.
 
     The new stream has other numbers than the generator.
 

@@ -314,8 +314,8 @@ class TrainingSession:
 
         Raises:
             SessionMisuse: a loader yields no batches.
-            RestoreMismatch: as in `restore`; or the number of ranks has changed, and a step would use another number of
-                samples than before.
+            RestoreMismatch: as in `restore`; or the number of ranks has changed, and a step would use a different
+                number of samples than before.
         """
         self.restore()
         self._set_batches_per_step(accumulate)
@@ -649,7 +649,7 @@ class TrainingSession:
             self._state.complete(snapshot)
 
     def _bring_earlier(self, named: Welcome, layout: EarlierLayout) -> None:
-        """Load a step that another number of ranks, or ranks with another layout, captured."""
+        """Load a step that a different number of ranks, or ranks with a different layout, captured."""
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         refusal: RestoreMismatch | None = None
         relaid = None

@@ -78,7 +78,7 @@ class Sources:
         return True
 
     def marks(self) -> Marks:
-        """Return the present version and address of each tensor."""
+        """Return the current version and address of each tensor."""
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:

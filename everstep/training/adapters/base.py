@@ -162,7 +162,7 @@ class Adapter(Protocol):
 
         Args:
             values: values that the corresponding adapter of that rank returned from `observe`. The rank may have used
-                another kind of training, such as DeepSpeed instead of plain torch.
+                a different kind of training, such as DeepSpeed instead of plain torch.
 
         Returns:
             A tree like that of this adapter's `observe`.
@@ -236,7 +236,7 @@ class NamedTensors:
         Args:
             live: the current tensors, and other tensors that determine their names.
             key: further values on which the list depends.
-            name: builds a new list from the present objects; called only after a change.
+            name: builds a new list from the current objects; called only after a change.
 
         Returns:
             The list of the previous call if all tensors and the key are the same, otherwise a new list.
@@ -399,7 +399,7 @@ class NamedOptimizer:
     def adopt(self, saved: Mapping[str, Any]) -> Tree:
         """Convert the plain values of an optimizer of the launch that saved the step into values for `load`.
 
-        That launch used another kind of training, such as DeepSpeed.
+        That launch used a different kind of training, such as DeepSpeed.
 
         Args:
             saved: the values that the earlier optimizer's `observe` returned.

@@ -176,7 +176,7 @@ class Buffers:
             from the shard that supplies `values`, because the ranks' copies of the buffer may differ.
 
         Raises:
-            CannotRelayout: a buffer has another dtype than when the step was saved.
+            CannotRelayout: a buffer has a different dtype than when the step was saved.
         """
         assert isinstance(values, dict)
         late = [path + key for path, _, key, _ in values["late"]]

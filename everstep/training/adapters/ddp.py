@@ -2,7 +2,7 @@
 
 At first, DDP fills its buckets in the reverse order in which parameters were registered. After the first backward pass,
 DDP rebuilds the buckets in the order in which gradients arrived. Gradient elements then have other offsets in the
-buckets, and an all-reduce over three or more ranks sums them in another order. Without this adapter, a launch that
+buckets, and an all-reduce over three or more ranks sums them in a different order. Without this adapter, a launch that
 restores step 100 would run step 101 with the initial layout, which an uninterrupted run uses only in step 1. The
 results would differ in the last bits.
 
@@ -57,7 +57,7 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    # Reject a static graph over three or more ranks, because DDP then uses another bucket layout in the first step.
+    # Reject a static graph over three or more ranks, because DDP then uses a different bucket layout in the first step.
     group = model.process_group
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(

@@ -189,7 +189,7 @@ class DeepSpeedAdapter:
             if state.tensor.dim() == 0:
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
-                # The state has another number of elements than the master weight, so the adapter cannot know which
+                # The state has a different number of elements than the master weight, so the adapter cannot know which
                 # elements of the state belong to which parameter.
                 parts = []
             found[state.name] = tuple(parts)

@@ -22,7 +22,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Optimizers that the adapter rejects, because their state has another shape or sharding than the parameter."""
+"""Optimizers that the adapter rejects, because their state has a different shape or sharding than the parameter."""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

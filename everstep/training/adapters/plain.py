@@ -311,7 +311,7 @@ class PlainAdapter:
             gradient: a gradient that a snapshot would contain.
 
         Raises:
-            CannotResume: a restored gradient would have another form than the present one.
+            CannotResume: a restored gradient would have a different form than the current one.
         """
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
@@ -442,7 +442,7 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Return whether the optimizer's last step has used the present gradient of a parameter.
+    """Return whether the optimizer's last step has used the current gradient of a parameter.
 
     `mark` records which gradient tensor that step used, and the tensor's version. The result is True if `gradient` is
     still this tensor with this version, or if it is None.

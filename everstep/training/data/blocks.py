@@ -22,7 +22,7 @@ class ShuffledBlocks(IterableDataset[object]):
         loader = DataLoader(ShuffledBlocks(data, block_size=1000, seed=1), batch_size=8)
 
     A restart loses the content of a shuffle buffer of Hugging Face `datasets`. With this class, a resumed run reads the
-    present block again, at most `block_size` samples, and continues in the middle of the block.
+    current block again, at most `block_size` samples, and continues in the middle of the block.
 
     Args:
         dataset: an iterable dataset with `state_dict` and `load_state_dict`, whose state is its position in the epoch.
@@ -61,7 +61,7 @@ class ShuffledBlocks(IterableDataset[object]):
     def state_dict(self) -> dict[str, object]:
         """Return the position in the epoch.
 
-        It consists of the present block's index, the number of samples of this block that were yielded, and the states
+        It consists of the current block's index, the number of samples of this block that were yielded, and the states
         that the dataset and its random generators had before the block was read.
         """
         return {

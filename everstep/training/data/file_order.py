@@ -45,7 +45,7 @@ class FileOrder:
     batch: int
     """Number of samples in one batch of one rank."""
     shuffle: bool
-    """True if each epoch has another order of files, and other permutations of the blocks."""
+    """True if each epoch has a different order of files, and other permutations of the blocks."""
     block: int
     """Number of neighbouring samples that are shuffled with each other. With 1, the samples of a file keep their
     order."""

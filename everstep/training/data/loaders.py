@@ -108,7 +108,7 @@ def _unwrap(loader: Iterable[object]) -> Iterable[object]:
 
 
 def _is_torch_loader(loader: object) -> bool:
-    """Return whether the loader's class is torch's or torchdata's. A subclass may read batches in another way."""
+    """Return whether the loader's class is torch's or torchdata's. A subclass may read batches in a different way."""
     return isinstance(loader, DataLoader) and (
         type(loader).__iter__ is DataLoader.__iter__ or qualified_name(type(loader)) == _STATEFUL_LOADER
     )

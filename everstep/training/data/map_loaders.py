@@ -141,7 +141,7 @@ class PlacedSampler:
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Store the generators' present states, so that the next walk (pass through the sampler) starts from them.
+        """Store the generators' current states, so that the next walk (pass through the sampler) starts from them.
 
         Random numbers that the loader draws before the walk starts then do not change the walk.
         """

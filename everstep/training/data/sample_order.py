@@ -17,7 +17,7 @@ class SampleOrder:
     """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
 
     The sampler assigns sample number p of an epoch to rank p mod `replicas`. The order of all samples does not depend
-    on `replicas`, so a launch with another number of ranks can continue at any position.
+    on `replicas`, so a launch with a different number of ranks can continue at any position.
     """
 
     samples: int

@@ -33,7 +33,7 @@ class SeededDataset(Dataset[object]):
     def __init__(self, dataset: Dataset[object], seed: int = 0) -> None:
         self.dataset = dataset
         self.seed = seed
-        # Use shared memory, from which persistent workers read the present epoch.
+        # Use shared memory, from which persistent workers read the current epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._generators: list[rng.Generator] | None = None
         self._fetched: list[object] = []

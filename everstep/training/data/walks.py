@@ -66,7 +66,7 @@ class Walk:
         """Repeat the interrupted pass through the sampler up to the item that the loader requested last.
 
         The method repeats the pass with the states that the random generators had at its beginning, and restores their
-        present states afterwards.
+        current states afterwards.
 
         Args:
             skip_count: number of items whose batches the script received.

@@ -180,7 +180,7 @@ class DeterminismCheck:
             self._add_restored(step)
 
     def logged(self, values: Mapping[str, object]) -> None:
-        """Record values that the script logs for the present step."""
+        """Record values that the script logs for the current step."""
         for name, value in values.items():
             self._add(Kind.VALUE, name, value)
 
