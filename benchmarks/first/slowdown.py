@@ -1,8 +1,7 @@
 """Measures Everstep's slowdown of the char-GPT: step times in a job (A), and in the same script without an agent (B).
 
 The launches run in the order ABBA. Each pair of launches gives one ratio, so that drift of the machine affects both
-values of a ratio. A launch without an agent has no replicas, rounds or reports. The cluster's other processes are idle
-during both kinds of launches.
+values of a ratio. A launch without an agent has no replicas, rounds or reports.
 
 There are two measurements. In the first measurement, every step has a snapshot, whatever it costs, and median step
 times are compared. In the second measurement, the job has a budget (`Protection.MaxSlowdown`). Only a few steps then

@@ -1,7 +1,7 @@
 """Selects Everstep's snapshots in a case whose network is too busy for a snapshot at every step.
 
 Everstep's budget (`worker.member.traffic.Traffic` with its `Budget`) limits how much snapshots slow training. It
-determines the number of steps between two snapshots.
+determines the number of steps between two snapshots (the distance).
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: snapshot at the boundary of that step
 

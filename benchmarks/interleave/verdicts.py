@@ -69,6 +69,6 @@ def _verdict(row: Row) -> Verdict:
 def beats_uniform(figure: Figure) -> bool:
     """Return True if Everstep's slowdown is surely below that of the scheme UNIFORM.
 
-    The confidence intervals of the two slowdowns then do not overlap.
+    This is the case if the confidence intervals of the two slowdowns do not overlap.
     """
     return figure.row(Scheme.EVERSTEP).high < figure.row(Scheme.UNIFORM).low

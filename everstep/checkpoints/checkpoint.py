@@ -131,8 +131,8 @@ class Checkpoint:
     def stream(self, tensors: Iterable[LogicalTensor]) -> Iterator[tuple[LogicalTensor, memoryview]]:
         """Yield the bytes of whole tensors in row-major order, a piece at a time, and read ahead.
 
-        A box is the part of a tensor that one rank holds. If a box is not contiguous in the tensor, for example one
-        shard of a split by columns, the whole tensor is one piece.
+        A box is the part of a tensor that one rank holds. If a box is not contiguous in the tensor, for example because
+        each rank holds some columns, the whole tensor is one piece.
 
         Args:
             tensors: values of `tensors`.

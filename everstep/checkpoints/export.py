@@ -8,9 +8,8 @@ The names in a checkpoint contain no components of wrappers (`module`, `_orig_mo
 them. If the script registered a module that contains one model of transformers, the export removes the path of
 this model.
 
-Tied parameters are several names of one tensor. If the files contain all of these names, transformers loads a separate
-tensor for each name. Where the configuration ties parameters, the export therefore writes only the first name, as
-`save_pretrained` does. The header's metadata lists the other names, as `safetensors.torch.save_model` does.
+Tied parameters are several names of one tensor. Where the model's configuration ties parameters, the export writes only
+the first name, as `save_pretrained` does. The header's metadata lists the other names.
 
 The export streams pieces of tensors without a local disk. It writes the index last, so an export with an index is
 complete.

@@ -21,10 +21,8 @@ follows:
 `on_train_end`. At this point, the loop has finished the step's logging, validation and callbacks. Several batches that
 accumulate gradients are one step.
 
-**Restore.** The session restores before `on_train_start`. The hooks `on_train_start` and `on_train_epoch_start` then
-run as in every launch, with the restored epoch, and may change counters. When the loop requests its first batch,
-`LoopState.apply` therefore sets all restored counters and values again. The loop then continues with the step that
-follows the restored step.
+**Restore.** The session restores before `on_train_start`. The hooks that follow may change counters. `LoopState.apply`
+therefore sets all restored values again when the loop requests its first batch.
 
 Invariant: a resumed run has the same weights, optimizer state, schedule, counters, random numbers and logged values as
 an uninterrupted run.

@@ -12,7 +12,7 @@ The session registers a `LoopState`, so every snapshot contains these values. Th
 requests a batch.
 
 Invariant: after `apply`, called right before the loop requests a batch, the loop continues exactly like the loop whose
-state was stored. Lightning's own restart logic, which repeats an epoch's hooks or skips batches, is never active.
+state was stored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Messages between an agent and the control plane, over one websocket that the agent opens.
 
-The exchange is level-triggered in both directions: messages describe states, and the next message makes up for a lost
-message. The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`. Each
-report replaces all earlier reports. The control plane's commands are idempotent, and it repeats a command until a
-report shows the effect. All other messages are sent without an acknowledgement.
+Messages describe states, so the next message makes up for a lost message. The agent sends `AgentReport`, its whole
+state, on every change and at least every `lease_seconds / 3`. Each report replaces all earlier reports. The control
+plane's commands are idempotent, and it repeats a command until a report shows the effect. All other messages are sent
+without an acknowledgement.
 
 In the diagram, g is a generation, k a step and n a number.
 

@@ -378,8 +378,8 @@ class TensorsDivided(Message, frozen=True):
     objects: tuple[int, ...] = ()
     """For each listed item, the number of the object that holds it; -1 if the object of the owner's shard holds it.
 
-    Empty if the division does not include this list, for example because it arrived too late. The owner then stores
-    all items in the object of its shard.
+    Empty if the coordinator's agent did not use this list, for example because it arrived too late. The owner then
+    stores all items in the object of its shard.
     """
     writes: tuple[int, ...] = ()
     """Numbers of the objects that the requesting owner uploads to S3."""

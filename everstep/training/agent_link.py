@@ -311,7 +311,8 @@ class UnixAgentLink:
             if is_enough(self.poll()):
                 return
             if self._heard_count != heard:
-                continue  # A message arrived during `poll`. No further event reports it, so poll again without waiting.
+                # A message arrived during `poll`. The socket does not report it again, so poll again without waiting.
+                continue
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:

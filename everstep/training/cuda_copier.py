@@ -1,8 +1,7 @@
 """Copies CUDA device memory into slots on a separate stream.
 
 The copier enqueues copies on its own CUDA stream. The order of work on the two streams determines which state a copy
-reads. The time at which the host enqueues the copy does not matter. In the diagram, E₀ and E₁ are CUDA events, and k is
-the number of the step.
+reads. In the diagram, E₀ and E₁ are CUDA events, and k is the number of the step.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
@@ -11,7 +10,7 @@ the number of the step.
 
 Small tensors are first copied into one buffer on the device, the gather buffer. Its layout equals the layout of the
 slot's range, with zeros between tensors. One copy then transfers many neighbouring tensors to the slot. Non-contiguous
-tensors pass through the gather buffer too, in parts if they are large.
+tensors pass through the gather buffer, too.
 
 The copier's thread registers the memory of slots with the driver, piece by piece. Copies to registered pages are as
 fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn

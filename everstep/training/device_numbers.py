@@ -8,8 +8,7 @@ reads the value when the copy has ended. A record consists of the values of one 
     close             wait, then pass on all records
 
 Invariant: only `close` makes the training thread wait for the device. Each value whose copy has not ended occupies a
-place in the pinned memory. If no place is free, the module drops the record and counts it. Tests run this module with
-the fake device of the copier's tests, not with a GPU.
+place in the pinned memory. If no place is free, the module drops the record and counts it.
 """
 
 from __future__ import annotations

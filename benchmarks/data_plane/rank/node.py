@@ -3,9 +3,8 @@
     owner     a real `Member`: opens a generation, accepts its rank, fetches the base from the holder, starts the rounds
     holder    Everstep's listener and receiver: receives copies of the rank's shard and sends the shard back
 
-The base is the step that the rank restores. In a real job, the agent starts the ranks and the fetch at the same time.
-With a state of the size measured here, the fetch would then end before the rank has built its model. The harness
-therefore requests the fetch only when the rank already waits for its state.
+The base is the step that the rank restores. The harness requests the fetch only when the rank already waits for its
+state. Otherwise, the fetch of the small state would end before the rank has built its model.
 
 A line on stdin is a command. The answer is one line of JSON on stdout.
 

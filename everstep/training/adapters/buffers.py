@@ -171,9 +171,9 @@ class Buffers:
             values: the tree that `observe` returned on an earlier rank.
 
         Returns:
-            Two lists. The first list has the live buffers that are sharded over ranks. The second list has, for each
-            other buffer, a target of the size that the buffer had when the step was saved. This rank loads the target
-            from the shard that supplies `values`, because the ranks' copies of the buffer may differ.
+            The live buffers that are sharded over ranks, and one target for each buffer that is not sharded. A target
+            has the size that the buffer had when the step was saved. This rank loads it from the shard that supplies
+            `values`, because the ranks' copies of the buffer may differ.
 
         Raises:
             CannotRelayout: a buffer has a different dtype than when the step was saved.

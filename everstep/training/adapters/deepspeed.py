@@ -256,9 +256,9 @@ class DeepSpeedAdapter:
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # The mapped shards contain no optimizer state for this rank's partition, for example because it contains
-            # only padding. Request a scalar, such as the step count: if a later shard contains it, the earlier
-            # optimizer had state.
+            # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition,
+            # for example because the partition contains only padding. Request a scalar, such as the step count: if a
+            # later shard contains it, the earlier optimizer had state.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

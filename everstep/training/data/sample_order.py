@@ -27,7 +27,7 @@ class SampleOrder:
     drop_last: bool
     """True if the sampler drops samples at the end of an epoch so that all ranks get equally many.
 
-    False if it repeats samples.
+    False if it repeats some samples for the same purpose.
     """
     replicas: int
     """Number of ranks that divide the samples."""

@@ -1,10 +1,8 @@
 """Implements walks: a walk is one pass through a sampler or an iterable that a resumed run can repeat exactly.
 
-A sampler draws random numbers from the process's generators and from its own. The script may draw random numbers from
-the same generators, for example for noise in the loop, in a second loader or in the dataset. A data position therefore
-contains two states of each random generator. A resumed run repeats the walk from the first state, which the generator
-had at the start of the walk. Then it continues from the second state, which the generator had when the snapshot was
-taken.
+The script may draw random numbers from the generators that a sampler uses. A data position therefore contains two
+states of each generator. A resumed run repeats the walk from the state at the start of the walk, and then continues
+from the state when the snapshot was taken.
 
 If other code draws from a generator between two items of a walk, a repetition without this code would produce other
 samples. From such a moment on, the walk therefore uses its own random stream instead of the shared generator (a
