@@ -142,5 +142,4 @@ def _name(found: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return at most `MAX_RESOURCE_CHARACTERS` of a name, without characters that the database cannot store."""
     return text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -115,7 +115,6 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
 
 
 def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
-    """Yield each setting that the request contains, with its requested value."""
     if request.preemptible is not None:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
     if (retry := request.retry_strategy) is not None and "max_attempts" in retry.model_fields_set:

@@ -201,7 +201,6 @@ def _document(app: FastAPI) -> Json:
 
 
 def _error_answers(is_open: bool) -> Json:
-    """Return the error responses that any operation may return."""
     said: dict[int, list[str]] = {}
     for kind in _every(errors.ApiError):
         if "status" in vars(kind) and not (is_open and issubclass(kind, errors.Forbidden)):

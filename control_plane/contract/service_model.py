@@ -414,7 +414,6 @@ def _blob(shapes: _Shapes) -> Json:
 
 
 def _default(schema: Json) -> str:
-    """Return a sentence with the default of a field, or an empty string if the default is not a plain value."""
     value = schema.get("default")
     return "" if value is None or isinstance(value, (dict, list)) else f"{json.dumps(value)} unless given."
 

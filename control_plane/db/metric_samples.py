@@ -39,12 +39,10 @@ class _Chunk:
 
     @property
     def count(self) -> int:
-        """Number of points in this chunk (a stored series of consecutive points of one metric)."""
         return len(self.packed) // (24 if self.width == 1 and not self.nodes else 72)
 
     @property
     def first_step(self) -> int:
-        """First step of the chunk's first point, decoded from the chunk's first bytes."""
         return int(_STEP.unpack_from(self.packed)[0])
 
     @property

@@ -204,7 +204,6 @@ def changed_rows(result: Result[Any]) -> int:
 
 
 def _read(url: str) -> URL:
-    """Parse the database's URL and set the driver that Everstep uses."""
     try:
         found = make_url(url)
     except ValueError as error:  # SQLAlchemy raises ValueError if, for example, the port is not a number.
@@ -219,10 +218,6 @@ def _read(url: str) -> URL:
 
 
 def _directory(url: URL) -> Path | None:
-    """Return the directory of SQLite's file.
-
-    None for PostgreSQL and for an in-memory database.
-    """
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     return Path(url.database).absolute().parent

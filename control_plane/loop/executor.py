@@ -389,7 +389,6 @@ class Executor:
         self._registry.hint()
 
     def _evidence(self, node_id: NodeId, report: object) -> bytes:
-        """Return `node.json`: a node's row, fault history and incidents, and its agent's last report."""
         with self._database.read() as session:
             node = nodes.get(session, node_id)
             history = implications.of_node(session, node_id)

@@ -102,7 +102,6 @@ class LogExporter(Exporter):
         return False  # Pause before the next export, because AWS limits an account's calls.
 
     def _copy(self, run_id: str) -> None:
-        """Send the next log lines of one run to CloudWatch, and store the position after them."""
         self._kept()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)

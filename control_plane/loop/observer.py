@@ -102,8 +102,6 @@ class StoredFleet:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Stored records about a fleet's nodes, by node: AWS's notices and the fault histories."""
-
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 

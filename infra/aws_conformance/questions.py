@@ -204,7 +204,6 @@ QUESTIONS: Final = (
 
 
 def _refusal_of(call: Callable[[], Any]) -> dict[str, str]:
-    """Return the code and the message with which AWS refuses a call; empty if AWS accepts it."""
     try:
         call()
     except ClientError as error:
@@ -213,7 +212,6 @@ def _refusal_of(call: Callable[[], Any]) -> dict[str, str]:
 
 
 def _calls_until_throttled(call: Callable[[], None]) -> int:
-    """Return the number of calls that AWS accepts before it throttles one."""
     for count in range(MOST_CALLS):
         try:
             call()

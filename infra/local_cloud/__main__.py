@@ -226,7 +226,6 @@ class _Printed:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Show the progress of one step of the cluster's start, while the `with` block runs."""
         began = time.monotonic()
         with console.status(f"{title} …"):
             yield

@@ -457,7 +457,6 @@ class AutoScaling:
                 self._give_up(group, record)
 
     def _run(self, group: FakeAutoScalingGroup, instance_type: str, count: int) -> None:
-        """Launch `count` instances of one type, and make them members of the Auto Scaling group."""
         # Call EC2 here, because moto's Auto Scaling would launch the template's default version, not the group's
         # version.
         reservation = group.ec2_backend.run_instances(

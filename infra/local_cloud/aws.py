@@ -217,7 +217,6 @@ class LocalAws:
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request after the checks of its origin and its signature."""
         received: Received = environ[RECEIVED]
         service = service_of(received.header("authorization"))
         if reason := stray(received, self._host):

@@ -87,8 +87,6 @@ class MetadataService:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the HTTP requests of one connection."""
-
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_SECONDS
     known: dict[str, float]

@@ -852,7 +852,6 @@ def _accepted(answer: httpx.Response) -> httpx.Response:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return the address and the port of `address:port`."""
     address, _, port = text.rpartition(":")
     return address, int(port)
 

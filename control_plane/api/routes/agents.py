@@ -124,8 +124,6 @@ class _Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The result of a successful admission: the agent's fleet and session token."""
-
     fleet: FleetName
     secret: str
     session_id: str
@@ -196,7 +194,6 @@ def _count(services: Services, proven: str | None, code: int) -> None:
 
 
 async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
-    """Return the agent's first message twice: decoded, and as the received bytes."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             raw = await _receive(websocket)
@@ -213,7 +210,6 @@ async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
 
 
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
-    """Receive the agent's reports and send commands to the agent, until either direction fails or ends."""
     connection = services.registry.accept(hello, admission.fleet)
     admitted_at = services.now()
     log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)

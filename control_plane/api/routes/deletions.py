@@ -37,7 +37,7 @@ OBJECTS_AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An S3 prefix below which the job writes objects, and the pattern of the object keys that belong to the job."""
+    """An S3 prefix below which the job writes objects."""
 
     below: ObjectReference
     own: re.Pattern[str]

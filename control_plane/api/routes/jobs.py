@@ -463,7 +463,6 @@ def _max_node_count(services: Services, fleet: FleetRecord) -> int:
 
 
 def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, caller: Caller) -> InitialState | None:
-    """Return the checkpoint that a request names in InitialCheckpoint. None if the request names none."""
     if asked is None:
         return None
     field = "InitialCheckpoint"

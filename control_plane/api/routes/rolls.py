@@ -128,7 +128,6 @@ def _settings(roll: FleetRoll) -> tuple[int, bool, str]:
 
 
 def _in_words(before: FleetRoll, after: FleetRoll) -> str:
-    """Return a verb for the event message about a person's change of a roll (pause, continuation, other limit)."""
     if after.is_stopped:
         return "stopped"
     if after.is_paused != before.is_paused:

@@ -199,7 +199,6 @@ def _attempts(base: str) -> list[str]:
 
 
 def _parts_of(snapshot_id: str) -> tuple[int, Step, str]:
-    """Return the generation, the step and the hold id that a snapshot id contains."""
     generation, step, nonce = snapshot_id.split("-")
     return int(generation), Step(int(step)), nonce
 
