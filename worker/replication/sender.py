@@ -364,8 +364,8 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
-        A slow rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n
-        transfers share the link counts as 1/n of a second for this transfer's rate, but fully for the best rate.
+        A slow rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n transfers share the
+        link counts as 1/n of a second for this transfer's rate, but fully for the best rate.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 

@@ -34,8 +34,7 @@ from worker.tasks import Signal
 TROUBLE_COUNT = 3
 """Number of abandoned steps in a row after which the agent reports the shard's protection as degraded.
 
-Single abandoned steps are normal. For example, the layout of a rank's tensors has changed, or Everstep's audit (a
-comparison of a snapshot with the rank's tensors) has found a difference.
+Single abandoned steps are normal, for example after a change of the layout of a rank's tensors.
 """
 
 
@@ -89,7 +88,7 @@ class OwnedShard:
         """The newest step that is completely uploaded to S3, or `NONE`."""
         self.granted_slot = -1
         self.arriving: Arriving | None = None
-        """Message that names the slot from which the rank can already copy its state while the state arrives.
+        """The message that lets the rank copy its state while the state arrives; it names the slot.
 
         None until the list of this state's tensors has arrived.
         """
@@ -100,25 +99,21 @@ class OwnedShard:
         self.unready: frozenset[NodeId] = frozenset()
         """Holders that have not yet created slots with the capacity and layout in `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
-        """Reason, per holder, why the holder has not sealed the step that this node sent.
+        """By holder: the reason why the holder has not sealed the step that this node sent.
 
-        The reason comes from the holder, or it is an error of the connection. The entry is removed when the holder
-        seals a step.
+        The entry is removed when the holder seals a step.
         """
         self.slow_holders: dict[NodeId, str] = {}
-        """Text about the slow link, for each holder to which a step takes longer than the holder deadline."""
+        """By holder to which a step takes longer than the holder deadline: a text about the slow link."""
         self.broken_lines: dict[NodeId, str] = {}
-        """Text about the last broken transfer, for each holder whose connection keeps breaking within a step."""
+        """By holder whose connection keeps breaking within a step: a text about the last broken transfer."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
-        """Newest step that each holder has verified, and the Unix time at which this node recorded the step.
+        """By holder: the newest step that it has verified, and the Unix time at which this node recorded this.
 
         The key None stands for this node.
         """
         self.acked: tuple[Step, float] = (NONE, 0.0)
-        """The newest step on which this shard voted ACKED, and the monotonic time of that vote.
-
-        Every holder in view had then verified the step.
-        """
+        """The newest step on which this shard voted ACKED, and the monotonic time of that vote."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The last step that the rank finished, and the Unix time at which the rank began the next step."""
         self.first_passed_at = 0.0
@@ -129,7 +124,7 @@ class OwnedShard:
         self._given_up: list[str] = []
         """Reasons of the newest abandoned steps, at most `TROUBLE_COUNT`; empty after a commit.
 
-        A step that was abandoned because its proposal came too late for the rank is not included.
+        Steps whose proposal came too late for the rank are not included.
         """
         self._store = store
         self._on_change = on_change
@@ -140,8 +135,6 @@ class OwnedShard:
     def trouble(self) -> str:
         """Reason of the last abandoned step, if at least `TROUBLE_COUNT` steps in a row were abandoned; else empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
-
-    # The properties and methods below read the shard's state in the commit protocol (docs/design.md#rounds).
 
     @property
     def committed(self) -> Step:
@@ -214,10 +207,9 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node has no copy of the base of its own shard.
+        """True while this node has no copy of the base of its own shard, so that it cannot vote.
 
-        Without the base, the agent cannot vote for a commit on behalf of this shard. After the first commit the base is
-        no longer needed, and the value is False.
+        After the first commit the base is no longer needed, and the value is False.
         """
         base = self._core.base
         return bool(base) and self._core.committed == NONE and base not in self._core.sealed
@@ -275,8 +267,6 @@ class OwnedShard:
         is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
         return is_awaited or self.page.rank().standing is not Standing.MOVING
 
-    # The methods below use the slots of this node and of the holders.
-
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.
 
@@ -323,8 +313,7 @@ class OwnedShard:
     def begin_load(self) -> None:
         """Increase the number of loads on the shared page, before the agent writes any byte of the restored step.
 
-        The agent may load again after a failed load. The new number makes a rank that has copied parts of the failed
-        load copy them again.
+        A rank that has copied parts of a failed load must copy them again when the number changes.
         """
         self.arriving = None
         self.page.write(replace(self.page.agent, load=self.page.agent.load + 1, verified=0))
@@ -395,20 +384,16 @@ class OwnedShard:
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
 
-        The agent calls this method whenever it reads the page. Only the first call after the step sets the time,
-        because the clock may be adjusted later.
+        Only the first call after that step sets the time, because the clock may be adjusted later.
 
         Args:
-            half: the part of the shared page that the rank writes. Messages are not used, because they can be lost
-                while the agent restarts.
+            half: the part of the shared page that the rank writes.
         """
         if not self.first_passed_at and half.first_passed and half.boundary > self._base_step:
             self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))
 
     def _unix(self, at_seconds: float) -> float:
         return self._now() - (monotonic() - at_seconds)
-
-    # The methods below handle events of the rank that owns the shard.
 
     def capture(self, step: Step) -> None:
         """Record that the rank has begun to copy its state at `step` into the granted slot."""
@@ -440,21 +425,15 @@ class OwnedShard:
         self.granted_slot = slot
         self._publish()
 
-    # The method below handles the coordinator's messages about the committed and the proposed step.
-
     def hear(self, announcement: Announcement) -> bool:
         """Apply the coordinator's announcement of steps and write it to the shared page.
 
-        Return whether the agent must also send the rank a message.
-
-        A rank that waits between two steps reads its page only after a message. A training rank reads its page at the
-        end of every step, so a message would only delay its step.
+        Return whether the agent must also send the rank a message. A rank that waits between two steps reads its page
+        only after a message. A training rank reads its page after every step.
         """
         might_wait = self.may_wait()
         self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()
-
-    # The methods below handle events of the holders.
 
     def answer(self, peer: NodeId) -> None:
         """Record that `peer`, which was dropped from the view, accepts data again."""
@@ -472,10 +451,7 @@ class OwnedShard:
             self._apply(self._core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
-        """Record the newest of `steps` as the verified step of `holder`, and the time when this step changes.
-
-        None as `holder` means this node.
-        """
+        """Record the newest of `steps` as the verified step of `holder` (None: this node)."""
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
             self.verified[holder] = newest, self._now()
@@ -515,8 +491,6 @@ class OwnedShard:
         self._note(peer, frozenset(steps))
         self._apply(self._core.inventory(peer, frozenset(steps)))
 
-    # The methods below describe the shard for reports.
-
     def protection(self, holders: tuple[NodeId, ...]) -> ShardProtection:
         """Return the protection status of this shard. `holders` are the planned holders; the first is this node."""
         committed, view = self._core.committed, self._core.view
@@ -537,7 +511,7 @@ class OwnedShard:
         )
 
     def _why_out(self, peer: NodeId) -> str:
-        """Return the reason, for users, why commits do not wait for the holder `peer` (it is not in view)."""
+        """Return the reason, for users, why the holder `peer` is not in view."""
         if peer in self._core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
@@ -566,13 +540,10 @@ class OwnedShard:
             reason=self._core.reason,
         )
 
-    # The methods below publish each change of this shard's state: first to the rank on its shared page, then to the
-    # tasks that send snapshots, then to the coordinator in a report.
-
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Replace this shard's state in the commit protocol (a `Shard`), and publish the new state.
+        """Replace the pure state of this shard, write the rank's page, and wake waiting tasks.
 
-        The method writes the rank's page, wakes waiting tasks, and then calls `on_change`.
+        Then call `on_change`.
         """
         if core == self._core:
             if announcement is not None:
@@ -594,10 +565,9 @@ class OwnedShard:
         self._on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
-        """Write the agent's half of the rank's shared page from this shard's state and the coordinator's announcement.
+        """Write the agent's half of the rank's shared page.
 
-        Without an announcement, the fields that follow from it keep their values: the end of training, the agreed stop,
-        and the step for whose upload ranks wait (`hold`).
+        Without an announcement, the fields that come from an announcement keep their values.
         """
         half = self.page.agent
         is_finished = half.proposed == FINISHED if announcement is None else announcement.finished

@@ -2,8 +2,8 @@
 
 The payload is written from its beginning. Its finished part is the prefix that the writer will not change any more.
 
-Invariant: the chunks with digests are a prefix of the payload, without gaps. They cover only bytes that are never
-written again.
+Invariant: the chunks with digests are a prefix of the payload, without gaps. The writer never changes their bytes
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChunkDigests:
 
     @property
     def due_count(self) -> int:
-        """Number of chunks, from the payload's beginning, whose bytes are all written, so that they can be digested."""
+        """Number of chunks, from the payload's beginning, that the writer has finished and that can be digested."""
         return self.chunk_count if self.is_complete else self._final_bytes // chunk_bytes(self.header.payload_bytes)
 
     @property
@@ -47,7 +47,7 @@ class ChunkDigests:
 
     @property
     def is_decided(self) -> bool:
-        """True if the writer has finished the whole payload, or the slot is sealed."""
+        """True if the whole payload is written, or the slot is sealed."""
         return self.is_complete or self.is_sealed
 
     @property

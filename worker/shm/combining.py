@@ -1,9 +1,10 @@
-"""Combines bytes of shards by XOR, for shares of parity and for shards that are rebuilt from them.
+"""Combines bytes of shards by XOR, to build parity shares and to rebuild lost shards from shares.
 
 No other module of the agent imports numpy. An XOR in numpy runs at the speed of a copy. Python's integers take 300
 times as long (`make bench-parity`).
 
-Invariant: the caller owns the target's bytes. `combine` is not idempotent, so the caller combines each source once.
+Invariant: the caller owns the target's bytes. A second XOR with the same source undoes the first, so the caller
+combines each source once.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ import importlib
 
 
 def prepare() -> None:
-    """Import numpy, which can take a second. Later calls return at once.
-
-    Callers that combine bytes under a lock call this function before they take the lock.
-    """
+    """Import numpy, which can take a second. Callers do this before they take a lock. Later calls return at once."""
     importlib.import_module("numpy")
 
 

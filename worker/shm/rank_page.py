@@ -2,8 +2,8 @@
 
 The page has two halves: the agent writes one half, the rank writes the other.
 
-Invariant: the agent writes its half before it sends a message that depends on the new content. A restarted agent
-therefore finds all announced facts on the page.
+Invariant: the agent writes its half before it sends a message that depends on the new content. After a restart, the
+agent finds the announced facts on the page.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class RankPage:
 
 
 def last_agent_half(path: Path) -> AgentHalf | None:
-    """Return the agent's half of a rank's page, as an earlier generation has left it.
+    """Return the agent's half of the page that a rank of an earlier generation has left.
 
-    The agent calls this when it promises to join a new generation, after the rank has exited.
+    The rank must have exited.
 
     Args:
         path: path of the page.

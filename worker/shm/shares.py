@@ -2,12 +2,12 @@
 
     contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
-A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Inventories, keep lists,
-verification and fetches therefore treat a share like a shard (docs/adr/0035-parity-in-memory.md).
+A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Other modules therefore treat a
+share like a shard (docs/adr/0035-parity-in-memory.md).
 
 Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `Share` records. Both change under
-one lock, because the threads of several streams deliver chunks of one row. A row that contains no chunk has undefined
-bytes: its first chunk is copied instead of combined, so that the slot need not be cleared.
+one lock. A row that contains no chunk has undefined bytes. The first chunk of a row is therefore copied instead of
+combined.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ class Accumulation:
         self.is_over = False
         """True once the slot is sealed, emptied, or granted for another content."""
         self.changed = Signal()
-        """Signal that is notified when the share is sealed or given up."""
+        """Notified when the share is sealed or given up."""
         self._is_sealing = False
-        """True once a call of `finish` has returned True."""
         self._lock = threading.Lock()
 
     def begin(self, contribution: Contribution) -> bool:
         """Record that a rank of the stripe begins to contribute a part of its shard to this share.
 
         Return False if the same rank has begun to contribute a different shard before. The caller must then begin with
-        a new object, because no chunk of that shard can be removed from the share.
+        a new object, because the chunks of that shard cannot be removed from the share.
         """
         with self._lock:
             begun = self.share.begin(contribution)
@@ -81,7 +80,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
-        combining.prepare()  # Import numpy (up to a second) before this thread takes the lock.
+        combining.prepare()  # Import numpy (up to a second) before the lock is taken.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)
@@ -97,8 +96,8 @@ class Accumulation:
     def finish(self, contribution: Contribution) -> bool:
         """Record that a rank of the stripe has sent the last chunk of its contribution to this share.
 
-        Return True for the first call after which the share contains every contribution. The caller then seals the
-        share. A member that contributes again during the seal must not begin a second seal.
+        Return True once: for the first call after which the share contains every contribution. The caller then seals
+        it.
         """
         chunks = self.stripe.contributed(contribution.rank, self.holder, contribution.payload_bytes)
         with self._lock:
@@ -109,7 +108,7 @@ class Accumulation:
             return True
 
     def end(self) -> None:
-        """Accept no more chunks for this share. When the call returns, no thread changes the share's slot any more."""
+        """Accept no more chunks for this share. After this call, no thread changes the share's slot."""
         with self._lock:
             self.is_over = True
         self.changed.notify()
@@ -123,7 +122,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The stripe of a rank that runs on another node, and the stripe's rank on this node, which holds the share."""
+    """The stripe of a rank on another node, and the rank of this stripe on this node, which holds the share."""
 
     stripe: Stripe
     holder: Rank
@@ -142,12 +141,9 @@ class Shares:
     ) -> None:
         """Create the object for one generation. No share is being built yet.
 
-        If an earlier agent process was building shares, `Member.adopt` empties their slots. No rank writes into slots
-        of shares, so these slots are free (`SlotStore.settle_copiers`).
-
         Args:
             store: this node's slots of the run.
-            stripes: the members of the stripe of each rank on this node; empty with copies.
+            stripes: by rank of this node, the members of its stripe; empty without parity.
             keep: returns which steps of a share or shard this node must not overwrite. Its second argument is the
                 newest committed step, which the owners of the shards in the share report.
             slot_count: maximum number of slots per share.
@@ -158,15 +154,15 @@ class Shares:
             for contributor in stripe
             if contributor != holder
         }
-        """The stripe of each rank that contributes to a share of this node, and the rank that holds the share."""
+        """By contributing rank: its stripe, and the rank of this node that holds the share."""
         self._store = store
         self._keep = keep
         self._slot_count = slot_count
         self._accumulations: dict[tuple[Rank, Content], Accumulation] = {}
         self._capacities: defaultdict[Rank, int] = defaultdict(int)
-        """Bytes of the largest shard that a contributor to a share has announced, by the rank that holds the share."""
+        """By rank that holds the share: bytes of the largest shard that a contributor has announced."""
         self._locks: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Lock of each rank of this node for choosing, granting and creating a slot of the rank's share."""
+        """By rank of this node: the lock for choosing, granting and creating a slot of its share."""
         self._sealing = Background()
 
     def inventory(self, contributor: Rank) -> tuple[tuple[Content, bytes], ...]:
@@ -184,7 +180,7 @@ class Shares:
         )
 
     def has(self, content: Content, contribution: Contribution) -> bool:
-        """Return whether the XOR in a sealed parity share of this node includes this shard at this step.
+        """Return whether a sealed parity share of this node includes this shard at this step.
 
         The shard's rank then need not send the shard to this node.
         """
@@ -257,8 +253,8 @@ class Shares:
                 return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            # A sealed share of this step and generation may contain an outdated shard of the rank, or belong to another
-            # stripe. Its slot is emptied below.
+            # The sealed share of this step may contain an outdated shard of the rank, or belong to another stripe. Its
+            # slot is then emptied below.
             stale = self._store.sealed(owner, content)
             views = [EMPTY if slot is stale else slot.view for slot in slots]
             chosen = place(views, content, keep) if len(slots) >= self._slot_count else None
@@ -297,7 +293,7 @@ class Shares:
 
         This method runs as a separate task, so that the loss of a contributor's connection does not cancel it.
         """
-        if accumulation.is_over:  # Before this task started, the node began to use the slot for another content.
+        if accumulation.is_over:  # The node has begun to use the slot for another content.
             return
         stripe, slot, announced = accumulation.stripe, accumulation.slot, accumulation.share.announced
         size = stripe.share_bytes(accumulation.holder, {each.rank: each.payload_bytes for each in announced})

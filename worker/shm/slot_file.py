@@ -1,8 +1,7 @@
 """One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
 Invariant: the header on tmpfs equals `header` of this object, and is written before the agent announces a change to
-ranks or nodes. All pages are allocated when the file is created. A full tmpfs therefore causes an error at creation,
-and never a SIGBUS in a rank.
+ranks or nodes. All pages are allocated when the file is created, so that a full tmpfs never causes a SIGBUS in a rank.
 """
 
 from __future__ import annotations
@@ -181,16 +180,15 @@ class SlotFile:
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # A thread still uses a view of the mapping. The memory is freed when the view is released.
+        except BufferError:  # The memory is freed when the thread that still uses a view releases the view.
             return
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
     """Allocate the memory of a new slot file, and map it into this process.
 
-    Both steps take about the same time, and both are done in pieces, between which the thread can be cancelled.
+    The work is done in pieces, between which it can be cancelled.
     """
-    # Only the address is needed, so the ctypes object is released immediately.
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for start in range(0, len(mapping), PIECE_BYTES):
         if cancelled.is_set():

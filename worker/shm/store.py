@@ -131,17 +131,14 @@ class SlotStore:
         self.strays = Strays()
         """Facts that decide which strays the store drops. A stray is a slot whose shard the plan places on other nodes.
 
-        The `Member` replaces this object when a generation begins, after the load, and at each announcement of the
-        coordinator.
+        The generation's `Member` replaces this object whenever the facts change.
         """
         self.making = Signal()
-        """Signal that is notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
+        """Notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._creating_bytes = 0
         """Total size of the files that threads are creating."""
         make_way(root, user)
-
-    # The methods below open, release and close the slots of a run.
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
@@ -166,7 +163,7 @@ class SlotStore:
             self.shards[rank] = [self._adopt(rank, self._path(rank, index)) for index in range(count)]
 
     def _adopt(self, rank: Rank, path: Path) -> Slot:
-        """Return the slot at `path`. If its file is invalid, the slot becomes empty and keeps its number."""
+        """Return the slot at `path`; an empty slot with the same number if its file is invalid."""
         try:
             file = SlotFile.adopt(path)
         except (ProtocolError, OSError) as error:
@@ -198,10 +195,10 @@ class SlotStore:
         )
 
     def settle_copiers(self, rank: Rank) -> None:
-        """Empty the slots of a rank into which a process may have written until now (busy slots).
+        """Empty the busy slots of a rank: slots into which a process may have written until now.
 
-        The caller has checked that no process writes into these slots any more: the rank has stopped copying, the rank
-        has exited, or the rank is on another node and the stream with its chunks has ended.
+        The caller guarantees that no process writes into these slots any more: the rank has stopped copying or has
+        exited, or the stream that filled the slots has ended.
         """
         for slot in self.shards.get(rank, []):
             if slot.is_busy:
@@ -269,8 +266,6 @@ class SlotStore:
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
         return tuple(PageCommit(generation=generation, step=newest[generation]) for generation in sorted(newest))
 
-    # The methods below read the state of slots.
-
     def inventory(self) -> tuple[SlotRecord, ...]:
         """Return every sealed slot, by rank and step."""
         found = [
@@ -298,8 +293,6 @@ class SlotStore:
     def used_bytes(self) -> int:
         """Return the total capacity of all slots in bytes."""
         return sum(slot.file.header.capacity_bytes for slots in self.shards.values() for slot in slots)
-
-    # The methods below grant, fill, seal and read slots.
 
     async def grant(
         self,
@@ -354,8 +347,7 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            # Mark the slot as empty before the wait for its present readers. No new reader can then start during the
-            # wait.
+            # An empty slot gets no new reader during the wait for its present readers.
             self._void(slot)
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:
@@ -401,19 +393,15 @@ class SlotStore:
             yield
 
     def is_making(self, rank: Rank) -> bool:
-        """Return whether a task now chooses, creates or removes a slot of this shard.
-
-        A task removes the slot if it was cancelled while it created the slot.
-        """
+        """Return whether a task now chooses, creates or removes a slot of this shard."""
         return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Create the slot's file again with a larger capacity. If memory is lacking, the slot then has no file."""
+        """Create the slot's file again with a larger capacity. Without enough memory, the slot then has no file."""
         slot.file.drop()
         slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
-        """Return the index, in `slots`, of an empty slot that no rank and no task uses, or None."""
         empty = [
             index
             for index, slot in enumerate(slots)
@@ -439,7 +427,7 @@ class SlotStore:
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            for file in made:  # Remove a slot's file that the thread created before it stopped.
+            for file in made:
                 file.close(unlink=True)
             raise
         else:
@@ -450,8 +438,7 @@ class SlotStore:
     def _make_room(self, needed_bytes: int) -> None:
         """Remove slots of strays until a new slot fits, oldest content first.
 
-        A stray is a shard that the plan places on other nodes. Only the slots that `Strays.makes_way` permits are
-        removed. If all of them together are too small, none is removed.
+        Only slots that `Strays.makes_way` permits are removed. If they are too small together, none is removed.
         """
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
@@ -470,7 +457,7 @@ class SlotStore:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
-        """Stop managing a stray (a shard that the plan places on other nodes) if none of its slots has content."""
+        """Stop managing a stray if none of its slots has content."""
         if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
             del self.shards[rank]
 
@@ -481,14 +468,13 @@ class SlotStore:
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
         """Return the digests of the content that a rank or a transfer is writing into a slot.
 
-        For new content, the digests are empty.
-
         Args:
             slot: slot that was granted for this content.
             header: sizes and index position as the writer reports them.
 
         Returns:
-            (the digests, whether this call created them). For new digests, the caller must run `seal_followed`.
+            (the digests, whether this call created them). New digests are empty, and the caller must run
+            `seal_followed`.
         """
         header = replace(header, state=SlotState.WRITING, capacity_bytes=slot.file.header.capacity_bytes)
         if slot.digests is not None and slot.digests.header == header:
@@ -513,7 +499,7 @@ class SlotStore:
             return None
         if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
-        if slot.digests is not digests:  # The slot was reused for another step meanwhile.
+        if slot.digests is not digests:
             return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
@@ -637,7 +623,6 @@ class SlotStore:
         return None if task.cancelled() else task.result()
 
     async def _digest_at_once(self, slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
-        """Digest a complete payload with several threads, and add the digests of all its chunks to `digests`."""
         size = digests.header.payload_bytes
         if size <= self._inline_digest_bytes:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))
@@ -654,7 +639,6 @@ class SlotStore:
         return digests
 
     async def _digest(self, slot: Slot, digests: ChunkDigests) -> ChunkDigests:
-        """Digest each chunk as soon as the writer has finished it, until all chunks are digested."""
         size = digests.header.payload_bytes
         at_once = max(1, -(-BATCH_BYTES // chunk_bytes(size)))
         while not digests.is_whole:
@@ -673,20 +657,14 @@ class SlotStore:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    # The methods below drop strays, and empty slots whose content the plan does not protect.
-
     def place(self, strays: Strays) -> None:
-        """Replace the information about strays: the shards that the plan no longer places on this node.
-
-        The generation's `Member` object calls this once, before the load.
-        """
+        """Set the facts that decide which strays the store drops, at the start of a generation."""
         self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
         """Empty all slots whose content (generation and step of a shard) is not in `keep`.
 
-        Remove their files if the plan places the shard elsewhere. Called once per load of a generation, with the
-        contents that the plan protects.
+        Remove their files if the plan places the shard elsewhere.
         """
         for rank, slots in list(self.shards.items()):
             for slot in slots:
@@ -699,10 +677,7 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that no node needs (`Strays.is_over`) and that no task reads.
-
-        Further calls change nothing. The agent calls this for every announcement of the coordinator.
-        """
+        """Remove the strays that no node needs (`Strays.is_over`) and that no task reads."""
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):
@@ -762,5 +737,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # read the thread's error, because asyncio logs errors that nobody reads
+            thread.exception()  # Otherwise asyncio logs the thread's error.
         raise

@@ -1,7 +1,7 @@
 """Mounts a tmpfs for the node's slots, independent of the size of /dev/shm, with huge pages if possible.
 
-Huge pages are allocated ten times as fast as normal pages. A rank that maps a slot then needs 1/500 of the page table
-entries. The mount outlives the agent, like the slots in it, and ends with the instance.
+Huge pages are allocated ten times as fast as normal pages. The mount outlives the agent, like the slots in it, and ends
+with the instance.
 
 Invariant: without the permission to mount, or if the kernel refuses, the agent uses the folder without a mount.
 """

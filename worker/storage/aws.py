@@ -124,7 +124,7 @@ _ADVICE = {
     "SignatureDoesNotMatch": _KEYS,
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
-"""Sentence with advice that the agent appends to an error's text, by AWS's error code."""
+"""Advice that the agent appends to an error's text, by AWS's error code."""
 
 
 class Aws(Protocol):
@@ -237,7 +237,7 @@ def aws_client(
     if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
-        # Unset the profile too, because AWS_PROFILE names a section of the AWS config files, which are disabled above.
+        # AWS_PROFILE names a section of the AWS config files, which are disabled above.
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata
@@ -283,7 +283,6 @@ class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no type annot
         self._found: Credentials | None = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
-        """Return the credentials that sign a call. With None, botocore raises NoCredentialsError."""
         with self._lock:
             if self._found is None:
                 self._found = self._session.get_component("credential_provider").load_credentials()

@@ -61,7 +61,7 @@ class ShareOf(Protocol):
         Args:
             where: bucket and key that the upload will write.
             object_bytes: size of the whole object, the safetensors header included.
-            shared: the groups of tensors whose data is in other S3 objects, which several ranks or checkpoints share.
+            shared: the groups of tensors whose data is in shared S3 objects instead of this object.
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
@@ -104,8 +104,8 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
 def is_abandoned(key: str, plan: GenerationPlan, ranks: Collection[Rank]) -> bool:
     """Return whether an unfinished upload to S3 is abandoned, because no running agent continues it. Pure.
 
-    An agent calls this function before its first upload of a generation. At this time, all earlier generations and all
-    earlier processes of the agent have ended. Each unfinished upload of the agent's ranks is therefore abandoned.
+    An agent calls this function before its first upload of a generation. At this time, each unfinished upload of its
+    ranks comes from a process that has ended.
 
     Args:
         key: key of the unfinished upload.
@@ -209,7 +209,7 @@ async def upload_shard(
         try:
             return msgspec.structs.replace(await once(), upload_seconds=clock() - begun)
         except StorageError as error:
-            # A helper node may have sent a part again that the owner had already sent. S3 then refuses to complete the
+            # A helper node may have sent a part that the owner had sent already. S3 then refuses to complete the
             # upload. An attempt without helper nodes can succeed.
             may_be_helper = share is not None and attempt == 1 and not isinstance(error, CorruptCheckpoint)
             if not (error.retryable or may_be_helper) or attempt == MAX_ATTEMPTS:
@@ -224,7 +224,7 @@ async def upload_shard(
 async def _run(work: Callable[[Callable[[], None]], T]) -> T:
     """Run `work` in a thread.
 
-    `work` receives a function that raises an error if the waiting task was cancelled. Raises StoreRefused if a header
+    `work` receives a function that raises an error once the waiting task is cancelled. Raises StoreRefused if a header
     of an object exceeds the limit of safetensors.
     """
 
@@ -236,7 +236,7 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
         try:
             return (work(check),)
         except _Cancelled:
-            return None  # The task that waited for this thread was cancelled, so the result is unused.
+            return None  # The waiting task was cancelled, so the result is unused.
 
     try:
         result = await in_thread(body)
@@ -325,7 +325,7 @@ class _Upload:
             except StorageError as error:
                 if not error.retryable:
                     raise
-                # Log the error and ask S3 again. An exception would repeat the upload of the rank's own object.
+                # An exception would repeat the upload of the rank's own object, so only ask S3 again.
                 log.info("S3 does not say whether it has the objects of other ranks: %s", error)
             if not left:
                 return

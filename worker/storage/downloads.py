@@ -2,7 +2,7 @@
 
     S3 objects ─▶ parts, which several nodes may read ─▶ slot of this node, sealed if all chunks match the plan
 
-A part is a few consecutive chunks of a shard, which one node reads with one request per object.
+A part is a few consecutive chunks of a shard.
 
 Invariant: a slot is sealed only if the downloaded objects have exactly the requested content.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class LoadShare(Protocol):
     """The helpers of one load: other nodes that read some of the shard's parts and send them to this node.
 
-    The download calls all methods but `ended` in one thread.
+    All methods but `ended` are called in one thread.
     """
 
     def begin(self, check: Callable[[], None]) -> None:
@@ -81,30 +81,30 @@ class LoadShare(Protocol):
         """
 
     def end(self) -> None:
-        """End the help of all other nodes with this load. Afterwards, none of their bytes reach the slot.
+        """End the help of all other nodes with this load. After this call, none of their bytes reach the slot.
 
         Called once after `begin`.
         """
 
 
 LoadShareOf = Callable[[ShardParts, ShardSource, SlotFile, Sequence[int]], LoadShare]
-"""Returns the nodes that help with one attempt to load a shard.
+"""Type of a function that returns the nodes that help with one attempt to load a shard. Called on the event loop.
 
-The download calls it on the event loop, with the parts, the plan's source of kind s3, the slot that receives the
-parts, and the numbers of the parts that helper nodes may read. The helpers deliver verified chunks into the slot.
+The arguments are the parts, the plan's source of kind s3, the slot, and the numbers of the parts that helper nodes may
+read. The helpers deliver verified chunks into the slot.
 """
 
 
 class ObjectShare(Protocol):
-    """Nodes that each read some parts of S3 objects and send them to each other during one load of their shards.
+    """Nodes that share the reads of S3 objects, each of which contains tensors of several shards.
 
-    Each of these objects contains tensors of several shards. All methods run on the event loop.
+    Each node reads some parts from S3 and sends them to the other nodes. All methods run on the event loop.
     """
 
     async def read(self) -> None:
-        """Read this node's share of the parts from S3 into the slot. Called once.
+        """Read this node's part of the shared objects from S3 into the slot. Called once.
 
-        This node also sends these parts to the other nodes. Meanwhile, the other nodes send the parts that they read.
+        Meanwhile, the other nodes send the parts that they read.
 
         Raises:
             StorageError: the store refused a read.
@@ -121,7 +121,7 @@ class ObjectShare(Protocol):
 
 
 ObjectShareOf = Callable[[NodeLoad], ObjectShare]
-"""Returns the nodes that share the reads of the objects in `NodeLoad.objects` with this node."""
+"""Type of a function that returns the nodes that share the reads of the objects in `NodeLoad.objects`."""
 
 
 class _Cancelled(Exception):
@@ -208,10 +208,7 @@ async def _download(
     loads: NodeLoads | None,
     share_objects: ObjectShareOf | None,
 ) -> None:
-    """Try once to download a shard from S3 into a slot of this node.
-
-    The function reads the object's header, reserves a slot, and reads the object's data into it, part by part.
-    """
+    """Try once to download a shard from S3 into a slot of this node."""
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:
@@ -268,7 +265,6 @@ async def _download(
 
 
 def _header(store: SlotStore, slot: SlotFile, plan: Restore, rank: Rank, content: Content) -> SlotHeader:
-    """Return the header with which the slot is sealed after the download."""
     return SlotHeader(
         job=store.job,
         run=slot.header.run,
@@ -294,7 +290,7 @@ def _read_header(reader: ObjectReader, where: ObjectReference) -> ShardParts:
 
 
 def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
-    """Raise an error for an S3 object that differs from the plan, before the caller changes any slot."""
+    """Raise CorruptCheckpoint if the S3 object differs from the plan. No slot is changed yet."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
             f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "
@@ -321,7 +317,7 @@ class _Filling:
         self._parts = parts
         self._slot = slot
         self._ready: int | None = None
-        """Payload bytes that S3's first response contained; None before the first `fill`."""
+        """Number of payload bytes in S3's first response; None before the first `fill`."""
         self._ready_end = 0
         """End of the bytes of S3's first response, as a position in the payload."""
 
@@ -353,8 +349,7 @@ class _Filling:
             read = partial(self._read, after=after, share=share, present=present, cancelled=cancelled)
             claimed = 0
             if share is not None:
-                # The first request has returned bytes of the first part. Claim this part before a helper node can read
-                # them again.
+                # S3's first response contains bytes of the first part, so no helper node should read this part again.
                 if self._parts.bounds(numbers[0])[0] < self._ready_end and share.claim(numbers[0]):
                     claimed = numbers[0]
                 share.begin(check)
@@ -367,9 +362,9 @@ class _Filling:
             return  # The download was cancelled, so nothing uses its slot.
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check that S3 has the objects that several shards share, and start to read the shard's own object.
+        """Check that S3 has the shared objects, and start to read the shard's own object.
 
-        Copy the payload bytes that S3's first response already contains into the slot, and return their number.
+        Copy the payload bytes of S3's first response into the slot, and return their number.
         """
         for place, size in self._parts.shared.items():
             check()
@@ -398,8 +393,8 @@ class _Filling:
     ) -> None:
         """Read one part of the shard into the slot.
 
-        If a chunk is wrong, and another load or node may have written bytes of the part, read all bytes of the part
-        again.
+        If a chunk is wrong and another load or node may have written bytes of the part, read the whole part again from
+        S3.
         """
         parts, is_cancelled = self._parts, cancelled.is_set
         has_others_bytes = bool(present) or (share is not None and after > parts.data_begin)
@@ -426,7 +421,7 @@ def _read_parts(
 ) -> None:
     """Read from S3 the parts in `numbers` that no helper node reads.
 
-    This node has already claimed the parts up to number `claimed`, so helper nodes do not read them.
+    This node has already claimed the parts up to number `claimed`.
     """
     with side_by_side("s3-get", CONNECTIONS) as (begin, errors):
         in_flight: set[Future[None]] = set()

@@ -41,9 +41,9 @@ class NodeLoads:
     def __init__(self) -> None:
         """Create the object at the start of a generation, before any rank loads a shard from S3."""
         self._readers: dict[ObjectReference, NodeLoad] = {}
-        """The load that reads or has read each shared object."""
+        """By shared object: the load that reads or has read the object."""
         self.joined: set[Rank] = set()
-        """The ranks whose shared objects are known, because their loads have begun."""
+        """The ranks whose loads have begun, so that their shared objects are known."""
         self.changed = Signal()
         """Notified when a load begins."""
 
@@ -54,9 +54,6 @@ class NodeLoads:
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts, slot: Slot) -> NodeLoad:
         """Begin a load of a shard from S3.
 
-        If several shards use an S3 object and an earlier load of this node reads it, this load copies the tensors from
-        the earlier load's slot.
-
         Args:
             store: this node's slots, in which the earlier loads seal their shards.
             rank: owner of the shard.
@@ -65,7 +62,8 @@ class NodeLoads:
             slot: the slot that receives the shard.
 
         Returns:
-            The load, for which the caller must call `end`.
+            The load, for which the caller must call `end`. For each shared object that an earlier load of this node
+            reads, the load copies the tensors from the earlier load's slot.
         """
         readers = {place: self._readers.get(place) for place in parts.shared}
         load = NodeLoad(store, rank, content, parts, slot, readers)
@@ -81,10 +79,7 @@ class NodeLoads:
 
 
 class NodeLoad:
-    """One load of a shard from S3, and the earlier loads of this node from whose slots it copies tensors.
-
-    A load copies the tensors of an S3 object that several shards share, if an earlier load has read this object.
-    """
+    """One load of a shard from S3, and the earlier loads of this node from whose slots it copies shared tensors."""
 
     def __init__(
         self,
@@ -109,20 +104,20 @@ class NodeLoad:
         self.content = content
         self.parts = parts
         self.awaited = {place: load for place, load in readers.items() if load is not None}
-        """The earlier loads of this node that read shared objects of this shard from S3, by object."""
+        """By shared object of this shard: the earlier load of this node that reads the object from S3."""
         self.objects = {
             place: ObjectParts(place, parts.data_begins[place], parts.spans_of(place), slot.file)
             for place, load in readers.items()
             if load is None
         }
-        """The shared objects that this load reads for its node, with the parts that its slot contains."""
+        """By shared object: the parts of the objects that this load reads for its node."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Future that is done when the load has ended: True if its shard is sealed."""
+        """Done when the load has ended; True if its shard is sealed."""
         self._store = store
         self._slot = slot
 
     def parts_with(self, places: Collection[ObjectReference]) -> frozenset[int]:
-        """Return the numbers of the shard's parts (ranges that nodes read separately) with bytes of these objects."""
+        """Return the numbers of the shard's parts that contain bytes of these objects."""
         return frozenset(number for place in places for number in self.parts.parts_with(place))
 
     def end(self, *, is_loaded: bool) -> None:
@@ -170,8 +165,9 @@ class NodeLoad:
             target: slot that receives this load's shard. The caller verifies the copied bytes.
 
         Returns:
-            The S3 objects whose tensors were copied. The caller reads each other object from S3: the earlier load of
-            the object failed, that load's slot was overwritten, or the object's tensors have other sizes in its shard.
+            The S3 objects whose tensors were copied. The caller reads each other shared object from S3. An object is
+            not copied if the earlier load failed, if that load's slot was overwritten, or if the tensors have other
+            sizes.
         """
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():

@@ -3,11 +3,10 @@
     object   header | part 1 | part 2 | …       consecutive bytes of the object's data
     slot     tensor … tensor …                  the same bytes, as the tensors of one shard
 
-A part consists of chunks like the parts of a shard. All nodes that use the object divide it in the same way, although
-their shards have its tensors at different positions.
+All nodes that use the object divide it in the same way, although their shards have its tensors at different positions.
 
-Invariant: `present` contains only parts that are completely in the slot. These bytes are not verified. The load that
-owns the slot verifies them with the digests of its shard.
+Invariant: `present` contains only parts that are completely in the slot. The load that owns the slot verifies these
+bytes later.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class ObjectParts(Parts):
             position += end - begin
 
     def _places(self, begin: int, end: int) -> list[Span]:
-        """Return where the bytes `begin` to `end` of the S3 object's data belong, as ranges of the slot's payload."""
+        """Return the ranges of the slot's payload that the bytes `begin` to `end` of the object's data fill."""
         found: list[Span] = []
         number = bisect_right(self._begins, begin) - 1
         while begin < end:

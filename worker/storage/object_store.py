@@ -18,7 +18,7 @@ from everstep.bulk import Helpers, StoredPart
 from everstep.protocol.plan import ObjectReference
 
 Read = Callable[[int, int], Iterable["Piece"]]
-"""Function that returns the content of an object between two positions (begin, end) in bytes, in pieces."""
+"""Type of a function that returns the content of an object between two positions (begin, end) in bytes, in pieces."""
 Piece = bytes | bytearray | memoryview
 Span = tuple[int, int]
 """A range of bytes: (begin, end). The byte at `end` is not part of the range."""
@@ -48,7 +48,7 @@ class Share(Helpers, Protocol):
         Args:
             upload_id: the store's id of the upload.
             part_bytes: size of all parts but the last.
-            part_count: number of parts, and therefore number of the last part, because numbers begin with 1.
+            part_count: number of parts; parts are numbered from 1.
         """
 
     def end(self) -> None:
@@ -70,7 +70,7 @@ class ObjectReader(Protocol):
     def ready_bytes(self) -> int:
         """Number of bytes that the next reads return without another request to the store.
 
-        These bytes are the unread rest of the response that the call of `open` received.
+        These bytes are the unread rest of the first response.
         """
 
     def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:

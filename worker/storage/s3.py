@@ -13,7 +13,7 @@ Large objects use several connections, because one connection transfers at most 
     read_range   sends one request for consecutive bytes, which the caller verifies
 
 Invariant: a put is stored completely or not at all. All bytes read belong to one object. When a call returns, its
-threads have ended. `worker.storage.aws` decides the endpoint.
+threads have ended.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per reque
 FILE_PART_BYTES = 8 * 1024 * 1024
 """Minimum size of a file's parts in bytes. The store buffers these parts in memory, unlike the parts of a slot."""
 _RANKS = 8
-"""Expected maximum number of ranks per node, from which the size of the connection pool is computed.
+"""Expected maximum number of ranks per node, which determines the size of the connection pool.
 
-All ranks of a node load or upload at the same time. With more ranks, botocore opens some connections anew for each
-request.
+With more ranks, botocore opens some connections anew for each request.
 """
 _READ_BYTES = 1024 * 1024
 """Bytes per read from a local file."""
@@ -233,7 +232,6 @@ class S3ObjectStore:
             reader.close()
 
     def _get(self, reference: ObjectReference, etag: str, begin: int = 0, end: int = 0) -> Mapping[str, Any]:
-        """Request an object, or its bytes from `begin` to `end`. The caller translates botocore's errors."""
         asked = _place(reference)
         if etag:
             asked["IfMatch"] = f'"{etag}"'
@@ -334,8 +332,8 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         range_bytes = self._store.range_bytes
         head = self._open.end - self._position
-        # A large read does not use the response to `open`, which would transfer the rest of the object and delay the
-        # ranges. It requests all ranges anew.
+        # The response to `open` contains the rest of the object. A large read would be delayed by it, and requests all
+        # ranges anew.
         if head > range_bytes:
             head = 0
         with bulk.side_by_side("s3-get", CONNECTIONS) as (begin, errors):
@@ -374,7 +372,7 @@ class _S3Reader:
     ) -> None:
         for begin, end in spans:
             while begin < end:
-                if errors:  # End the loop, because a thread has failed to read another range of the object.
+                if errors:  # A thread has failed to read another range of the object.
                     return
                 with _errors(self._reference), target[begin:end] as piece:
                     begin += reader.readinto(piece)

@@ -1,10 +1,8 @@
 """Builds the safetensors object of a sealed slot from views of the slot's memory.
 
-The owner of a shard and the holders of its replicas build the same object from their slots. Each of these nodes can
-therefore send any part of the upload.
+The owner of a shard and the holders of its replicas build equal objects, so each can send any part of the upload.
 
-Invariant: views point into the slot, so the caller must pin the slot while a view exists. Only the object's beginning,
-the header of the safetensors format, is a copy.
+Invariant: views point into the slot, so the caller must pin the slot while a view exists.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class ShardObject:
         self._own = [entry for number, entry in enumerate(self._entries) if number not in elsewhere]
         """The tensors whose data the object contains."""
         self._elsewhere = [number in elsewhere for number in range(len(self._entries))]
-        """True for each tensor whose data is in a shared object instead of this object, in the order of the tensors."""
+        """For each tensor, in order: True if its data is in a shared object."""
         try:
             self._beginning = safetensors.encode_header(header, packed, chunk_digests, shared)
         except OversizedMessage as error:

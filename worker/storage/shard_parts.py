@@ -5,8 +5,7 @@
 
 A shared object is an S3 object with tensors that several shards contain.
 
-Invariant: `read` returns only if every chunk of the part has the digest that the object's header names. The header's
-digests hash to the payload's digest, which the caller has compared with its plan.
+Invariant: `read` returns only if every chunk of the part has the digest that the object's header names.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ from worker.errors import CorruptCheckpoint
 from worker.storage.object_store import ObjectStore, Span
 
 PART_CHUNKS = 2
-"""Number of chunks per part, if chunks have 4 MiB. One request reads a part (`worker.storage.s3.RANGE_BYTES`).
-
-A part of larger chunks has fewer chunks, but at least one.
-"""
+"""Number of chunks of 4 MiB per part. A part of larger chunks has fewer chunks, but at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +50,8 @@ class _Source:
     def within(self, begin: int, end: int, after: int) -> tuple[int, list[Span]]:
         """Return which bytes of this S3 object belong to the range `begin` to `end` of the payload.
 
-        The result is the position of the first of these bytes in the object, and the ranges of the payload that the
-        bytes fill. Bytes of the object before its position `after` are left out.
+        The result is the position of the first of these bytes in the object, and the ranges of the payload that they
+        fill. Bytes of the object before position `after` are left out.
         """
         found: list[Span] = []
         place = 0
@@ -72,18 +68,18 @@ class _Source:
 
 
 class Parts:
-    """Divides a shard's payload into the parts of an S3 multipart upload: whole chunks, numbered from 1. Immutable."""
+    """Divides a payload into parts that can be read separately: whole chunks, numbered from 1. Immutable."""
 
     def __init__(self, payload_bytes: int) -> None:
         """Divide a payload of `payload_bytes` bytes into parts of equal numbers of chunks; the last may be smaller."""
         self.payload_bytes = payload_bytes
         self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(payload_bytes))
         self.count = -(-chunk_count(payload_bytes) // self._chunks_per_part)
-        """Number of parts, which is also the number of the last part."""
+        """Number of parts."""
 
     @property
     def numbers(self) -> range:
-        """The numbers of all upload parts of the payload, from 1."""
+        """The numbers of all parts, from 1."""
         return range(1, self.count + 1)
 
     def chunks(self, number: int) -> range:
@@ -92,7 +88,7 @@ class Parts:
         return range(first, min(first + self._chunks_per_part, chunk_count(self.payload_bytes)))
 
     def part_of(self, chunk: int) -> int:
-        """Return the number of the upload part that contains the chunk with this index."""
+        """Return the number of the part that contains the chunk with this index."""
         return chunk // self._chunks_per_part + 1
 
     def bounds(self, number: int) -> Span:
@@ -194,7 +190,7 @@ class ShardParts(Parts):
         self._verify(number, target, begin)
 
     def _fill_rest(self, target: memoryview, begin: int, end: int, filled: list[Span]) -> None:
-        """Write those bytes of a part of the payload into `target` that are not stored as tensor data in S3.
+        """Write those bytes of a part into `target` that S3 does not store as tensor data.
 
         These bytes are the payload's index (the list of its tensors), and zeros between the tensors.
         """

@@ -33,37 +33,34 @@ from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject
 
 GROUP_BYTES = 256 * 1024 * 1024
-"""Size in bytes at which a group of tensors receives no further tensor. No tensor is divided.
+"""Size in bytes at which a group of frozen tensors is full. No tensor is divided.
 
-Smaller objects would need more requests per upload. With larger objects, ranks would share the work less evenly.
+Smaller groups would need more requests per upload. With larger groups, ranks would share the work less evenly.
 """
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The digests of one group of frozen tensors, as the last upload computed them.
-
-    Frozen tensors are tensors that training does not change, as the script has declared.
-    """
+    """Digests of one group of frozen tensors (which training does not change), as the last upload computed them."""
 
     step: Step
     digest: bytes
-    """xxh3-128 digest of the bytes that the group's object in S3 would have: a header, then the tensors."""
+    """xxh3-128 digest of the bytes of the group's S3 object."""
     sha256: str
-    """SHA-256 of the same bytes; empty if they differed from the bytes of the previous upload."""
+    """SHA-256 of these bytes; empty if they differed from the bytes of the previous upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The list of a shard's tensors at one step that other ranks may hold, too. Each rank sends its list (offer)."""
+    """A shard's list of tensors at one step that other ranks may hold, too. Each rank sends its list (offer)."""
 
     items: tuple[Item, ...]
     """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
     tensors: tuple[tuple[int, ...], ...]
-    """For each item, the positions of its tensors, counted in the order of the payload."""
+    """For each item, the positions of its tensors in the shard's list of tensors."""
     frozen: tuple[SharedGroup, ...]
-    """The groups of frozen tensors (which training does not change), one for each of the first items."""
+    """The groups of frozen tensors (which training does not change). They are the first items, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +77,7 @@ class Planned:
 class SharedTensors:
     """Chooses the tensors of one shard that are stored in shared objects, during one generation.
 
-    The object remembers the digests of frozen tensors, so that their objects are stored only once.
-
-    Several uploads of the shard may use an instance at the same time, for different steps.
+    Several uploads of the shard, for different steps, may use one object at the same time.
     """
 
     def __init__(
@@ -92,9 +87,9 @@ class SharedTensors:
 
         Args:
             group_bytes: bytes of frozen tensors that fill one shared S3 object, by default `GROUP_BYTES`.
-            least_bytes: the rank names tensors that other ranks may also have (an offer) only if they have at least
-                this many bytes together, by default `LEAST_BYTES`.
-            max_offered: maximum number of tensors in such an offer, by default `MAX_OFFERED`.
+            least_bytes: minimum total size in bytes of the tensors that a rank offers, by default `LEAST_BYTES`. Frozen
+                tensors do not count.
+            max_offered: maximum number of tensors in an offer (a rank's list of tensors that other ranks may hold).
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes
@@ -103,7 +98,7 @@ class SharedTensors:
         """Guards the attributes below, which the threads of uploads share."""
         self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         self._offers: dict[Step, Offer] = {}
-        """The offers of running uploads. Later attempts to upload a step use the first offer, until `forget`."""
+        """The offers of running uploads, by step. Each attempt to upload a step uses the same offer, until `forget`."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         """Compute the digests of the shard's tensors, for the agreement with other ranks. Blocks: call it in a thread.
@@ -114,9 +109,8 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer: the tensors that this rank may share with other ranks, with their digests. It is the same for
-            each attempt to upload a step. If all tensors that training changes have fewer than `least_bytes` together,
-            the offer contains only frozen tensors (which training does not change).
+            The offer, which is the same for each attempt to upload a step. If the tensors that training changes have
+            fewer than `least_bytes` together, the offer contains only frozen tensors.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
@@ -206,10 +200,7 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Divide the frozen tensors (which training does not change) into groups; each group becomes one object in S3.
-
-        Yield, per group, the indices of its tensors in `entries`.
-        """
+        """Divide the frozen tensors into groups, and yield the indices of each group's tensors in `entries`."""
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):
@@ -223,9 +214,9 @@ class SharedTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the digests of a group of frozen tensors, which training does not change.
+        """Return the digests of a group of frozen tensors.
 
-        The SHA-256 is empty if the script has nevertheless changed one of the tensors since the last upload.
+        The SHA-256 is empty if a tensor has nevertheless changed since the last upload.
         """
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()
@@ -256,8 +247,8 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
     """Return the first of the planned shared objects that S3 lacks, and all planned objects after it.
 
-    Many ranks wait until their writers have stored the same objects. To save requests, a rank stops at the first
-    missing object. Raises StorageError if a request fails. Blocks: call it in a thread.
+    The function stops at the first missing object to save requests, because many ranks wait for the same objects.
+    Raises StorageError if a request fails. Blocks: call it in a thread.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)
@@ -279,8 +270,8 @@ def write_missing(
 ) -> None:
     """Upload the planned objects of tensors that several shards share, unless S3 has them. Blocks: call it in a thread.
 
-    Each rank begins with a different object. Ranks that did not agree who writes which object then still share the
-    work. Two ranks that send the same object at the same time store the same bytes.
+    Each rank begins with a different object, so that ranks without an agreement still share the work. Two ranks that
+    send the same object store the same bytes.
 
     Args:
         objects: object store that receives the objects.
@@ -307,8 +298,7 @@ def write_missing(
 def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
     """Return the description of a shared object, or None if it does not exist.
 
-    If the role may not list the bucket, S3 answers "access denied" for a missing object. The result is then None, too.
-    If the role lacks other permissions, the following upload fails with the same error.
+    S3 also refuses access to a missing object if the role may not list the bucket. The result is then None, too.
     """
     try:
         return objects.head(place)
