@@ -75,9 +75,9 @@ _BY_INCIDENT = {
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""Job states that continue without a control plane. A period without one counts in the bucket of the state.
+"""Job states that continue without a control plane. A period without a control plane counts in the state's bucket.
 
-In any other state, such a period counts as UNACCOUNTED, unless an incident is open.
+In other states, such a period counts as UNACCOUNTED, unless an incident is open.
 """
 _SEEMED = (
     Bucket.TRAIN,
@@ -101,9 +101,9 @@ _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 Members = tuple[int, int]
 """The size of a generation: its number of nodes, and the number of nodes that it lacks compared with NodeCount."""
 WHOLE: Members = (1, 0)
-"""The size of any generation that lacks no node.
+"""The size of a generation that lacks no node: present and missing nodes.
 
-Calculations use only the ratio of the two numbers, so 1 stands for any number of nodes.
+Calculations use only the ratio of the two numbers, so 1 stands for any number of present nodes.
 """
 
 

@@ -1,9 +1,9 @@
 """The results of decisions about jobs and fleets: what to store, and which actions to execute.
 
 The control plane decides about each job and each fleet at short intervals. A decision has two parts. The control plane
-first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction, under its lease. Then it
-executes the actions: it sends messages to agents and calls AWS. Each action is idempotent and follows from stored
-state. If a control plane crashes between the two parts, its successor therefore decides on the same actions again.
+first writes the stored part (`record`, `plan`, `incidents`, `events` …) in one transaction. Then it executes the
+actions: it sends messages to agents and calls AWS. Each action is idempotent and follows from stored state. If a
+control plane crashes between the two parts, its successor therefore decides on the same actions again.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def remembered(
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
     """Return the failures without those of one generation.
 
-    The caller names a generation that ended with a lost node. Its failures can be consequences of this loss.
+    The failures of a generation that lost a node can be consequences of this loss.
     """
     return tuple(failure for failure in failures if failure.generation != generation)
 

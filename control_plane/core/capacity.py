@@ -49,7 +49,7 @@ class CapacityWait:
     is_long: bool = False
     """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
     failed_count: int | None = None
-    """Number of failed launch attempts. None if the stored reason does not contain it."""
+    """Number of failed launch attempts. None if the stored reason does not contain this number."""
 
     @property
     def is_out_of_capacity(self) -> bool:

@@ -2,9 +2,9 @@
 
 Agents upload the shards of a step. The shards become a checkpoint when the control plane writes their manifest.
 
-Invariant: the control plane writes a manifest only after all shards of the step are complete in S3. It never deletes a
-checkpoint that is the newest, is pinned, is being verified, is the source of the next restore, or has no later verified
-checkpoint.
+Invariant: the control plane writes a manifest only after all shards of the step are complete in S3. The job's limits
+never delete a checkpoint that is the newest, is pinned, is being verified, is the source of the next restore, or has no
+later verified checkpoint.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def contradictions(
     """Return the settings of a checkpoint policy that contradict each other.
 
     Args:
-        every_steps: steps between two checkpoints. 0: the job makes no checkpoints by steps.
-        interval_seconds: seconds between two checkpoints. None: the job makes no checkpoints by time.
+        every_steps: steps between two checkpoints. 0 disables this trigger.
+        interval_seconds: seconds between two checkpoints. None disables this trigger.
         max_overhead: share of training time that checkpoints may cost, from which Everstep derives the interval. None:
             the interval is not automatic.
         max_bytes_per_second: upload limit per node. None: no limit.
         max_uploads: maximum number of checkpoints that are uploaded at the same time.
-        has_third_slot: whether each shard has a slot for each of these uploads.
+        has_third_slot: whether nodes reserve a third memory slot for each shard.
 
     Returns:
         Name of the API's field and the message, for each setting that must change.

@@ -28,7 +28,7 @@ A placement over at most sixteen domains stays below this limit, and so does eve
 Domain = str
 Edge = frozenset[Domain]
 Losses = Collection[Collection[NodeId]]
-"""The smallest sets of nodes for which the loss of all nodes in one set loses a shard from memory."""
+"""The smallest sets of nodes whose joint loss loses a shard from memory."""
 
 
 def fatal_domains(losses: Losses, domains: Mapping[NodeId, str]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
 
 
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
-    """Return how many sets of `lost` of the `count` domains can be lost without the loss of a shard.
+    """Return the number of sets of `lost` domains, out of `count` domains, whose loss every shard survives.
 
     An edge is the set of domains that hold one shard. A shard survives if at least one domain of its edge remains.
     """
@@ -134,7 +134,6 @@ def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
         for i in places:
             members[i] |= 1 << bit
     cases: dict[tuple[int, int], int] = {(0, 0): 1}
-    """The number of ways to reach each state: (bits of the edges whose domains so far are all lost, lost domains)."""
     for i in range(len(order)):
         after: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (open_edges, lost), ways in cases.items():

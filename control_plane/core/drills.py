@@ -158,7 +158,7 @@ def attributed(
 
     Returns:
         `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the faults that the drill
-        caused have the cause DRILL and implicate no node, and an additional fault names the drill.
+        caused have the cause DRILL and count against no node, and an additional fault names the drill.
     """
     if drill is None or drill.struck_at is None:
         return found, failure
@@ -239,7 +239,7 @@ def in_words(drill: DrillObserved) -> str:
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
     """Return whether a fault is the consequence of a drill on the struck node.
 
-    If the drill terminated an instance, AWS may report the end of this instance several generations later.
+    A report of AWS that the drill's instance has ended counts too, even if it arrives several generations later.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False

@@ -46,9 +46,9 @@ COUNTER_EVIDENCE_BOUNDARIES = 2
 A single step proves nothing, because it may have been under way when the silence began.
 """
 WATCHED_FROM_LEASES = 2 / 3
-"""Fraction of a lease after which the control plane starts to track an agent's silence.
+"""Fraction of `lease_seconds` after which the control plane starts to track an agent's silence.
 
-A silence counts as evidence only after a whole lease.
+A silence counts as evidence only after the whole `lease_seconds`.
 """
 BLIND_FLEET_SIZE = 3
 """Smallest fleet in which the silence of most nodes is no evidence against these nodes.
@@ -249,12 +249,15 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
-    """Return whether training has completed a step within T_max (`exclude_seconds`). True without an impairment."""
+    """Return whether training has completed a step within T_max (`exclude_seconds`).
+
+    The result is true for a member without a problem (`impairment` is None).
+    """
     return impairment is None or now - impairment.stepped_at <= timeouts.exclude_seconds
 
 
 def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
-    """Return whether the control plane has received no message from a node for longer than the node's lease."""
+    """Return whether the control plane has received no message from a node for longer than `lease_seconds`."""
     return node.silent_seconds > timeouts.lease_seconds
 
 
@@ -270,7 +273,7 @@ def unvouched(
         nodes: the nodes of a training job.
         committed_at: Unix seconds of the newest commit, or None.
         now: Unix seconds.
-        timeouts: the timeouts, whose lease decides which nodes are silent.
+        timeouts: a node is silent if its last message is older than `lease_seconds`.
 
     Returns:
         Node ids.
@@ -289,16 +292,16 @@ def track_silences(
 ) -> tuple[Silence, ...]:
     """Return the silences of agents to store in the job's record: `known`, updated by the newest reports.
 
-    A silence begins with the node's last report. `judge` ignores a silence that is shorter than a lease. If training
-    finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks alive. The
-    control plane tracks a silence once it has lasted the fraction `WATCHED_FROM_LEASES` of a lease.
+    A silence begins with the node's last report. `judge` ignores a silence that is shorter than `lease_seconds`. If
+    training finishes two steps during a silence, the silence begins again, because these steps prove the node's ranks
+    alive.
 
     Args:
         known: the silences that the job's record contains.
         nodes: the members, with the reports of their agents.
         progress: by node, the newest step that the other members' reports prove, without the node's own report.
         now: Unix seconds.
-        timeouts: the timeouts, whose lease decides when a silence begins to count.
+        timeouts: `lease_seconds` is the shortest silence that counts as evidence.
 
     Returns:
         One entry per silent node, sorted by node id.
@@ -352,7 +355,7 @@ def track_impairments(
     tracked: list[Impairment] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if node.instance is InstanceCondition.ENDED or is_silent(node, timeouts):
-            continue  # `judge` uses the end of an instance itself, and `track_silences` records silent agents.
+            continue  # `judge` handles ended instances, and `track_silences` handles silent agents.
         has_fault = remedies.worst(node.faults, node.history, now) is not None
         if not has_fault and node.node_id not in out_of_view:
             continue

@@ -47,7 +47,7 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
     """Return the ranks that ended without success, in the order of their ends.
 
-    Ranks that the control plane killed are at the end, because their exits show no fault.
+    Ranks that the control plane killed come last, because their exits show no fault.
     """
     failing = [
         (node, rank)

@@ -5,7 +5,7 @@ Only the fleet loop changes the desired capacity and the assignment of nodes to 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
     up                  SetDesired
-    down                first lower the capacity to the present instances; then terminate idle nodes by id, one by one
+    down                first lower the capacity to the existing instances; then terminate idle nodes by id, one by one
     ended               remove each member that AWS reports as ended; the group then launches a replacement
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
@@ -16,7 +16,7 @@ nodes cannot empty the fleet.
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
 silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet does
-nothing.
+nothing. A node that has joined is terminated only if its verdict has `may_terminate` or a person requests it.
 
 The module has more than 500 lines. It is one module because capacity and assignment share one table of nodes: one
 decision must not both assign and terminate the same node.
@@ -91,7 +91,7 @@ NOT_REPLACED = "not replaced"
 NOT_JOINED = "its agent has not connected"
 """Words about instances whose agent did not connect in time.
 
-The fleet's reason text and the reason of each termination contain it.
+The fleet's reason text and the reason of each termination contain these words.
 """
 WHERE_TO_LOOK = (
     "check the user data and its log on the instance, the network path to this server (security group), and "
@@ -756,7 +756,7 @@ def _counted(group: GroupObserved) -> int:
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
     """Return the action that protects the group's members in service from scale-in.
 
-    A member that was starting while CreateFleet changed its group enters service without protection.
+    CreateFleet sets the group to protect new instances. A member that was already starting then lacks protection.
     """
     return [ProtectMembers(group=spec.group, node_ids=group.unprotected)] if group.unprotected else []
 

@@ -48,7 +48,7 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
         node_id: EC2 instance id, which the sentence and the commands contain.
         hold: why the fleet holds the node: silent, probably faulty, failed, or at a person's request.
         reason: the words that the fleet stores with the node. They contain the code of a reported fault.
-        price_usd_per_hour: price of the instance. None, if the fleet has no price, omits the cost from the sentence.
+        price_usd_per_hour: price of the instance. If the fleet has no price (None), the sentence omits the cost.
 
     Returns:
         The decision, its reason in words, and the commands that carry it out.

@@ -1,6 +1,6 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   sends Prepare(g) to every member until all have promised g. A lost member is replaced.
+    PREPARING   sends Prepare to every member until all have promised to join. A lost member is replaced.
                 The job waits for an unreachable member while its memory may hold a needed shard.
     LOADING     the plan is stored; sends Load to every member until all have verified their shards
     STARTING    sends Start to every member until its ranks run
@@ -70,7 +70,7 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     Args:
         spec: specification of the job, with the limits of the number of nodes.
         seen: what the job loop has observed for this decision.
-        record: the job's record, including nodes that the present decision excludes.
+        record: the job's record, including nodes that this decision excludes.
         policy: timeouts that decide which members are silent.
 
     Returns:
@@ -165,7 +165,7 @@ def make_plan(
     Args:
         spec: specification of the job at its newest revision.
         seen: what the job loop has observed for this decision.
-        record: the job's record, including nodes that the present decision excludes.
+        record: the job's record, including nodes that this decision excludes.
         roll: the result of `call_roll`: for every GROUP_RANK, a node that has promised to join the generation.
         policy: the settings with the timeouts, which the plan contains for the agents.
 
@@ -351,8 +351,8 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member whose agent becomes the coordinator of the new generation.
 
-    The result is the member with GROUP_RANK 0. After the loss of an agent, another member than the previous coordinator
-    is chosen if possible.
+    The result is the member with GROUP_RANK 0. After the loss of an agent, the function skips the previous coordinator
+    if the job has another member.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None

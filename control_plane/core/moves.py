@@ -304,8 +304,8 @@ def checkpoint_wait(
     - If AWS reclaims none of the departing nodes, the job waits only if `is_held` is false. If the upload is not
       complete at the deadline, the job keeps the node that holds the last copy of a shard.
     - If AWS reclaims a departing node, the job waits until the deadline. The exception: if `is_held` and
-      `is_replaceable` are both true, the job waits only for the expected duration of the upload. If the deadline is
-      earlier, it then does not wait at all.
+      `is_replaceable` are both true, the job waits only for the expected duration of the upload. If the upload would
+      take longer than the time until the deadline, the job does not wait.
 
     Args:
         ends_at: Unix seconds at which the first departing node may end. The deadline is `prepare_deadline_seconds`

@@ -245,7 +245,7 @@ def report(
     Args:
         bounds: bounds of the buckets in Unix microseconds, as the function `bounds` returns them.
         jobs: all jobs whose life overlaps the range.
-        fleets: fleets whose idle nodes count. A fleet without jobs in the range belongs to them too.
+        fleets: fleets whose idle nodes count, including fleets without jobs in the range.
         incidents: incidents of these jobs whose duration overlaps the range.
         now: Unix microseconds. An open incident counts until this time.
         max_jobs: limit of jobs that the report lists. Further jobs count together in `other_jobs`.

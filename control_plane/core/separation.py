@@ -34,9 +34,9 @@ A shard is exposed if all its holders are in one failure domain. It is changed i
 placement.
 """
 PARTNERS = 16
-"""Number of groups with which the solver tries to exchange members of the ring.
+"""Number of groups with which the solver tries to exchange nodes of the last group, if that group is a ring.
 
-The ring is the last group, if that group has more than `copies` nodes.
+A ring has more than `copies` nodes.
 
 The solver tries the most suitable groups first.
 """

@@ -36,7 +36,7 @@ PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
 """Number of observed failures from which on the fleet also estimates the failure rate without the prior.
 
-It plans for the higher of the two rates.
+The fleet plans for the higher of the two rates.
 """
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0

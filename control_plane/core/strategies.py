@@ -51,9 +51,9 @@ class Schedule:
     """The settings that determine when a job's checkpoints are due."""
 
     every_steps: int = 0
-    """Steps between two checkpoints. 0: the job makes no checkpoints by steps."""
+    """Steps between two checkpoints. 0 disables this trigger."""
     interval_seconds: int | None = None
-    """Seconds between two checkpoints. None: the job makes no checkpoints by time."""
+    """Seconds between two checkpoints. None disables this trigger."""
     max_overhead: float | None = None
     """Share of training time that checkpoints may cost.
 

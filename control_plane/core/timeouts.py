@@ -24,7 +24,7 @@ class _Rung(NamedTuple):
     """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why the timeout is longer than the one before it and shorter than the next."""
+    """Why the timeout is longer than the previous timeout and shorter than the next timeout."""
 
 
 class _Fixed(NamedTuple):
@@ -184,7 +184,7 @@ def ladder(detection_seconds: float) -> Timeouts:
 
     Args:
         detection_seconds: the target time in seconds to detect a failure. Every timeout of the ladder is a multiple of
-            it.
+            this time.
 
     Returns:
         The ladder, as the control plane sends it to agents and stores it in plans.

@@ -120,7 +120,7 @@ def check_addresses(host: str, addresses: Sequence[str], receivers: Allowed) -> 
 
     Raises:
         WebhookRefused: the name has no address, or one that is not global and in no allowed network. One such address
-            suffices to refuse the host, because its name could otherwise lead to a service of this network.
+            suffices to refuse the host, because the name could otherwise lead to an internal service.
     """
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])

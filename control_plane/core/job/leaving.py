@@ -27,7 +27,7 @@ from everstep.protocol.ids import NodeId
 
 
 def leave(view: JobView) -> Decision | None:
-    """Give up nodes of the job in three stages, each in later calls than the previous stage.
+    """Give up nodes of the job in three stages, over several calls.
 
     - Request a step at which all ranks stop.
     - Store the last step in S3, if the remaining time suffices.
@@ -48,8 +48,7 @@ def leave(view: JobView) -> Decision | None:
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
             # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation, which loses no
-            # step. `asked_at` stays set only for nodes that the job returns to the fleet. The job gives up these nodes
-            # when it plans the new generation.
+            # step. `asked_at` stays set only for nodes that the job returns to the fleet.
             unasked = tuple(move if move.is_returned else replace(move, asked_at=None) for move in record.moves)
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None

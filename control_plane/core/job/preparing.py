@@ -40,10 +40,9 @@ def prepare(view: JobView) -> Decision:
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
     view = with_late_reports(view)
-    # Store the committed step now. Agents read it from the memory pages that they share with the ranks, and the next
-    # message (Load) clears these pages.
-    # An agent that was cut off can name a committed step that is newer than every reported step. All ranks have
-    # finished a committed step, so `max_boundary` rises to it.
+    # Store the committed step now. Agents read this step from the memory pages that they share with the ranks, and the
+    # next message (Load) clears these pages. An agent that was cut off can name a committed step that is newer than
+    # every reported step. All ranks have finished a committed step, so `max_boundary` rises to it.
     committed = launch.committed_of(view.spec, view.seen, view.record)
     view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
     view = with_faulty(view)

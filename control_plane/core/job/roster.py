@@ -95,9 +95,7 @@ def _with_struck_rank(
 def with_promise_deadlines(view: JobView) -> JobView:
     """Record when the control plane first requested each member's promise to join.
 
-    The deadline for the member's promise starts at this request.
-
-    A member that has promised has no deadline.
+    The deadline for the promise starts at this request. A member that has promised has no deadline.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)

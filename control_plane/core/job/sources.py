@@ -39,8 +39,8 @@ def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
 def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
     """Return the committed step that the job must still be able to restore after it gives up nodes.
 
-    Once all members have promised to join the next generation, the result is at most the newest step that they and S3
-    can restore.
+    Once all members have promised to join the next generation, the result is at most the newest step that these members
+    and S3 can restore.
     """
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))

@@ -33,7 +33,7 @@ from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
-"""Longest time between two decisions about a job by a working control plane, as a multiple of the lease.
+"""Longest time between two decisions about a job by a working control plane, as a multiple of `lease_seconds`.
 
 If the time is longer, no control plane watched the job in between.
 """

@@ -1,7 +1,7 @@
 """Handles a job in state QUEUED or ALLOCATING: the job waits for its turn in the queue, then for all of its nodes.
 
 A job receives all of its nodes together. If the nodes do not arrive within `patience_seconds`, an elastic job starts
-with fewer nodes. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of its
+with fewer nodes. Any other job stands aside (waits outside the queue for a while), or tries the next fleet of the
 user's list.
 """
 

@@ -36,7 +36,7 @@ class FailureRecord:
     node_id: NodeId | None = None
     """The node whose rank failed first.
 
-    After a hang, the node for which all others waited, or None if it is unclear.
+    After a hang, the node for which all other nodes waited, or None if this node is unclear.
     """
     base_step: Step = FIRST_STEP
     """The step from which the failed generation started."""

@@ -58,9 +58,9 @@ class JobSettings:
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0
-    """Steps between two checkpoints. 0: the job makes no checkpoints by steps."""
+    """Steps between two checkpoints. 0 disables this trigger."""
     checkpoint_interval_seconds: int | None = None
-    """Seconds between two checkpoints. None: the job makes no checkpoints by time."""
+    """Seconds between two checkpoints. None disables this trigger."""
     checkpoint_max_overhead: float | None = None
     """Share of training time that checkpoints may cost.
 
