@@ -166,7 +166,7 @@ def charge(
     Args:
         record: the record as the job loop has read it from the database.
         now: Unix seconds. If the clock went back, the function adds no time.
-        gap_seconds: a longer time between two calls means that no control plane worked on the job between them.
+        gap_seconds: if more seconds than this pass between two calls, no control plane worked on the job in this time.
         node_count: the number of nodes that work for the job from now on.
         is_stalled: whether the job runs, but its ranks have finished no step for longer than the hang limit.
 

@@ -130,8 +130,8 @@ def awaits_restart_source(view: JobView) -> bool:
     """Return whether a job that stopped at an agreed step must wait for the checkpoint of its last committed step.
 
     A new generation on other nodes cancels the upload. If the job's strategy restores no step from memory, the job
-    would then repeat all steps since its last checkpoint. The result is False for other strategies, and after the time
-    limit.
+    would then repeat all steps since its last checkpoint. The result is False for strategies that restore steps from
+    memory or make no checkpoints, and after the time limit.
     """
     rules, committed = STRATEGIES[view.spec.checkpoint_strategy], view.record.committed
     if rules.uses_memory or rules.snapshots is Snapshots.NEVER or durable_step(view) >= max(committed, FIRST_STEP):
