@@ -35,7 +35,7 @@ class Accelerators:
     gpus: int
     efa_cards: int = 0
     has_switch: bool = False
-    """True if NVSwitch connects the GPUs. They then work only while the fabric manager runs."""
+    """True if NVSwitch connects the GPUs. Such GPUs work only while the fabric manager runs."""
 
 
 INSTANCE_TYPES: Final = {

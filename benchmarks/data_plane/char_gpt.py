@@ -36,8 +36,8 @@ During the untimed steps, the system of the previous block may still finish its 
 WARM_UP_STEPS = 120
 """Steps before the first block of steps.
 
-During these steps, Everstep profiles the network and tries different sending rates. They are enough for the longest
-trial of a sending rate (`worker.core.pacing_trial`).
+During these steps, Everstep profiles the network and tries different sending rates. The number covers the longest trial
+of a sending rate (`worker.core.pacing_trial`).
 """
 GIB = 1024**3
 

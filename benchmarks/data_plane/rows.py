@@ -190,7 +190,9 @@ class Goal:
     is_least: bool = False
     """True: the value must not be below the limit. False: the value must not be above the limit."""
     peer: tuple[str, str] | None = None
-    """Name of a compared system, and its metric whose value is Everstep's limit. None: another limit applies."""
+    """Name of a compared system, and its metric whose value is Everstep's limit. None: the limit does not come from a
+    compared system.
+    """
 
 
 GOALS = (

@@ -1,6 +1,7 @@
 """Command of the interleave benchmark: `make bench-interleave`. `benchmarks.command` documents options and exit codes.
 
-It measures snapshots that share training's network, after GEMINI's Figure 16. It needs root, for network namespaces.
+The benchmark measures snapshots that share training's network, after GEMINI's Figure 16. Network namespaces require
+root.
 """
 
 from __future__ import annotations

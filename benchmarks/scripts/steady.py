@@ -75,7 +75,7 @@ with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1)
         begun = time.perf_counter()
         control = session.boundary()
         held += time.perf_counter() - begun
-        half = read_agent_half(page)  # None if the agent is writing its half of the page at this moment
+        half = read_agent_half(page)  # `half` is None while the agent writes its half of the page.
         committed = half.committed if half is not None else committed
         trace.write(f"{control.step} {time.monotonic():.6f} {held:.6f} {committed}\n")
 session.close()

@@ -330,7 +330,7 @@ class Attachment:
 
 
 def _load_nothing(_: object) -> None:
-    """Do nothing. It replaces `_load_rng_state`, because the session has already restored the random generators."""
+    """Do nothing, in place of `_load_rng_state`, because the session has already restored the random generators."""
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

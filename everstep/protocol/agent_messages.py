@@ -306,7 +306,7 @@ class UploadedShard(Message, frozen=True):
     part_bytes: int = 0
     """Size of the parts that `sha256` covers, as in `ManifestShard.part_bytes`."""
     frozen: tuple[SharedObject, ...] = ()
-    """S3 objects with tensors of the shard that training does not change. Other shards may refer to them.
+    """S3 objects with tensors of the shard that training does not change. Other shards may refer to these objects.
 
     S3 has stored all of them completely.
     """
@@ -606,7 +606,7 @@ class AgentReport(Message, frozen=True):
     Also true if the job names no modules to import in advance. False during such imports, and after a failed import.
     """
     exposure: str = ""
-    """One sentence about data that the present job's code can read although it belongs to the node or to other jobs.
+    """One sentence about data that the current job's code can read although it belongs to the node or to other jobs.
 
     The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can read neither.
     """

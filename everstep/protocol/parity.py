@@ -83,8 +83,8 @@ class Rebuild(Message, frozen=True):
 def share_owner(holder: Rank) -> Rank:
     """Return the number that identifies the parity share of the rank `holder`.
 
-    Slot headers, inventories and requests for shards contain this number in the field of the owner rank. It differs
-    from all ranks.
+    Slot headers, inventories and requests for shards contain this number in the field of the owner rank. The number
+    differs from every rank number.
     """
     return Rank(holder | SHARE_BIT)
 

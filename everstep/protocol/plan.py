@@ -311,7 +311,7 @@ class GenerationPlan(Message, frozen=True):
     If snapshots would cost more, ranks take them less often.
     """
     encrypts_peers: bool = False
-    """Whether the nodes use TLS for all connections between them. They refuse connections without TLS."""
+    """Whether the nodes use TLS for all connections between them, and refuse connections without TLS."""
 
     @property
     def world_size(self) -> int:

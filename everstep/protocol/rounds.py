@@ -128,8 +128,8 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     held: tuple[Rank, ...] = ()
     """Ranks whose shard, of the restored step or a later step, is complete on every holder that the plan names.
 
-    Another node that still holds a shard of such a rank may free this shard. The coordinator lists only ranks for which
-    such another node exists.
+    A node that is no holder of such a rank, but still stores a shard of the rank, may free this shard. The coordinator
+    lists a rank only if such a node exists.
     """
     is_silent: bool = False
     """True while the coordinator, after its start, waits for the first report of every node.

@@ -130,7 +130,8 @@ class DeviceNumbers:
         A record holds the values of one log call. Records stay in order: the method stops at the first record with a
         value that has not arrived. It never waits.
 
-        While the script captures a graph, this does nothing, because a query of the device would break the capture.
+        While the script captures a graph, the method does nothing, because a query of the device would break the
+        capture.
         """
         if any(places.device.is_capturing() for places in self._places.values()):
             return

@@ -310,7 +310,7 @@ class Target:
     If boxes of several logical tensors fill the same elements, these boxes have equal content, so one of them suffices.
     """
     is_padded: bool = False
-    """True if the tensor may contain padding: elements that no box (piece of a logical tensor) fills. They become
+    """True if the tensor may contain padding: elements that no box (piece of a logical tensor) fills. Padding becomes
     zeros.
     """
     is_own: bool = False

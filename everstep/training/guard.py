@@ -44,7 +44,7 @@ class Flight:
     moved: Callable[[], Sequence[str]]
     """Function that returns the names of tensors whose version or address changed since the step ended.
 
-    The guard calls it after the copy. It misses changes that torch does not count.
+    The guard calls it after the copy. The function misses changes that torch does not count.
     """
     copies: Sequence[torch.Tensor] | None
     """Copies of the tensors in the slot, for the comparison of an audited snapshot; None without an audit."""

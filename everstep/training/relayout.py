@@ -137,7 +137,7 @@ class Relaid:
 class _Values:
     """The values, other than tensors, that this rank loads.
 
-    They come from rank number (rank mod W) of the launch that saved the step, which had W ranks.
+    If the launch that saved the step had W ranks, the values come from its rank number (rank mod W).
     """
 
     state: RankState

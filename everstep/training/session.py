@@ -92,8 +92,8 @@ The rank polls the page, because the agent's wake-up message `WordChanged` may b
 QUIET_SECONDS = 0.25
 """Maximum seconds for which the rank may delay its report of a finished step.
 
-It delays only reports that need no answer, and combines several of them into one message. The delay is too short for
-users and peers to notice.
+The rank delays only reports that need no answer, and combines several reports into one message. The delay is too short
+for users and peers to notice.
 """
 DRAIN_SECONDS = 5.0
 """Maximum wait, in seconds, for a running copy when the process ends after an error.

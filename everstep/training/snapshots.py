@@ -561,8 +561,9 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                # Send the queued report of the finished step now. It cannot wait for the message `Captured`, which the
-                # rank sends only after the guard has checked that no tensor changed during the copy.
+                # Send the queued report of the finished step now. Otherwise, the report would wait for the message
+                # `Captured`, which the rank sends only after the guard has checked that no tensor changed during the
+                # copy.
                 self._link.let_go()
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:

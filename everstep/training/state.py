@@ -235,8 +235,8 @@ class RankState:
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
         for modules, modes in zip(self._modules, tree["modes"], strict=True):
-            # Skip the training modes if the numbers of modules differ. This launch then wraps the modules in a
-            # different way.
+            # Skip the training modes if the numbers of modules differ: this launch then wraps the modules in a
+            # different way than the launch that saved the step.
             if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)

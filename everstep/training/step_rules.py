@@ -27,7 +27,7 @@ class RankView:
     settled: int
     """The proposed step that the rank has already captured or abandoned.
 
-    It is reset when the agent's proposal changes.
+    The session resets it when the agent's proposal changes.
     """
     echo_step: int = NONE
     """Step of the newest announced stop that the rank has answered."""

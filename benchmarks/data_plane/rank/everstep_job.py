@@ -59,7 +59,7 @@ class Steps:
     began_at: list[float] = field(default_factory=list)
     """Monotonic time at which the script called `boundary` after each step."""
     committed_at: list[float | None] = field(default_factory=list)
-    """Time at which the rank's page showed each step as committed. None for a step that was not committed itself."""
+    """Time at which the rank's page showed each step as committed. None for a step that was never committed."""
 
 
 class CommitWatch:

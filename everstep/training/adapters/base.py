@@ -368,7 +368,8 @@ class NamedOptimizer:
                 is_like = key not in SCALARS and tuple(parameter.shape) == held.shape
                 shapes[key] = (tuple(local.shape) if is_like else held.shape), held.dtype
             if not local.numel():
-                # Add empty tensors. They are part of the state, although no shard lists a box (piece) of them.
+                # Add tensors without elements. They belong to the optimizer's state, although no shard contains a piece
+                # of them.
                 empty = dict(earlier.empty_entries(f"{self.prefix}{name}"))
                 if entries:
                     empty |= dict.fromkeys(self._expected_keys(name), dtype_name(local.dtype))
@@ -382,7 +383,7 @@ class NamedOptimizer:
         """Return the names of scalars of the optimizer state, such as `step`, that this rank has not found yet.
 
         The rank maps the shards of the launch that saved the step one after another. Even a parameter without elements
-        on this rank has scalars. They are listed until a mapped shard contains optimizer state of the parameter.
+        on this rank has scalars, which it finds in the first mapped shard with optimizer state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"
