@@ -78,8 +78,7 @@ def node_facts(
 
 
 def _nixl_error() -> str:
-    """Return why NIXL cannot be loaded. A separate process loads NIXL, because UCX changes the process that loads it.
-    """
+    """Return why NIXL cannot be loaded. A separate process loads NIXL, because UCX changes a process that loads it."""
     command = (sys.executable, "-P", "-c", f"import {NIXL_MODULE}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)

@@ -115,8 +115,7 @@ class Member:
         await kinds[session.opened.kind](session)
 
     def send(self, members: list[Member]) -> None:
-        """Start one sender per peer. A sender sends replicas or, with parity, chunks that the peer XORs into its share.
-        """
+        """Start one sender per peer, for replicas or, with parity, for chunks that the peer XORs into its share."""
         for peer in self.peers:
             sender = ReplicaSender(
                 self.shard,

@@ -243,7 +243,7 @@ class _Buffer:
     memory: torch.Tensor
     event: Event
     target: torch.Tensor | None = None
-    """The range of the slot into which the host copies the buffer's content after the event.
+    """The range of the slot into which the host copies the buffer's content when the copy from the device has ended.
 
     None if the buffer is free.
     """
