@@ -283,7 +283,7 @@ def update_roll(
 
 @command(app, "stop-roll")
 def stop_roll(service: Service, name: FleetName) -> Shown:
-    """Stop a roll, the replacement or reboot of all nodes of a fleet. Jobs stay on the nodes they have not left yet."""
+    """Stop a roll, the replacement or reboot of all nodes of a fleet. Jobs stay on their current nodes."""
     fleet = service.stop_fleet_roll(FleetName=name)
     return Shown(fleet, f"{name}: {_roll(fleet)}")
 

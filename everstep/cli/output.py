@@ -102,7 +102,7 @@ class _Pipe(Console):
 
 
 def stdout() -> Console:
-    """Return a rich console that prints to the present `sys.stdout`."""
+    """Return a rich console that prints to the current `sys.stdout`."""
     return _Pipe(
         width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
         highlight=False,
@@ -111,7 +111,7 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return a rich console that prints to the present `sys.stderr`."""
+    """Return a rich console that prints to the current `sys.stderr`."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
 

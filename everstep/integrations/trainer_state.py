@@ -101,7 +101,8 @@ class LoopState:
         trainer._total_loss_scalar = restored["loss_sum"]
         trainer._globalstep_last_logged = restored["logged_step"]
         trainer.current_flos = restored["flos"]
-        # The trainer reports the mean loss of the steps after this number. Include the steps of earlier launches.
+        # The trainer reports the mean loss of the steps after `_initial_global_step`. Include the steps of earlier
+        # launches.
         trainer._initial_global_step = 0
         if restored["trl"] is not None:
             setattr(trainer, _TOKENS, restored["trl"]["tokens"])

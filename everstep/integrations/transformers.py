@@ -249,7 +249,7 @@ class Attachment:
         self._loop.apply_callbacks()
         trainer.state = self._loop.trainer_state()
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
-        # The first launch has already made the evaluation that precedes the first step.
+        # Do not repeat the evaluation that precedes the first step, because the first launch has already made it.
         trainer.args.eval_on_start = False
         if not has_length(loader):
             # If the loader has no length, the trainer cannot compute the epoch from the number of steps. Take the epoch
@@ -357,7 +357,7 @@ _skip_first_batches = _trainer_module.skip_first_batches
 def _skip_nothing(loader: Any, count: int) -> Any:
     """Skip no batches of a `StepBatches`, because it starts at the restored data position.
 
-    Skip batches of other loaders.
+    Skip `count` batches of any other loader.
     """
     return loader if isinstance(loader, StepBatches) else _skip_first_batches(loader, count)
 

@@ -252,11 +252,13 @@ class CheckpointPace(Message, frozen=True):
     """
 
     due_step: Step = Step(-1)
-    """The first commit of this or a later step becomes a checkpoint. -1 if the job has no checkpoints by steps."""
+    """The first commit of this or a later step becomes a checkpoint. -1 if the job takes no checkpoints by number of
+    steps.
+    """
     due_at_seconds: float = 0.0
     """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
     interval_seconds: float = 0.0
-    """Present interval between checkpoints in seconds; 0 if the job has no interval, or if no upload is measured yet.
+    """Current interval between checkpoints in seconds; 0 if the job has no interval, or if no upload is measured yet.
     """
     upload_seconds: float = 0.0
     """Duration in seconds of the newest complete upload of all shards; 0 if no upload is complete."""

@@ -47,7 +47,7 @@ class TensorPart(msgspec.Struct, frozen=True, array_like=True):
     def fits(self, elements: int) -> bool:
         """Return whether the box lies within its logical tensor, and within a stored tensor of `elements` elements.
 
-        A box is a rectangular piece of a logical tensor, which some ranks store in pieces.
+        A box is a rectangular piece of a logical tensor (a whole parameter or optimizer state).
         """
         return (
             len(self.shape) <= MAX_DIMENSIONS

@@ -369,9 +369,9 @@ class Arriving(Message, frozen=True):
 
 
 class EarlierLayout(Message, frozen=True):
-    """Division of a restored step into shards, if a different number of ranks, or another job, made it.
+    """The shards into which a launch with a different number of ranks, or another job, divided the restored step.
 
-    The rank requests the earlier shards that it needs with `FetchShard`.
+    The rank requests those of the shards that it needs with `FetchShard`.
     """
 
     world_size: int

@@ -28,7 +28,7 @@ class Pacing(IntEnum):
 
     AT_ONCE = 0
     TRIED = 1
-    """The nodes try both other modes. The step number selects the mode of each step (`worker.core.pacing_trial`)."""
+    """The nodes try the two other modes. The step number selects the mode of each step (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 

@@ -459,7 +459,8 @@ class CudaCopier:
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
-            # Wait for the previous copy, so that the host runs at most one step ahead and the events can be reused.
+            # Wait for the previous copy, so that the host runs at most one step ahead of the device and the events can
+            # be reused.
             self._last.join()
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
@@ -489,7 +490,7 @@ class CudaCopier:
         self._thread.put(self._unregister_all)
         self._thread.close()
 
-    # -- The methods below run in the copier's thread.
+    # The methods below run in the copier's thread.
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None

@@ -348,7 +348,7 @@ class Target:
 class EarlierState:
     """The values, other than tensors, from a rank of the launch that saved the step.
 
-    Adapters convert them for the current layout.
+    Adapters convert the values to the layout of this launch.
     """
 
     step: Step

@@ -309,8 +309,8 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        # Also pass the parameters to which the state belongs. The name of a state tensor contains its parameter, so a
-        # tensor that moved to another parameter needs a new name.
+        # Compare the parameters to which the state belongs, too. The name of a state tensor contains its parameter, so
+        # a tensor that moved to another parameter needs a new name.
         owners = list(self.optimizer.state)
         # Collect state that belongs to no single parameter. A custom optimizer may store it under string keys, while
         # torch's optimizers use parameters as keys.
@@ -358,7 +358,7 @@ class NamedOptimizer:
         """Return the optimizer state that this rank will load from an earlier launch with a different number of ranks.
 
         The rank maps that launch's shards into its memory one after another. The result contains each state tensor that
-        the shards mapped so far list, on the meta device and with its size on this rank.
+        one of the shards mapped so far names. The tensors are on the meta device and have their sizes on this rank.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:

@@ -562,8 +562,8 @@ def gather_stage_3(zero: Any) -> None:
         zero._unflatten_partitioned_parameters(number)
     persistent = zero.persistent_parameters
     if persistent:
-        # ZeRO-3 keeps small parameters whole on every rank. Release these old values before gathering the loaded
-        # values.
+        # ZeRO-3 keeps small parameters whole on every rank. Release the old values of these parameters before gathering
+        # the loaded values.
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 
