@@ -276,9 +276,9 @@ class Stored:
 def sign_bodies(client: Any) -> None:
     """Configure a client to sign a `Part` body with the SHA-256 that the part already computed.
 
-    Call this function once per client, before the first upload. Idempotent. Without it, botocore uses the signer of
-    awscrt where awscrt is installed, and that signer copies the whole body through Python. S3 rejects a body that does
-    not match its SHA-256.
+    Call this function once per client, before the first upload. Idempotent. Without this call, botocore uses the signer
+    of awscrt where awscrt is installed, and that signer copies the whole body through Python. S3 rejects a body that
+    does not match its SHA-256.
     """
     client.meta.events.register_first("choose-signer.s3", _choose_signer, unique_id="everstep-bodies")
 
@@ -343,10 +343,9 @@ class Multipart:
     def complete(self, parts: Sequence[StoredPart]) -> Stored:
         """Complete the upload.
 
-        S3 answers `NoSuchUpload` in two cases. Either S3 completed the upload, but its answer was lost and botocore
-        repeated the request. Or the upload was aborted in the meantime, for example by the bucket's rule for unfinished
-        uploads. The method accepts an object of the expected size as the completed upload. Otherwise it raises the
-        error.
+        S3 answers `NoSuchUpload` if an earlier request completed the upload and its answer was lost, or if the upload
+        was aborted, for example by the bucket's rule for unfinished uploads. If S3 then has an object of the expected
+        size, the method counts the upload as complete. Otherwise it raises the error.
 
         Args:
             parts: all parts of the object in the order of their numbers, without a gap.

@@ -270,7 +270,8 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 def _with_commits(figure: Figure, commits: float) -> Figure:
     """Add commits ÷ steps to the reason of a row about blocked times.
 
-    A blocked time passes only if nearly every step was committed, because few snapshots also block training rarely.
+    A blocked time passes only if nearly every step was committed, because a job with few snapshots is also blocked
+    rarely.
     """
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:

@@ -92,8 +92,8 @@ class Figure:
     lost_seconds: float
     """Training time that the fault cost, in seconds.
 
-    The value is the duration of all steps from the start of the fault to the end of healing, minus the same number of
-    median steps before the fault.
+    The value is the duration of all steps from the start of the fault to the end of healing, minus the median step time
+    before the fault × the number of these steps.
     """
     held_p99_seconds: float
     """99th percentile of the time for which the session blocked a step during the fault, over all ranks."""

@@ -75,8 +75,8 @@ def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Se
 
     Args:
         case: the settings of the measurement.
-        ranks: each rank's record.
-        nodes: each agent's record.
+        ranks: for each rank, its records of iterations and of the network profile.
+        nodes: for each agent, its sent snapshots and the measured rate of its link.
     """
     profile = next(record for record in ranks[0] if "spans" in record)
     measured = [record for record in ranks[0] if record.get("is_measured")]

@@ -43,7 +43,7 @@ def since_when(text: str, now: datetime) -> datetime:
 
     Args:
         text: a span before `now` such as `90s`, `10m`, `2h` or `1d`, or an ISO 8601 time. A time without a zone is UTC.
-        now: present time, with a zone; spans are subtracted from it.
+        now: current time, with a zone; spans are subtracted from it.
 
     Returns:
         The time, with a zone.

@@ -108,7 +108,7 @@ def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
         changes: values of `--set`, as `changed` accepts them.
 
     Returns:
-        The job's present fields, to which `changed` applies the changes.
+        The fields with the job's current values. The caller applies the changes with `changed`.
     """
     return {
         name: job[name] for name in TEXTS if name in job and any(change.startswith(f"{name}.") for change in changes)

@@ -89,7 +89,7 @@ def parts_of_range(name: str, shape: tuple[int, ...], begin: int, end: int, star
         start: place of the range's first element within the slot's tensor.
 
     Returns:
-        At most 2 · dimensions - 1 boxes, in row-major order. None for an empty range.
+        At most 2 · dimensions - 1 boxes, in row-major order. No box for an empty range.
     """
     parts: list[TensorPart] = []
     for offsets, sizes in _boxes(shape, begin, end):

@@ -132,7 +132,9 @@ class EarlierShard:
 
 
 def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
-    """Map the slot with the shard of an earlier rank, a rank of the launch that saved the step.
+    """Map the slot file with the shard of an earlier rank into memory.
+
+    An earlier rank is a rank of the launch that saved the step.
 
     Args:
         path: the sealed slot, verified by the agent.

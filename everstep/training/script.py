@@ -76,8 +76,8 @@ def accumulation(
 ) -> int:
     """Return the number of micro-batches per optimizer step that keeps the global batch size.
 
-    The result keeps the global batch size the same if a job continues with a different number of ranks. Pass the result
-    to `batches(accumulate=…)` or to DeepSpeed as `gradient_accumulation_steps`, and divide the loss by it. A script may
+    The job then keeps its global batch size when it continues with a different number of ranks. Pass the result to
+    `batches(accumulate=…)` or to DeepSpeed as `gradient_accumulation_steps`, and divide the loss by it. A script may
     call this before `init`.
 
     Args:

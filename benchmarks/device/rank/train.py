@@ -216,7 +216,7 @@ class Trainer:
         """Steps with snapshots whose duration counts in the result."""
 
     def step(self, *, is_kept: bool) -> None:
-        """Run one step. If requested, call the session's `boundary` after it."""
+        """Run one step. With `is_kept`, call the session's `boundary` after it."""
         loss = self._model.step()
         if is_kept:
             self._session.log(loss=loss)

@@ -33,8 +33,9 @@ from everstep.training.state_tree import Tree
 class Walk:
     """One pass through a sampler or an iterable, which a resumed run can repeat exactly.
 
-    As long as no other code draws from a random generator, the pass (walk) draws from this generator. After another
-    draw, the pass uses a random stream of its own, which is derived from the generator's state (`Fork`).
+    As long as no other code draws from a random generator, the pass (walk) draws from this generator. Once other code
+    has drawn from the generator, the pass uses a random stream of its own, which is derived from the generator's state
+    (`Fork`).
 
     Args:
         items: the sampler or iterable, read from its beginning.
