@@ -61,11 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """Creates, connects and runs the parts of one node's agent.
-
-    `worker.__main__` calls `run` once. The attributes with the parts are public, so that tests and log messages can
-    read them.
-    """
+    """Creates, connects and runs the parts of one node's agent. `worker.__main__` calls `run` once."""
 
     def __init__(
         self,
@@ -293,8 +289,8 @@ class Agent:
     async def _report_warm(self) -> None:
         """Send a report as soon as this node can start ranks by fork.
 
-        The shim is the parent process of all ranks. Its template process imports torch once and is then forked for each
-        rank. Such a warm start is faster than a new interpreter, so the control plane prefers nodes that offer it.
+        A process that has imported torch is forked for each rank. Such a warm start is faster than a new interpreter,
+        so the control plane prefers nodes that offer it.
         """
         while not self.supervisor.is_warm:
             await self.supervisor.changed.wait(self.supervisor.changed.version)
@@ -307,7 +303,7 @@ class Agent:
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send a report immediately, because the faults of the node's devices have changed.
 
-        The thread that checks the devices calls this method, possibly once more after the event loop has ended.
+        The thread that checks the devices calls this method, even shortly after the end of the event loop.
         """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

@@ -43,10 +43,7 @@ class Claim:
     fleet: str
     region: str
     server_id: str
-    """Id of the control plane for which the agent signs.
-
-    The operator configures the id. The agent never accepts an id that a server sends.
-    """
+    """Id of the control plane for which the agent signs. The operator configures it; a server cannot change it."""
 
 
 def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Executes the commands of the control plane, one after another.
 
-Two kinds of messages are handled on arrival, without the queue. A command to halt ranks must take effect immediately. A
-confirmation that logged values are stored does not depend on any command.
+Only two kinds of messages skip the queue: a command to halt ranks, which must take effect immediately, and a
+confirmation that logged values are stored.
 
 Invariant: a command for a generation other than the promised one changes nothing on this node.
 """
@@ -55,10 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OutputsStored:
-    """Command that the agent queues for itself when it can release a run, because it no longer waits for uploads.
-
-    Either all output of the run is uploaded, or its upload has stalled.
-    """
+    """Command that the agent queues for itself when it no longer waits for the uploads of a released run."""
 
     membership: Membership
 
@@ -172,11 +169,11 @@ class Commands:
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
             case PeerCertificate():
-                # Run `accept` in a thread, because it writes the certificate to disk.
+                # A thread writes the certificate to disk.
                 await asyncio.to_thread(self._identity.accept, command)
                 return
             case KeepSources(sources=sources):
-                # Only a spare fetches archives before a job is assigned. A node with a job ignores this message.
+                # A node with a job ignores this message.
                 if self._lifecycle.promise.value is None:
                     await self._sources.want(sources)
             case _:
@@ -188,7 +185,7 @@ class Commands:
 
     @property
     def _rounds(self) -> RoundServer | None:
-        """The running generation's coordinator, which collects the commit votes; None unless this node runs it."""
+        """The coordinator of the running generation, if this node runs it; otherwise None."""
         return self._lifecycle.member.server if self._lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:

@@ -1,7 +1,7 @@
 """The agent's connection to the control plane: one websocket, which the agent opens again after every failure.
 
 The client sends a report at every change, and otherwise every third of the lease. It also sends pings, because only a
-running server answers them: the kernel of a stopped server, or a load balancer, still acknowledges reports.
+running server answers a ping. A report is acknowledged even by the kernel of a stopped server.
 
 Invariant: each sent report contains the state at the time of sending; reports are never queued. A full or broken disk
 never ends the connection.
@@ -45,11 +45,10 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""Maximum seconds for a connection attempt to one server; then the client tries the next server.
+"""Maximum seconds until a server has accepted a connection; then the client tries the next server.
 
-The limit holds until a server has accepted a connection. From then on, an attempt may take as long as the lease. The
-limit is short for the takeover of a fleet: the new server waits for the agents only during a grace period, and a
-disconnected agent must find this server within the period.
+The limit is short, because another server may have taken over the fleet. The new server waits for the agents only
+during a grace period.
 """
 MAX_LINES_WAITING = 64
 """Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""
@@ -111,11 +110,7 @@ class ControlClient:
         """The minor protocol version of the server that welcomed the agent last."""
 
     def send_lines(self, lines: LogLines) -> None:
-        """Queue log lines of ranks if the client is connected.
-
-        On a slow connection, the client drops the oldest queued lines. Users who follow the lines then read them from
-        the object store.
-        """
+        """Queue log lines of ranks if the client is connected. On a slow connection, drop the oldest queued lines."""
         if self.is_connected:
             self._lines.append(lines)
             self._lines_added.notify()
@@ -159,9 +154,8 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("no connection to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    # Try the stored session token and the join token in turn. The session token may belong to another
-                    # node, or a proxy may have refused it although it is valid. It therefore stays on disk until the
-                    # control plane accepts a connection and sends a new session token.
+                    # Try the stored session token and the join token in turn. The session token stays on disk until a
+                    # server sends a new one, because a proxy may have refused a valid token.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:
@@ -177,7 +171,7 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # Store the token, so that the next connection needs no new signature.
+        self._keep(token)  # The next connection then needs no new signature.
         return token
 
     def _keep(self, token: str) -> None:
@@ -244,7 +238,7 @@ class ControlClient:
             await self._lines_added.wait(seen)
 
     async def _send_supported(self, line: ClientConnection, message: Message) -> None:
-        """Send a message to the server, or drop it if the server's release does not support this type of message."""
+        """Send a message to the server, unless the server's release does not support this type of message."""
         if is_supported(message, self._server_minor):
             await line.send(encode(message))
 

@@ -3,9 +3,8 @@
     Release ─▶ Departure.begin ─▶ outputs uploaded or stalled ─▶ Departure.finish ─▶ release
     Prepare of another run ─▶ Departure.make_way ─────────────────────────────────▶ release
 
-Invariant: until the release, the node reports the run. The control plane assigns no job to a node whose newest report
-names a run. A Prepare of another run can still arrive, if that report is older than the node's promise for this run.
-After a release, no file, process or promise of the run remains on this node.
+Invariant: until the release, the node reports the run. After a release, no file, process or promise of the run remains
+on this node.
 """
 
 from __future__ import annotations
@@ -90,9 +89,8 @@ class Departure:
 
         Args:
             run: the run that no longer needs this node. The call does nothing if the node works for another run.
-            then: called after the wait for uploads, with the node's `Membership` from before the wait. The agent first
-                executes the control plane's commands that arrived during the wait, and then passes the membership to
-                `finish`. If the node has no uploads to wait for, `begin` removes the run without this call.
+            then: called after the wait for uploads, with the node's `Membership` from before the wait, which the caller
+                later passes to `finish`. Without uploads, `begin` removes the run without this call.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return
@@ -160,7 +158,7 @@ class Departure:
         self._supervisor.forget(run)
         self._rank_outputs.forget(run)
         self._archives.keep(())
-        # The pattern also matches source trees that a killed agent left incomplete.
+        # The pattern also matches incomplete source trees of a killed agent.
         trees = (self._settings.state / "sources").glob(f"{run}*")
         for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -168,8 +166,5 @@ class Departure:
             clear(self._settings.rank_user)
 
     async def close(self) -> None:
-        """Stop waiting for uploads, because this agent process ends.
-
-        The control plane sends Release again to the next agent process.
-        """
+        """Stop waiting for uploads, because this agent process ends."""
         await end(self._waiting)

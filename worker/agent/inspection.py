@@ -102,10 +102,7 @@ class RankInspection:
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:
-        """End all commands that users run next to ranks, and all samples of the ranks' stacks.
-
-        Users may request new commands and samples in the next generation.
-        """
+        """End all users' commands next to ranks, and all samples of the ranks' stacks, with their generation."""
         await self._commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:

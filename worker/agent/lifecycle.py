@@ -3,9 +3,8 @@
     Prepare ─▶ promise ─▶ Load ─▶ load ─▶ Start ─▶ start ─▶ exits of all ranks
                   ▲ a higher Prepare, from any phase
 
-Prepare, Load and Start are commands of the control plane. `worker.core.generation` decides which phase follows. Before
-the agent acts, it writes the new phase to the promise on disk. A restarted agent reads the phase and resumes it
-(`Lifecycle.resume`).
+Prepare, Load and Start are commands of the control plane. Before the agent acts, it writes the new phase to the promise
+on disk, so that a restarted agent resumes it.
 
 Invariant: this node never acts on a generation below the promised one, and works for at most one generation at a time.
 """
@@ -58,8 +57,8 @@ log = logging.getLogger(__name__)
 class Remains:
     """Data that older generations left on this node: sealed slots, finished steps and committed steps.
 
-    The agent reads this data after it has ended all ranks of older generations. Its reports contain the data in phase
-    PROMISED, so that the control plane can choose the base of the new generation.
+    The agent reads this data after the end of all older ranks, and reports it so that the control plane can choose the
+    base of the new generation.
     """
 
     inventory: tuple[SlotRecord, ...] = ()
@@ -74,10 +73,7 @@ class Remains:
 
 
 class Lifecycle:
-    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
-
-    With its promise, the agent assures the control plane that the node joins no earlier generation any more.
-    """
+    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join."""
 
     def __init__(
         self,
@@ -143,9 +139,7 @@ class Lifecycle:
         self._working: asyncio.Task[None] | None = None
         """Background work of the current phase: the load, or the watch until all ranks have exited."""
         self._stored: Member | None = None
-        """The member whose ranks' output was uploaded completely. None if the upload failed or has not finished."""
-
-    # The methods below resume the promised generation after a restart of the agent.
+        """The member whose ranks' output is completely uploaded; None before that."""
 
     async def resume(self) -> None:
         """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there."""
@@ -167,8 +161,6 @@ class Lifecycle:
                 self.member.begin_rounds(is_restarted=True)
                 await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self.member)
-
-    # The methods below store the node's promise to join a generation, after which it ignores older generations.
 
     def must_promise(self, command: Prepare) -> bool:
         """Return whether the node must promise the generation that a Prepare command names.
@@ -195,10 +187,7 @@ class Lifecycle:
             self.is_unsettled = False
 
     def _has_user(self, run: RunId) -> bool:
-        """Assign a Linux user to the run's ranks, and write the assignment to disk.
-
-        Return False if the disk refuses the write.
-        """
+        """Assign a Linux user to the run's ranks. Return False if the disk refuses to store the assignment."""
         try:
             user_of(run, self._settings.state, self._settings.rank_user)
         except OSError as error:  # `FullDisks` records the error, and the agent reports it.
@@ -208,7 +197,7 @@ class Lifecycle:
         return True
 
     async def _fulfil(self, membership: Membership) -> None:
-        """End all ranks of older generations and their connections to other nodes, as the new promise requires.
+        """End all ranks of older generations and their connections, as the new promise requires.
 
         Then list the sealed slots and the committed steps that the older generations left on this node.
         """
@@ -224,8 +213,6 @@ class Lifecycle:
         self.exits = {}
         self.is_unsettled = False
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
-
-    # The methods below load a generation: they prepare the inputs and shards from which its ranks start.
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
         """Begin to load the generation of `plan` in the background.
@@ -251,7 +238,7 @@ class Lifecycle:
         """Start the ranks and load their shards in parallel. Watch the ranks until their training starts.
 
         While shards arrive, the ranks import modules, connect and build their model. Each rank copies its shard as the
-        shard is verified. When training starts, the watch in `start` replaces this watch.
+        shard is verified.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -294,7 +281,6 @@ class Lifecycle:
             await end(watching)
 
     def _has_ranks(self, member: Member) -> bool:
-        """Return whether an earlier agent process has already started ranks of this generation on this node."""
         key = (member.plan.run, member.plan.generation)
         return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
@@ -303,8 +289,6 @@ class Lifecycle:
         user = user_of(member.plan.run, self._settings.state, self._settings.rank_user)
         self._ranks.admit(member.lines, user)
         self._lines.begin(member.plan, member.here)
-
-    # The methods below start and watch the ranks.
 
     async def start(self) -> None:
         """Start the training of a loaded generation: begin to vote on commits of steps, and watch the ranks."""
@@ -342,7 +326,6 @@ class Lifecycle:
         self._begin(self._watch(promise, member))
 
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
-        """Start those ranks of this node that were not started yet in this generation."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
             await self._supervisor.start_rank(
@@ -372,15 +355,12 @@ class Lifecycle:
             boundary = next(status.boundary for status in member.status.rank_statuses() if status.rank == exited.rank)
             found = self.exits[exited.rank] = exited.describe(boundary)
             if found.exit_class is ExitClass.ERROR:
-                # Search the rank's last output lines for the error of a full disk, which may have prevented the rank's
-                # start or a write of its script.
+                # A full disk may have prevented the rank's start or a write of its script.
                 self._full_disks.note_words(found.last_lines)
                 if refused := refused_task(found.last_lines):
                     self.fault(FaultCode.TASKS_FULL, f"rank {exited.rank}: {refused}")
             log.info("rank %d: %s, code %d, after step %d", exited.rank, found.exit_class, found.code, boundary)
             self._on_change()
-
-    # The methods below end a generation or a run.
 
     async def end_member(self) -> None:
         """End all work for the current generation: first its ranks, then its sessions and uploads.
@@ -406,10 +386,7 @@ class Lifecycle:
         self.is_unsettled = False
 
     async def end_work(self) -> None:
-        """Cancel the background task of the current phase, which loads shards or waits for the ranks' exits.
-
-        Called when the agent ends.
-        """
+        """Cancel the background task of the current phase. Called when the agent ends."""
         await end(self._working)
 
     async def detach(self) -> None:
@@ -417,18 +394,13 @@ class Lifecycle:
         if self.member is not None:
             await self.member.detach()
 
-    # The methods below report faults and the outcomes of background work.
-
     def fault(self, code: str, message: str) -> None:
         """Report a fault of this node that is not permanent: a later generation may succeed on this node."""
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
         self._on_change()
 
     def _finish(self, event: Event) -> None:
-        """Store the node's next `MemberPhase` in the promise on disk, and report the phase to the control plane.
-
-        `event` is the outcome of the node's work, for example that it has loaded all shards.
-        """
+        """Store the phase that follows `event` in the promise on disk, and report it to the control plane."""
         self.promise.finish(event)
         self._on_change()
 
@@ -437,9 +409,9 @@ class Lifecycle:
         self._working.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Report an unexpected exception of a background task, such as loading shards, as a fault of this node.
+        """Report an unexpected exception of a background task as a fault of this node.
 
-        Without the report, the control plane would treat this node as slow and wait for it.
+        Otherwise the control plane would wait for this node.
         """
         if task.cancelled() or task.exception() is None:
             return
@@ -449,7 +421,7 @@ class Lifecycle:
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
-            # Report the failed load, because the control plane waits for the end of every load.
+            # The control plane waits for the end of every load.
             self._finish(Event.LOAD_FAILED)
         else:
             self._on_change()

@@ -20,10 +20,7 @@ from worker.storage.object_store import ObjectStore
 
 
 class RankLogLines:
-    """Uploads the log lines of the newest generation, and sends new lines to users who follow the log.
-
-    The lines reach users through the control plane.
-    """
+    """Uploads the log lines of the newest generation, and sends new lines to users who follow the log."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class RankLogLines:
     def follow(self) -> None:
         """Send log lines to the control plane for `SEND_LINES_SECONDS`, because a user follows the log.
 
-        At the first call after a pause, the user also receives recent lines, which may not be uploaded yet.
+        The first call after a pause also sends recent lines.
         """
         now = time.monotonic()
         is_new, self._followed_until = now >= self._followed_until, now + SEND_LINES_SECONDS
@@ -76,10 +73,7 @@ class RankLogLines:
             self._shipper.show_recent()
 
     async def printed(self, number: int) -> Tail:
-        """Return the log lines of this node's ranks from line `number` on.
-
-        Other nodes of the job hold copies of these lines, in case this node is lost.
-        """
+        """Return the log lines of this node's ranks from line `number` on."""
         return await self._shipper.printed(number) if self._shipper is not None else Tail()
 
     async def finish(self) -> tuple[str, ...]:

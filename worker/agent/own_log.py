@@ -45,10 +45,7 @@ class OwnLog(logging.Handler):
         self._bytes = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append one log line, and drop the oldest lines while all lines together exceed `LIMIT_BYTES`.
-
-        `logging` calls this method from any thread, under this handler's lock.
-        """
+        """Append one log line, and drop the oldest lines while all lines together exceed `LIMIT_BYTES`."""
         try:
             line = f"{self.format(record)}\n".encode(errors="backslashreplace")[:LIMIT_BYTES]
         except Exception:
@@ -107,8 +104,7 @@ class Evidence:
     async def keep(self, place: ObjectReference) -> None:
         """Store the logs of this agent and of the shim at `place`, unless they are already stored there.
 
-        If the upload fails, the next request of the control plane starts another attempt. The log lines of ranks are
-        not part of these logs: `LogShipper` uploads them.
+        If the upload fails, the next request of the control plane starts another attempt.
         """
         if self.key == place.key:
             return

@@ -1,8 +1,7 @@
 """Exports the metrics of a node for Prometheus: the agent's newest report in Prometheus's text format.
 
 The number of series is limited by the node's ranks (at most 64) and the kinds of faults. The job's name is a label;
-step numbers are never labels. A histogram counts the durations of snapshots as they are captured, for all ranks of the
-node together.
+step numbers are never labels. One histogram counts the durations of the snapshots of all ranks of the node.
 
 Invariant: a scrape reads the agent's last report in its own thread and never calls into the agent.
 """
@@ -23,7 +22,7 @@ from prometheus_client.registry import Collector
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport
 
-# Without this call, the library adds a `_created` series with the start time to every counter.
+# Without this call, every counter has an additional `_created` series with the start time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """The generation that the node has promised to join, with the facts that a restarted agent needs to resume.
-
-    An agent of an older release ignores fields that a newer release has written.
-    """
+    """The generation that the node has promised to join, with the facts that a restarted agent needs to resume."""
 
     job: str
     run: str
@@ -136,8 +133,7 @@ class CurrentPromise:
     def store(self, promise: Promise) -> bool:
         """Write a promise to disk, then make it this node's present promise.
 
-        Return whether the disk accepted the write. After a failure the present promise is unchanged, and the control
-        plane repeats its command.
+        Return False, without a change, if the disk refuses the write.
         """
         try:
             self._file.write(promise)
@@ -175,15 +171,16 @@ class CurrentPromise:
     def lapse(self) -> None:
         """Remove the plan and the key from the promise on disk, so that no later agent process can resume the run.
 
-        The caller then deletes the files of the run. If the agent is killed before this is done, the next agent process
-        finds no plan and starts no ranks.
+        The caller then deletes the files of the run.
         """
         if self.value is None:
             return
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._file.write(lapsed)
-        except OSError as error:  # If the disk is full, the caller still deletes the files of the run.
+        except (
+            OSError
+        ) as error:  # The caller deletes the files of the run nevertheless, which can free space on a full disk.
             log.warning(
                 "run %s is released, but its promise on disk still has phase %s: %s",
                 lapsed.run,
@@ -196,8 +193,7 @@ class CurrentPromise:
         try:
             self._file.write(None)
         except OSError as error:
-            # The promise stays on disk, but `lapse` has removed its plan. A restarted agent therefore starts no ranks,
-            # and the control plane sends Release again.
+            # `lapse` has removed the plan, so a restarted agent starts no ranks. The control plane sends Release again.
             self._full_disks.note(error)
             log.warning("run %s is released, but its promise cannot be deleted from disk: %s", run, error)
         self.value = None

@@ -1,7 +1,6 @@
 """Builds the agent's reports: its first message, the node's state, and the node's part in the promised generation.
 
-Invariant: every fact in a report is true when the report is sent. This module only reads; it changes nothing but the
-report's number.
+Invariant: every fact in a report is true when the report is sent.
 """
 
 from __future__ import annotations

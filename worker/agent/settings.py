@@ -43,10 +43,7 @@ class AgentSettings:
     allows_builds: bool = False
     """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""
-    """Sentence that names what a job's code can reach on this node beyond its own job; empty if such code is confined.
-
-    The agent sets the field when it starts.
-    """
+    """Sentence that names what a job's code can reach beyond its own job; empty if such code is confined."""
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
     replica_transport: TransportSetting = "auto"

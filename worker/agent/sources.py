@@ -57,8 +57,7 @@ class SourcePrefetch:
                     self._full_disks.note(error)
                     log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # The control plane may have sent another request during the fetch. A damaged archive is reported
-                    # only if the newest request names it.
+                    # The control plane may have sent another request during the fetch.
                     if source in self._wanted:
                         log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)
@@ -72,7 +71,7 @@ class SourcePrefetch:
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            # The control plane repeats its request, and this node then tries again to delete the archives.
+            # The next request of the control plane repeats the attempt.
             log.info("unneeded source archives cannot be deleted: %s", error)
         self._asked.notify()
 

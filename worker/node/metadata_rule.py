@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 
 ADDRESSES: Final = {"-4": "169.254.169.254", "-6": "fd00:ec2::254"}
 AGAIN_SECONDS: Final = 30.0
-"""Seconds between two checks of the rule, which a restart of the network may remove.
-"""
+"""Seconds between two checks of the rule, which a restart of the network may remove."""
 _COMMAND_SECONDS: Final = 10.0
 _TRY = """
 import errno, socket, sys

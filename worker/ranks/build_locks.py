@@ -5,8 +5,8 @@ named `lock` blocks other processes. If the compiling process is killed, the fil
 for its removal forever.
 
 Invariant: this module never removes a lock that a process holds open, or that a process of another node may hold open.
-It removes files only from the ranks' own folders and follows no symbolic links. Source: torch 2.13,
-`torch.utils.file_baton` (the holder keeps the file open) and `torch.utils.cpp_extension` (the location of the file).
+It follows no symbolic links. Source: torch 2.13, `torch.utils.file_baton` (the holder keeps the file open) and
+`torch.utils.cpp_extension` (the location of the file).
 """
 
 from __future__ import annotations
@@ -77,10 +77,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove one of torch's build locks from a folder of the ranks' user.
-
-    If the path contains a symbolic link, nothing is removed.
-    """
+    """Remove a file. Remove nothing if its path contains a symbolic link."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:
@@ -117,10 +114,9 @@ def file_system_of(folder: Path) -> str:
 
 
 def _held() -> set[tuple[int, int]]:
-    """Return (device, inode) of each file named `lock` that some process of this machine has open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # The process may have ended or closed the file meanwhile: skip the file.
+        with contextlib.suppress(OSError):  # The process may have ended or closed the file meanwhile.
             if os.readlink(descriptor).endswith("/lock"):
                 told = descriptor.stat()
                 held.add((told.st_dev, told.st_ino))

@@ -105,7 +105,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all commands that users run on this node, and answer each request with a refusal."""
         await end(*self._running.values())
-        # A task that was cancelled before its first step has sent no answer for its command.
+        # A task that was cancelled before its first step has sent no answer.
         for command_id in list(self._running):
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
@@ -190,14 +190,14 @@ async def run_beside(
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
     """Start a program as the leader of a new Linux session.
 
-    If the caller is cancelled during the start, the program and all its descendants are killed.
+    If the caller is cancelled during the start, kill the program and its descendants.
     """
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
     )
     try:
-        # Without the shield, asyncio would kill only the program on a cancellation, and then wait for its children.
+        # Without the shield, asyncio would kill only the program on a cancellation, and then wait for its descendants.
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):
@@ -206,7 +206,6 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
 
 
 async def _feed(process: Process, data: bytes) -> None:
-    """Write all of `data` to a command's stdin and close it. The command may ignore its stdin."""
     if process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -216,9 +215,10 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end, and append its first bytes to `into`, up to the limit of the output.
+    """Read a stream to its end, and append its first bytes to `into`.
 
-    If the stream is longer, one byte more than the limit is appended, so that the caller can detect this.
+    The appended bytes exceed the limit of the output by one byte if the stream is longer, so that the caller detects
+    this.
     """
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
@@ -227,15 +227,14 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 async def _end(process: Process) -> None:
     """Kill a command and all its descendants, then close its pipes.
 
-    A descendant that was not killed may hold the pipes open forever, so this function closes them. An agent without
-    root rights cannot kill a process of another user (`sudo`), so such a process continues.
+    An agent without root rights cannot kill a process of another user (`sudo`). Such a process could hold the pipes
+    open for ever, so this function closes them.
     """
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    # Close the transport, because `wait` also waits for the process's pipes, which asyncio has no public method to
-    # close. `close` sends SIGKILL again.
+    # `wait` also waits for the process's pipes, so close the transport, for which asyncio has no public method.
     with contextlib.suppress(PermissionError):
         process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):

@@ -2,13 +2,12 @@
 
     agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── its descendants
 
-A subreaper becomes the parent of its orphaned descendants, in any session and process group. When the program ends, all
-its remaining descendants are therefore below this process. This process kills them, then ends with the program's exit
-code or signal. The kernel kills this process and the program when the agent dies.
+A subreaper becomes the parent of its orphaned descendants, so it finds them when the program ends. This process kills
+them, then ends with the program's exit code or signal. The kernel kills this process and the program when the agent
+dies.
 
 Invariant: this process prints nothing except the reason why it cannot run a program; it then exits with code 127, like
-a shell. HOME is already the home of the job's user. No code from it (such as the user's site-packages) runs before this
-process has changed to this user.
+a shell. No code from the job user's home (such as site-packages) runs before this process has changed to this user.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def main(words: list[str]) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
             rank_user.become(read_user(user))
-        _die_with(parent)  # Call this after `become`, because a change of user clears the parent-death signal.
+        _die_with(parent)  # A change of user (`become`) clears the parent-death signal, so this call follows it.
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         here = os.getpid()
@@ -87,7 +86,7 @@ def written(user: rank_user.RankUser | None) -> str:
 
 
 def read_user(word: str) -> rank_user.RankUser:
-    """Return the Linux user whose numeric ids the function `written` encoded as a command-line word."""
+    """Return the Linux user whose numeric ids `written` encoded as one word."""
     uid, gid, *groups = map(int, word.split(","))
     return rank_user.RankUser(uid, gid, tuple(groups))
 

@@ -79,7 +79,7 @@ _KEYED = "everstep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPaths:
-    """Paths on the node, such as the agent's socket, that a rank receives in its environment variables."""
+    """Paths on the node that a rank receives in its environment variables."""
 
     agent_socket: Path
     output_dir: Path
@@ -112,17 +112,15 @@ def is_reserved(name: str) -> bool:
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
     """Return the variables of the agent's environment that ranks inherit.
 
-    The result lacks Everstep's own variables (some are tokens) and AWS credentials. In it, gloo and NCCL are bound to
-    `card`. Otherwise, gloo would use the card of the host name's address, which may be a container bridge or loopback.
-    NCCL would use every card, even without a route to the other nodes (`network_cards`).
+    The result lacks Everstep's own variables (some are tokens) and AWS credentials. It binds gloo and NCCL to `card`,
+    because gloo might otherwise use a container bridge, and NCCL a card without a route to the other nodes.
 
     Args:
         environment: environment of the agent, not changed.
         card: name of the network card with this node's address; empty if unknown.
 
     Returns:
-        A copy. The parent process of the ranks (the shim) and the template process, from which it forks ranks, receive
-        it too.
+        A copy.
     """
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
@@ -131,8 +129,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
-    # A script with DeepSpeed compiles a C++ extension with `ninja`. `ninja` is in this interpreter's folder, so PATH
-    # below begins with this folder.
+    # A script with DeepSpeed compiles a C++ extension with `ninja`, which is in this interpreter's folder.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
         inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, environment_key())
@@ -140,8 +137,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
-    # Suppress the profiler's messages on stderr. torch reads this variable only at import, so a rank cannot set it
-    # later.
+    # Suppress the profiler's messages. torch reads this variable only at import, before a forked rank's script runs.
     inherited.setdefault("KINETO_LOG_LEVEL", "6")
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
@@ -152,8 +148,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 def keyed_extensions(cache: str, key: str) -> str:
     """Return the folder for compiled torch extensions of one Python environment. Pure and idempotent.
 
-    If two environments shared a folder, torch would recompile an extension whenever the other environment has compiled
-    it last.
+    In a shared folder, torch would compile an extension again after each change of the environment.
 
     Args:
         cache: the extension folder that all environments share, or a result of this function.
@@ -206,7 +201,7 @@ def environment_key() -> str:
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment for ranks that run as another user than the agent.
 
-    The result lacks variables that name writable folders of the agent's user. A rank could otherwise store code there
+    The result lacks variables that name writable folders of the agent's user, so that a rank cannot store code there
     that root later loads.
 
     Args:

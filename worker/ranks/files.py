@@ -78,7 +78,7 @@ def home_of(state_dir: Path, run: RunId) -> Path:
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
     """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …).
 
-    Each run has its own home, so that no other job reads or executes files that a job has left in its home.
+    Each run has its own home, so that jobs do not read each other's files.
     """
     home = home_of(state_dir, run)
     make_way(home.parent, user)

@@ -1,8 +1,7 @@
 """Samples the stacks of this node's ranks: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads a rank's memory without stopping the rank (`--nonblocking`). If the process makes no progress, the stacks
-are consistent nevertheless. Only this mode of py-spy can read a process that is already stopped. Time and size of a
-sample are limited.
+py-spy reads a rank's memory without stopping the rank (`--nonblocking`). The stacks of a rank that makes no progress
+are consistent nevertheless. Only this mode of py-spy can read a stopped process.
 
 Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
 with the reason.
@@ -177,7 +176,7 @@ class StackWatch:
         self._gpu_percent = gpu_percent
         self._unborn = unborn
         self._before: dict[int, Look] = {}
-        """The first sample in which the present stacks were seen, per pid."""
+        """By pid: the first sample that showed the present stacks."""
         self._number = 0
         self._asked_at = float("-inf")
         self._taken: tuple[RankStacks, ...] = ()

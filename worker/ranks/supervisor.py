@@ -1,9 +1,8 @@
 """The agent's interface to its ranks through the shim, the parent process of all ranks on the node.
 
 The supervisor starts and stops ranks, reports their exits, and proves that their processes have ended. A new agent
-process adopts the ranks that an earlier process started. Exits are stored on disk, so repeated calls of `next_exit`
-return the same exit, even after a restart of the agent. A rank that could not be started counts as exited. If the shim
-dies, the supervisor kills the shim's ranks (found by pid and start ticks), records their ends, and starts a new shim.
+process adopts the ranks that an earlier process started. Exits are stored on disk. A rank that could not be started
+counts as exited. If the shim dies, the supervisor kills its ranks, records their ends, and starts a new shim.
 
 Invariant: a rank counts as ended only when its process has been reaped, or when no process with its pid and start ticks
 exists.
@@ -100,8 +99,8 @@ _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
 """Number of memory samples of the node that the agent stores, one per second.
 
-If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. The
-window is long, because the kernel needs seconds to free hundreds of GiB after a kill, and the rank ends only then.
+If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. After a
+kill, the kernel needs seconds to free hundreds of GiB before the rank ends.
 """
 
 RankKey = tuple[RunId, Generation, Rank]
@@ -268,32 +267,30 @@ class Supervisor:
         self._confinement: tuple[str, str] | None = None
         """The shim's last report on cgroups: (their folder, the reason if cgroups are unavailable)."""
         self.changed = Signal()
-        """Signal that is notified at every change of the state of a rank or of the shim."""
+        """Notified at every change of the state of a rank or of the shim."""
         self.preload = Preload.PENDING
         self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
-        """Requests of the agent to start a rank that the shim has not answered yet."""
+        """Start requests of ranks that the shim has not answered yet."""
         self._killed: dict[RankKey, MemoryEnd] = {}
-        """Evidence for each rank that ended because the kernel killed the rank or one of its DataLoader workers."""
+        """Evidence that the kernel killed a rank or one of its DataLoader workers for lack of memory."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
-        """The newest memory sample of each rank. For an ended rank, the last sample before it ended."""
+        """The newest memory sample of each rank, which remains after the rank's end."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
         """Memory samples of the node, oldest first."""
         self._ranks_process = "self"
-        """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, else this agent process."""
+        """Process whose cgroup limits the ranks' memory: the shim if a launcher starts it, otherwise this process."""
         self._remains_count = 0
         self._answer_count = 0
-        """Number of answers from the shim with its full state (`Ranks`). `refresh` waits until the number rises."""
+        """Number of `Ranks` messages that the shim has sent. `refresh` waits until the number rises."""
         self._writer: asyncio.StreamWriter | None = None
         self.shim_pid: int | None = None
-        """The shim's pid while the shim is a child of this process, which must then reap it; otherwise None."""
+        """The shim's pid while the shim is a child of this process; otherwise None."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
-
-    # The methods below start and close the supervisor.
 
     async def start(self) -> None:
         """Connect to the node's shim (the parent process of all ranks), or start one, and read its state.
@@ -344,8 +341,6 @@ class Supervisor:
     def is_warm(self) -> bool:
         """True if new ranks can start immediately: the modules to preload are imported, or none are configured."""
         return self.preload in (Preload.READY, Preload.NONE)
-
-    # The methods below start ranks.
 
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
@@ -417,8 +412,6 @@ class Supervisor:
             self._note_unstarted(key, str(files.stdout), str(files.stderr), f"the rank was not started: {reason}")
             self.changed.notify()
 
-    # The methods below report the exits of ranks.
-
     @property
     def records(self) -> tuple[RankRecord, ...]:
         """Records of all ranks, sorted by run, generation and rank. The record of a living rank has no end."""
@@ -440,8 +433,6 @@ class Supervisor:
                         self._use_before(key),
                     )
             await self.changed.wait(version)
-
-    # The methods below stop ranks and prove their end.
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
         """Kill all ranks of this run in generations up to `generation`, with their descendants. Return immediately.
@@ -468,7 +459,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(record.pid)
                 try:
-                    # The pidfd refers to this process even if the kernel reuses the pid.
+                    # The kernel may have reused the pid before `pidfd_open`.
                     if processes.is_alive(record.pid, record.start_ticks):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
@@ -489,12 +480,11 @@ class Supervisor:
 
         This method kills no living rank, so the caller must stop the ranks first.
 
-        The proof is an empty cgroup. A cgroup also contains processes that the shim cannot see, for example children in
-        their own sessions after the end of their rank and shim. Without a cgroup, and for ranks that are about to
-        start, the proof is the shim's count of remaining processes.
+        The proof is an empty cgroup. Without a cgroup, and for ranks that are about to start, the proof is the shim's
+        count of remaining processes.
 
-        If ranks run as separate users, the call also kills all processes of these users. pip or a command may have left
-        such processes outside of any rank's cgroup. No rank of another run exists on this node at this time.
+        If ranks run as separate users, the call also kills all processes of these users, for example processes that pip
+        left outside of any rank's cgroup. No rank of another run may exist on this node.
 
         Args:
             run: the run to check; None for all runs.
@@ -559,8 +549,6 @@ class Supervisor:
                 return
             await self.changed.wait(version)
 
-    # The methods below exchange messages with the shim.
-
     def _send(self, message: Message) -> None:
         """Send a message to the shim, the parent process of all ranks. Drop the message if no shim runs."""
         if self._writer is not None:
@@ -591,7 +579,7 @@ class Supervisor:
             raise ShimUnavailable("no shim runs on this node") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Connect to the shim (the parent process of all ranks), which may have survived an earlier agent process.
+        """Connect to the shim, which may have survived an earlier agent process.
 
         If no shim answers, kill the ranks of the last shim and start a new shim.
         """
@@ -604,8 +592,8 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # End and reap the new shim (the parent process of all ranks), because it did not answer. It could
-                    # otherwise later replace the socket of the next shim.
+                    # End the new shim, because it did not answer. It could otherwise replace the socket of the next
+                    # shim later.
                 ):
                     await self._end_shim()
         if reader is None:
@@ -615,8 +603,7 @@ class Supervisor:
     async def _dial(self) -> asyncio.StreamReader | None:
         directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            # Connect through the folder's descriptor, because a socket address has at most 107 bytes and the path may
-            # be longer.
+            # A socket address has at most 107 bytes, and the path may be longer.
             reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
         except (FileNotFoundError, ConnectionError):
             return None
@@ -625,7 +612,7 @@ class Supervisor:
         return reader
 
     async def _launch(self) -> None:
-        """Start a shim (the parent process of all ranks) in a Linux session of its own; return when it listens."""
+        """Start a shim in a Linux session of its own; return when it listens."""
         read, write = os.pipe()
         os.set_inheritable(write, True)
         command = [
@@ -676,7 +663,7 @@ class Supervisor:
             os.close(read)
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Read the messages of the shim, the parent process of all ranks. When it ends, continue with a new shim."""
+        """Handle the messages of the shim. When it ends, continue with a new shim."""
         while True:
             try:
                 while True:
@@ -696,10 +683,7 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Start a new shim (the parent process of all ranks) and connect to it. Retry until the connection succeeds.
-
-        For example, a machine without enough memory for a shim may have enough a minute later.
-        """
+        """Start a new shim and connect to it. Retry until the connection succeeds."""
         told = ""
         while True:
             try:
@@ -785,8 +769,6 @@ class Supervisor:
             self._writer.close()
             self._writer = None
 
-    # The methods below handle a dead shim (the parent process of all ranks): they end its ranks, and record their ends.
-
     async def _end_shim(self) -> None:
         if self.shim_pid is not None:
             os.kill(self.shim_pid, signal.SIGKILL)
@@ -798,12 +780,12 @@ class Supervisor:
             await asyncio.to_thread(_wait_for_child, pid)
 
     async def _bury(self) -> None:
-        """Kill the ranks of a shim (their parent process) that has died, and write the records of their ends."""
+        """Kill the ranks of a dead shim, and write the records of their ends."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                # The dead shim had reported the end of this rank to the agent, but had not written it to disk.
+                # The dead shim has reported this end, but has not written it to disk.
                 self._disk.write_end(known)
                 continue
             await _kill(record)
@@ -837,8 +819,6 @@ class Supervisor:
             await asyncio.sleep(RETRY_SECONDS)
             self._disk.write_owed()
 
-    # The methods below sample the memory of ranks.
-
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
         """Return the newest memory sample of each living rank of a generation. Called for every report."""
         return {
@@ -850,11 +830,11 @@ class Supervisor:
     async def _sample_memory(self) -> None:
         """Sample the memory use of the node and its ranks, and the kernel's counters of kills for lack of memory.
 
-        The method takes one sample per second, because a rank's memory use cannot be read after its end.
+        One sample per second, because a rank's memory use cannot be read after its end.
         """
         paths = self._memory_paths
         while True:
-            # Ignore a failed sample of the memory use: the next one may succeed, for example once descriptors are free.
+            # The next sample may succeed, for example once file descriptors are free.
             with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups, self._ranks_process)
                 counts = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)
@@ -907,10 +887,7 @@ def _wait_for_child(pid: int) -> None:
 
 
 async def _kill(record: RankRecord) -> None:
-    """Kill a rank that is not a child of this process, with its descendants. Return when the rank has ended.
-
-    The call returns immediately if the rank has already ended or its pid belongs to another process.
-    """
+    """Kill a rank that is not a child of this process, with its descendants. Return when the rank has ended."""
     if not processes.is_alive(record.pid, record.start_ticks):
         return
     try:
@@ -921,7 +898,7 @@ async def _kill(record: RankRecord) -> None:
     gone = asyncio.Event()
     loop.add_reader(handle, gone.set)
     try:
-        # The process may have ended before `handle` was opened, and its pid may belong to another process.
+        # The pid may have belonged to another process when `handle` was opened.
         if processes.is_alive(record.pid, record.start_ticks):
             await asyncio.to_thread(processes.kill_tree, record.pid)
             await gone.wait()

@@ -48,7 +48,7 @@ def main() -> None:
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 
-        # This process becomes the template, whose forks become ranks. Ranks set up their own logging.
+        # This process becomes the template. Ranks, its forks, set up their own logging.
         logging.getLogger().handlers.clear()
         logging.getLogger().setLevel(logging.WARNING)
         run_template(socket.socket(fileno=arguments.template_fd), arguments.preload)

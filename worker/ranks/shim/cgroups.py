@@ -2,10 +2,9 @@
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A process can leave its process group, its session and (by a double fork) its parent. It stays in its cgroup unless some
-process moves it explicitly. cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd
-unit), otherwise the freezer of cgroup v1. No controller is enabled, so these cgroups impose no limits and do not change
-the accounting of memory.
+A process can leave its process group, its session and its parent, but it stays in its cgroup unless a process moves it.
+cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the freezer of
+cgroup v1. These cgroups impose no limits.
 
 Invariant: this module kills processes only in cgroups that it has created, and removes no other cgroups. Its own
 process is in none of them.
@@ -137,7 +136,7 @@ def remove(path: str) -> bool:
 def _kill_frozen(folder: Path) -> None:
     """Kill all processes of a cgroup on cgroup v1 and on kernels before 5.14.
 
-    If a freezer is available, it prevents forks during the kill. The processes end when they are thawed.
+    A freezer, if available, prevents forks during the kill. The processes end when they are thawed.
     """
     state = folder / "freezer.state"
     freezes = state.exists()

@@ -169,15 +169,13 @@ def _run(path: str, source: bytes) -> None:
 
 
 def _forget_ourselves() -> None:
-    """Remove `worker` from the loaded modules, so that a script can import a `worker.py` of its own."""
+    """Remove `worker` from the loaded modules, so that a script can import its own `worker.py`."""
     for name in [name for name in sys.modules if name == "worker" or name.startswith("worker.")]:
         del sys.modules[name]
 
 
 def _reseed() -> None:
-    """Give the random generators of Python and numpy new seeds. Forked ranks would otherwise all have the state
-    of the template process.
-    """
+    """Seed the random generators of Python and numpy anew. All forked ranks have inherited the template's state."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -185,7 +183,7 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Set torch's thread count to the rank's OMP_NUM_THREADS: the template imported torch with its own value."""
+    """Set torch's thread count to the rank's OMP_NUM_THREADS, because torch was imported with the template's value."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

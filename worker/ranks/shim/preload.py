@@ -63,8 +63,7 @@ def preload(modules: Sequence[str]) -> None:
     """Import the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
 
     The template calls this once. Modules that are not installed are skipped. This function compiles nothing, because
-    compiling takes half a minute and most jobs do not use DeepSpeed. The first rank that needs the extension
-    compiles it.
+    compiling takes half a minute.
 
     Args:
         modules: full names, in import order.
@@ -91,10 +90,10 @@ def preload(modules: Sequence[str]) -> None:
 
 @contextmanager
 def _cuda_untouched() -> Iterator[None]:
-    """Make torch query NVML instead of the CUDA driver for devices.
+    """Make torch query NVML instead of the CUDA driver for devices while the context is open.
 
-    `torch.utils.cpp_extension` queries the number of devices at import. A process that has used the driver cannot be
-    forked.
+    `torch.utils.cpp_extension` queries the number of devices at import, and a process that has used the driver cannot
+    be forked.
     """
     before = os.environ.get(_ASK_NVML)
     os.environ[_ASK_NVML] = "1"
@@ -154,12 +153,10 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold a lock on the folder of compiled torch extensions while the context is open.
+    """Hold a lock on the folder of compiled torch extensions, so that one template process at a time builds.
 
-    Only one template process at a time holds the lock. torch itself marks a running build with a file named `lock`,
-    which remains if the building process is killed. All later builders would then wait forever. Templates therefore use
-    a lock that the kernel releases when its process ends. Other torch processes do not use this lock, so a thread also
-    removes lock files of killed processes meanwhile.
+    torch itself marks a running build with a file named `lock`, which remains if the building process is killed. The
+    lock of this function ends with its process. Meanwhile, a thread removes `lock` files of killed processes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -172,17 +169,15 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
         finally:
             is_over.set()
             watch.join()
-            # The kernel ends the thread a moment after join() returns. Wait for this, because a fork needs a single
-            # thread.
+            # The kernel ends the thread a moment after join() returns, and a fork needs a single thread.
             while os.path.exists(f"/proc/self/task/{watch.native_id}"):
                 os.sched_yield()
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove files named `lock` that mark running builds of torch extensions, if no process has them open.
+    """Remove `lock` files (which mark running builds of torch extensions) that no process has open.
 
-    A lock is removed only if two checks in a row find it unused, because a finishing builder closes its lock before it
-    removes the file.
+    A file is removed only after two checks, because a finishing builder closes its lock before it removes the file.
     """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
@@ -202,11 +197,10 @@ def _inode(path: Path) -> int:
 
 
 def _open_files() -> set[Path]:
-    """Return the paths of the files that processes of this process's user have open."""
     found: set[Path] = set()
     for descriptors in Path("/proc").glob("[0-9]*/fd"):
         try:
             found.update(Path(os.readlink(descriptor)) for descriptor in descriptors.iterdir())
         except OSError:
-            continue  # The process that has this folder in /proc has ended, or belongs to another user.
+            continue  # The process has ended, or belongs to another user.
     return found

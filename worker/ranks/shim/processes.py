@@ -93,9 +93,8 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
 def kill_tree(root: int) -> frozenset[Process]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
-    The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. The tree is
-    stopped before it is killed. Otherwise, children of a killed process would have another parent, and the call would
-    miss them.
+    The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. All processes
+    are stopped before they are killed, so that no child gets another parent and is missed.
 
     Args:
         root: pid of the tree's first process. The caller must ensure that the pid still belongs to this process.

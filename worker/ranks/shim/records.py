@@ -2,9 +2,8 @@
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
-The shim writes a record before it reports anything about the rank. If the shim dies, the agent's supervisor records the
-ends of its ranks. A rank is not started if the disk refuses its record. The shim reports the end of a rank even if the
-disk refuses the write, and then retries the write.
+The shim writes a record before it reports anything about the rank, and starts no rank whose record the disk refuses.
+The shim reports the end of a rank even if the disk refuses the write, and then retries the write.
 
 Invariant: a record's file is either complete or absent. Readers skip only files that no shim has written.
 """
@@ -38,8 +37,8 @@ class RankRecords:
     def write(self, record: RankRecord) -> None:
         """Write a rank's record to disk, atomically replacing the rank's earlier record.
 
-        The file survives this process, but is not fsynced. A failure of the node also ends the rank, so a lost record
-        does no harm. Raises OSError if the disk is full or refuses the write. The earlier record then remains.
+        The file is not fsynced, because a failure of the node also ends the rank. Raises OSError if the disk is full or
+        refuses the write. The earlier record then remains.
         """
         path = self._path(record)
         fresh = path.with_suffix(".new")
@@ -90,7 +89,7 @@ class RankRecords:
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # Skip the file: it was removed during this loop, or no shim has written it.
+                continue  # The file was removed during this loop, or no shim has written it.
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:

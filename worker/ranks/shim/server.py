@@ -1,9 +1,8 @@
 """The shim's event loop: starts ranks, reaps them and reports to every client.
 
 Clients are agent processes that connect to the shim's socket. The loop has one thread and never blocks for longer than
-one pass through /proc, so a rank's exit is recorded and reported within milliseconds. Facts that must survive the shim
-(running ranks, exits) are on disk before the shim reports them. The only exception: if the disk refuses to store a
-rank's end, the shim reports the end nevertheless.
+one pass through /proc, so a rank's exit is recorded and reported within milliseconds. Running ranks and exits are on
+disk before the shim reports them, unless the disk refuses to store an exit.
 
 A new rank process first waits at its *gate*, a pipe from the shim.
 
@@ -128,10 +127,7 @@ class Shim:
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
     _emptying: set[str] = field(default_factory=set)
-    """Cgroups of generations without living ranks.
-
-    The shim kills the processes in these cgroups, and removes each cgroup when it is empty.
-    """
+    """Cgroups of generations without living ranks, whose processes the shim kills."""
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
@@ -171,8 +167,6 @@ class Shim:
             end.close()
         os.close(lock)
 
-    # The methods below set the shim up.
-
     def _lock(self) -> int:
         lock = os.open(self.options.state_dir / SHIM_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -202,8 +196,6 @@ class Shim:
         listener = listen_private(self.options.socket_path)
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
         return listener
-
-    # The methods below serve the shim's clients, such as the agent.
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -294,8 +286,6 @@ class Shim:
             confinement_error=self._confinement_error,
         )
 
-    # The methods below start ranks.
-
     def _start(self, client: Line, start: StartRank) -> None:
         if self._has_been_asked(client, _key(start)):
             return
@@ -321,7 +311,7 @@ class Shim:
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
         """Return whether an agent has already requested the start of this rank.
 
-        If so, `client` receives the answer instead of the client that asked first, whose agent process may have ended.
+        If so, `client` receives the answer instead of the client that asked first.
         """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
@@ -343,7 +333,7 @@ class Shim:
         self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
 
     def _start_cold(self, client: Line, start: StartRank, why: str = "") -> None:
-        """Start a rank in a new interpreter (a cold start), without the template.
+        """Start a rank in a new interpreter (a cold start).
 
         Args:
             client: the connection that requested the start.
@@ -374,14 +364,12 @@ class Shim:
     def _fork_waiting(self) -> None:
         """Ask the template, a process that has imported torch, to fork the waiting ranks.
 
-        If the template is not ready, start these ranks in new interpreters. The shim does not wait for a template that
-        is still importing, because the rank's own imports take no longer.
+        If the template is not ready, start these ranks in new interpreters.
         """
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            # A stop request arrived while the template process was forking this rank. The template then ended without
-            # reporting the fork.
+            # The rank was stopped while a template process, which has ended since, was forking it.
             if pending.is_stopped:
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
@@ -412,7 +400,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # The new process waits at the other end of this pipe, and exits when the pipe closes.
+            os.close(gate)  # The new process waits at the other end of this pipe, and exits now.
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -439,13 +427,13 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            # The new process ended before it ran the script. The shim reports its exit when it reaps the process.
+            # The new process has ended. The shim reports its exit when it reaps the process.
             _log.info("rank %s ended at its gate", start.rank)
         os.close(gate)
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Move a new process, which does not run the script yet, into its generation's cgroup.
+        """Move a new process into its generation's cgroup, before it runs the script.
 
         Return the cgroup's path, or an empty string if the process has no cgroup.
         """
@@ -460,8 +448,6 @@ class Shim:
             return ""
         self._emptying.discard(path)
         return path
-
-    # The methods below start and use the template, the process from which ranks are forked.
 
     def _start_template(self) -> None:
         if not self.options.modules:
@@ -494,7 +480,7 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            # The template process is ending and has closed the connection. `_reap` records its end later.
+            # The template process has closed the connection. `_reap` records its end later.
             self._hang_up(template)
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
@@ -526,8 +512,7 @@ class Shim:
     def _bury_template(self, template: _Template) -> None:
         """Handle the end of the template, the process from which ranks are forked.
 
-        Ranks that the template has not forked yet start in new interpreters, unless they were stopped. If the template
-        had been ready, the shim starts another one.
+        Ranks that it has not forked yet start in new interpreters, unless they were stopped.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -542,8 +527,6 @@ class Shim:
             _log.warning("the template has ended; starting another")
             self._start_template()
         self._say_all(self._state())
-
-    # The methods below end ranks, and this process (the shim).
 
     def _stop(self, stop: StopRanks) -> None:
         if stop.run is not None:
@@ -594,8 +577,7 @@ class Shim:
             key = self._living.pop(ended.si_pid, None)
             if key is not None:
                 self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-                # The rank is a zombie until it is reaped. Its pid is not reused until then, so this kill cannot reach
-                # another process.
+                # The rank is a zombie until it is reaped, so its pid cannot belong to another process yet.
                 self._remains |= processes.kill_tree(ended.si_pid)
             os.waitpid(ended.si_pid, 0)
             if self._template is not None and ended.si_pid == self._template.pid:
@@ -611,18 +593,14 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """Mark the cgroup at `path` for removal, if none of its ranks lives any more.
-
-        `_sweep` later kills the processes that remain in the cgroup, and removes it.
-        """
+        """Mark the cgroup at `path` for removal by `_sweep`, if none of its ranks lives any more."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
     def _sweep(self) -> None:
         """Kill the processes that ended ranks left behind.
 
-        These are all processes in cgroups without living ranks. While no rank lives, they include all children of the
-        shim except the template process.
+        These are all processes in cgroups without living ranks, and the result of `_strays`.
         """
         for path in list(self._emptying):
             cgroups.kill(path)
@@ -642,7 +620,7 @@ class Shim:
 
 
 def _wake_up(number: int, frame: object) -> None:
-    """Handle a signal by doing nothing: the interpreter has already written its number to the wake-up socket."""
+    """Do nothing: the interpreter has already written the signal's number to the wake-up socket."""
 
 
 def _key(message: RankRecord | StartRank) -> RankKey:
@@ -666,8 +644,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 def _open_stream(path: str, start: StartRank) -> int:
     """Open the file that becomes a rank's stdout or stderr, and return the descriptor.
 
-    A script may open its own output again as /dev/stdout. The rank's user can therefore open the file for writing, but
-    not for reading.
+    The rank's user may write to the file, because a script may open its own output as /dev/stdout, but may not read it.
     """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
@@ -679,8 +656,7 @@ def _open_stream(path: str, start: StartRank) -> int:
 def _write_down(start: StartRank) -> int:
     """Write a warm rank's start message to an in-memory file, and return the file.
 
-    Only the rank's fork reads the file. The message contains secrets, so the template must not read it: all later ranks
-    inherit the template's memory.
+    The message contains secrets. Later ranks inherit the template's memory, so only the rank's own fork reads the file.
     """
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
@@ -691,8 +667,7 @@ def _write_down(start: StartRank) -> int:
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
     """Send a message to the template, the process from which ranks are forked.
 
-    The call blocks only briefly, because the template always reads. If the template has ended, `_bury_template` handles
-    this later.
+    The call blocks only briefly, because the template always reads. If the template has ended, the message is dropped.
     """
     line.setblocking(True)
     try:
