@@ -48,10 +48,9 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the node's tmpfs that slot contents must not fill.
+"""Bytes of the node's tmpfs that slot contents must not fill, for the slots' headers and the rank pages.
 
-The rest of the tmpfs holds the slots' headers and the rank pages. In addition, the kernel rounds each file up to whole
-huge pages.
+The kernel also rounds each file up to whole huge pages.
 """
 
 
@@ -345,18 +344,14 @@ async def serve(agent: Agent, manager: ServiceManager) -> None:
 def allow_files() -> None:
     """Raise the limit of open files to the hard limit, for this process and its children.
 
-    systemd starts services with a limit of 1,024 files. The process of rank 0 has an open connection to each other rank
-    of the job, and each connection is an open file.
+    systemd starts services with a limit of 1,024 files. The process of rank 0 has one connection to each other rank.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start_log() -> OwnLog:
-    """Configure Python's logging: this process's log lines go to stderr, and the newest lines also stay in memory.
-
-    `main` calls this once, before the first log line. If the control plane requests it, the agent uploads the lines in
-    memory to S3.
+    """Configure Python's logging: log lines go to stderr, and the newest lines also stay in memory.
 
     Returns:
         The log handler that keeps the newest lines in memory.

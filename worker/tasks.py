@@ -60,7 +60,7 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # A task must not raise. The event loop's exception handler reports the exception as a bug.
+            # The event loop's exception handler reports the exception as a bug.
             raise task.exception()  # type: ignore[misc]
 
     @property

@@ -53,8 +53,7 @@ class SharedParts:
     With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
     """
     claimed: int = 0
-    """Highest number of a part that the owner has begun to transfer. The owner transfers all parts up to this number.
-    """
+    """Highest number of a part that the owner has begun. The owner transfers all parts up to this number."""
     lowest: int
     """The lowest number of any part that was assigned to a helper node; `part_count` + 1 before the first."""
     outstanding: Mapping[int, Outstanding] = field(default_factory=dict[int, Outstanding])

@@ -2,10 +2,9 @@
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
-An owner is a node whose shard this node holds. It sends its ranks' log lines before the end of each shard
-(`worker.replication.sender`). The holder of a committed step therefore has all lines up to this step. When the
-generation ends, this node uploads all copies of lines. Readers of the log skip a copy if the owner has uploaded the
-same lines itself.
+An owner is a node whose shard this node holds. It sends its ranks' log lines before the end of each shard, so the
+holder of a committed step has all lines up to this step. When the generation ends, this node uploads its copies.
+Readers of the log skip a copy of lines that the owner has uploaded itself.
 
 Invariant: the stored lines of one owner have consecutive numbers. The newest lines within the size limit are never
 dropped.
@@ -39,13 +38,13 @@ RETRY_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """Log lines of one other node, which this node stores in memory and in a file in case the other node is lost."""
+    """Log lines of one other node, in memory and in a file."""
 
     path: Path
     limit_bytes: int
     tail: Tail = field(default_factory=Tail)
     is_on_disk: bool = False
-    """True if the file on disk contains exactly the log lines in memory (`tail`)."""
+    """True if the file contains exactly the lines of `tail`."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -105,7 +104,7 @@ class HeldLines:
             try:
                 await asyncio.to_thread(_write, held.path, held.tail, added)
                 held.is_on_disk = True
-            # If this write fails, the lines stay in memory. They are lost only if the agent restarts before the upload.
+            # The lines stay in memory, and are lost only if the agent restarts before the upload.
             except OSError as error:
                 held.is_on_disk = False
                 log.warning("the lines of %s cannot be written to disk; they stay in memory: %s", peer, error)
@@ -163,7 +162,7 @@ def _read(path: Path) -> Tail:
 def _write(path: Path, tail: Tail, added: tuple[bytes, ...] | None) -> None:
     """Append the rows `added` to the file. If `added` is None, replace the file by all rows of `tail`.
 
-    If the process is killed during the write, readers ignore the incomplete row.
+    A killed process can leave an incomplete row, which readers ignore.
     """
     if added is not None:
         with path.open("ab", buffering=0) as file:

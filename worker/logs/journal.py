@@ -3,9 +3,8 @@
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-A *stream* is the file with a rank's stdout or stderr. An agent that starts while ranks run continues at the end of the
-journal. The newest chunk records the position up to which each stream was read. Every line therefore has one fixed
-number, and no line is read twice.
+A *stream* is the file with a rank's stdout or stderr. The newest chunk records the position up to which each stream was
+read. An agent that starts while ranks run continues from these positions, so no line is read twice.
 
 The journal frees the disk space of the parts of a stream that it has read, except for the last `TAIL_BYTES`. It keeps
 the chunks that are not uploaded, up to `journal_bytes` of `JournalLimits`, and the newest chunk, which still grows.
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 CHUNK_MILLISECONDS: Final = 300_000
 """Age in milliseconds at which a chunk is complete, even with fewer bytes than `JournalLimits.chunk_bytes`.
 
-An incomplete chunk is uploaded again every second while it grows.
+An incomplete chunk is uploaded again whenever it has grown.
 """
 TAIL_BYTES: Final = 64 * 1024
 """Bytes at the end of a rank's stdout or stderr that stay on disk, because users see them if the rank fails."""
@@ -173,7 +172,7 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            # These files with ranks' stdout or stderr have unread output, but the journal has no room for it.
+            # The journal has no room for the unread output of these streams.
             left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
@@ -201,7 +200,7 @@ class LogJournal:
             self._chunks.pop(0).path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:
-        """Read the log chunks that an earlier agent process of this node wrote. New lines follow their last line."""
+        """Continue the log chunks that an earlier agent process of this node wrote."""
         found = sorted(
             name
             for path in self._folder.glob("node=*/*.jsonl")
@@ -228,10 +227,7 @@ class LogJournal:
 
     @contextlib.contextmanager
     def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
-        """Yield the positions up to which ranks' output was read; restore them if the `with` block raises OSError.
-
-        The next read then returns the same lines again.
-        """
+        """Yield the positions up to which ranks' output was read; restore them if the `with` block raises OSError."""
         before = dict(self._positions)
         try:
             yield before
@@ -240,9 +236,9 @@ class LogJournal:
             raise
 
     def _take(self, *, is_last: bool) -> list[LogLine]:
-        """Append the new lines of all ranks' stdout and stderr to the journal, and return them.
+        """Append the new lines of all ranks' output to the journal, and return them.
 
-        Then free the disk space of the parts of these files that were read.
+        Then free the disk space of read output.
         """
         with self._unless_failed() as before:
             lines = list(self._new_lines(is_last=is_last))
@@ -273,7 +269,7 @@ class LogJournal:
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
-        """Read a rank's stdout or stderr from the file's beginning again; return a line that reports the lost output.
+        """Read a rank's stdout or stderr from the beginning again; return a line that reports the lost output.
 
         Called after a process has truncated the file, for example with `> /dev/stderr`.
         """
@@ -369,7 +365,7 @@ def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES)
         elif len(data) - begin >= max_line_bytes:
             end, is_piece = begin + max_line_bytes, True
             while end > begin + max_line_bytes - 4 and data[end - 1] & 0xC0 == 0x80:
-                end -= 1  # the line must not be cut inside a UTF-8 character
+                end -= 1  # The cut must not be inside a UTF-8 character.
             if data[end - 1] >= 0xC0:
                 end -= 1
         elif is_last:
@@ -403,7 +399,7 @@ def _write(path: Path, size: int, data: bytes) -> int:
             while left:
                 left = left[file.write(left) :]
         except OSError:
-            with contextlib.suppress(OSError):  # if truncate fails, the next write cuts off the incomplete data
+            with contextlib.suppress(OSError):  # If truncate fails, the next write cuts off the incomplete data.
                 file.truncate(size)
             raise
     return size + len(data)

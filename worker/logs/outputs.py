@@ -3,8 +3,7 @@
     <output key>gen=<g>/rank=<r>/<path>
 
 Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
-process changes links during the upload. A failed upload never stops a job. The agent reports each missing object in a
-sentence.
+process changes links during the upload. A failed upload never stops a job.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 STILL_SECONDS = 30.0
 """Seconds without any finished upload after which the pending uploads count as stalled.
 
-For each pending file, `still_seconds` adds the time that its transfer needs over a slow connection.
+`still_seconds` adds the time to transfer the largest pending file.
 """
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
@@ -154,8 +153,7 @@ class RankOutputs:
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
         """Upload one file. Return an empty list, or a list with one sentence about the failure.
 
-        The upload reads from a file descriptor that was checked, because the file's name may meanwhile refer to another
-        file.
+        The upload reads from a checked file descriptor, because the file's name may come to mean another file.
         """
         try:
             file = _open_output(folder.resolve(), path, uid)
@@ -185,17 +183,14 @@ class RankOutputs:
 
 
 def still_seconds(size: int) -> float:
-    """Return how many seconds an upload of `size` bytes may take before it counts as stalled. Pure.
-
-    The time starts anew whenever another upload of the node ends.
-    """
+    """Return the seconds without a finished upload after which a pending upload of `size` bytes counts as stalled."""
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
 def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     """Return the files below a folder with their relative paths, and a sentence for each entry that cannot be uploaded.
 
-    For a link to a file within the folder, the target's content is uploaded.
+    A link to a file within the folder counts as this file.
     """
     root = folder.resolve()
     files, refused = [], []
@@ -204,7 +199,7 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
             path = Path(parent) / name
             relative = path.relative_to(root).as_posix()
-            target = Path(os.path.realpath(path))  # `resolve` raises an error for a loop of links
+            target = Path(os.path.realpath(path))  # `resolve` would raise an error for a loop of links.
             if not target.is_relative_to(root):
                 refused.append(
                     f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"

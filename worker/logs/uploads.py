@@ -43,11 +43,11 @@ class ShipperOptions:
 
     journal: JournalLimits = LIMITS
     tail_bytes: int = TAIL_BYTES
-    """Maximum bytes of the newest lines that other nodes receive, per rank of this node."""
+    """Maximum bytes of the newest lines that other nodes store, per rank of this node."""
     recent_characters: int = 256 * 1024
-    """Number of characters of the newest lines that the shipper keeps for new followers.
+    """Number of characters of the newest lines that new followers receive.
 
-    Followers read older lines from the object store, which contains each line after about a second.
+    They read older lines from the object store.
     """
     retry_seconds: float = RETRY_SECONDS
     """Seconds to wait after the first failed upload at the end of a generation. Later waits are multiples of it."""
@@ -119,18 +119,14 @@ class LogShipper:
         ]
 
     def show_recent(self) -> None:
-        """Send the newest lines once more to the function `live`, which streams lines to readers of the log.
-
-        A reader that starts to follow the log thereby receives the lines that are not uploaded yet.
-        """
+        """Send the newest lines to all followers again, because a new follower lacks lines that are not uploaded."""
         for lines in self._recent:
             self._live(lines)
 
     async def printed(self, number: int) -> Tail:
         """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
 
-        Every `ReplicaSender` calls this method before it sends the end of a shard, and sends the lines to the holder. A
-        holder therefore has all lines up to a step before it acknowledges the step.
+        A sender of replicas sends these lines to the holder before the end of a shard.
 
         Args:
             number: number of the first line that the caller needs.
@@ -138,7 +134,7 @@ class LogShipper:
         Returns:
             Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
         """
-        # Read the lines to the end even if this call is cancelled, because users who follow the log must receive them.
+        # A cancelled call must not lose lines, because followers of the log must receive them.
         await finish(self._read_up())
         return self._tail.since(number).newest(self._tail_bytes)
 
@@ -162,7 +158,7 @@ class LogShipper:
 
     async def _drain(self) -> None:
         """Read and upload the ranks' remaining output piece by piece, because the journal on disk has limited room."""
-        # the number of repetitions is limited, because a process that escaped from its rank may print forever
+        # The number of repetitions is limited, because a process that escaped from its rank may print for ever.
         for _ in range(self._options.journal.behind_bytes // self._options.journal.read_bytes):
             if not await self._read():
                 return
@@ -184,8 +180,7 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                # Check first, without a thread: usually there is no new output, and a thread would take CPU time from
-                # training.
+                # Usually there is no new output, and a thread would take CPU time from training.
                 if self._journal is None or self._journal.has_news():
                     await self._read()
             except OSError as error:
@@ -194,7 +189,7 @@ class LogShipper:
                 if not self._is_failing:
                     log.warning(
                         "log lines of ranks cannot be written to disk yet: %s", error
-                    )  # After `READ_SECONDS`, this loop reads the same lines again from the ranks' output files.
+                    )  # This loop reads the same lines again after `READ_SECONDS`.
                 self._is_failing = True
             else:
                 self._is_failing = False
@@ -233,10 +228,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read into the journal everything that the ranks have printed before this call.
-
-        If the disk refuses the lines, the call ends without them.
-        """
+        """Read into the journal everything that the ranks have printed, unless the disk refuses the lines."""
         try:
             if self._journal is None:
                 await self._read()
@@ -248,7 +240,7 @@ class LogShipper:
             log.info("log lines of ranks cannot be read for peers yet: %s", error)
 
     def _tail_of(self, journal: LogJournal) -> Tail:
-        """Return the newest log lines in files that an earlier agent process wrote and did not upload completely."""
+        """Return the newest log lines that an earlier agent process wrote and did not upload completely."""
         tail = Tail()
         for chunk in journal.unstored():
             head, lines, _ = decode_chunk(chunk.path.read_bytes())
@@ -298,8 +290,7 @@ def _length(lines: LogLines) -> int:
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a thread and wait for its end, even if the caller is cancelled.
 
-    One task calls this function, so a cancelled call leaves no thread behind that still reads or uploads log lines. A
-    late upload of an older content of a file with log lines therefore cannot replace a newer upload of this file.
+    Otherwise, a thread of a cancelled call could upload an older content of a file after a newer upload.
     """
     found: list[T] = []
 

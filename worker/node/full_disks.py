@@ -4,7 +4,7 @@
     failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
 Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message of the fault
-does not change during this time, because the control plane processes every changed report at once.
+does not change during this time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED = re.compile(r"\[Errno (?:28|122)\] [^:\n]+: '(?P<path>/[^'\n]+)'")
 class _Place:
     fault: NodeFault
     failed_at: float
-    """Monotonic seconds of the newest failed write to this folder."""
+    """Monotonic time in seconds of the newest failed write to this folder."""
 
 
 class FullDisks:
@@ -77,7 +77,7 @@ class FullDisks:
         named = _NAMED.search(words)
         if named is None:
             return self._note(self._state, said[0])
-        # The job chose the path of this file. Its file system may hang, so the agent must not query the free space.
+        # The job chose this path. Its file system may hang, so the agent must not query the free space.
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:

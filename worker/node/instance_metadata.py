@@ -1,8 +1,8 @@
 """Reads AWS's notices for this EC2 instance from its metadata service (IMDSv2).
 
 The service announces spot interruptions, rebalance recommendations, maintenance, and termination by the Auto Scaling
-group. Reading it needs no event bus, no permission and no region. Without the service, the node has no notices. While
-the service does not answer, the node keeps reporting the last notices.
+group. Requests to the service need no permission. Without the service, the node has no notices. While the service does
+not answer, the node keeps reporting the last notices.
 
 Invariant: the module sends only GET requests with a session token, and the PUT request for the token. Requests are
 limited in time and size. They are sent to the configured address, or to EC2's own address on an EC2 instance. Source:
@@ -135,7 +135,7 @@ class InstanceMetadata:
                 log.info("the instance's metadata service answers again")
             self._is_absent = False
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # A ValueError occurs if the service returned a session token that no HTTP header can contain.
+            # ValueError: the service has returned a session token that no HTTP header can contain.
             if not self._is_absent:
                 log.info("the instance's metadata service does not answer, so notices are missing: %s", error)
             self._is_absent = True
@@ -147,7 +147,7 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request all kinds of notices from the metadata service, and return them by URL path (one path per kind).
+        """Request all kinds of notices, and return them by URL path (one path per kind).
 
         Runs in a thread, one call at a time. A path whose request fails keeps its notices in `told`.
         """

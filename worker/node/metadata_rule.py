@@ -1,7 +1,6 @@
 """A routing rule that blocks the ranks' users from the instance's metadata, which contains the role's credentials.
 
-The rule needs no firewall and no kernel module. It prohibits packets of these uids to the metadata addresses (IPv4 and
-IPv6).
+The rule prohibits packets of these uids to the metadata addresses (IPv4 and IPv6). It needs no firewall.
 
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 

@@ -1,8 +1,8 @@
 """Finds all network cards of this node in the agent's network.
 
-The streams that send shards use all of these cards in parallel. To use a card, it is not enough to use its address. The
-kernel routes by destination, so the first of several cards in one network sends all packets. EC2 drops packets whose
-source address belongs to another card. The agent therefore also binds each connection to its card.
+The streams that send shards use all of these cards in parallel. The agent binds each connection to its card, not only
+to the card's address. Otherwise, the first of several cards in one network sends all packets, and EC2 drops packets
+whose source address belongs to another card.
 
 Invariant: an agent on a loopback address uses no other card, so that a local cluster never connects over real cards.
 """
@@ -44,8 +44,7 @@ class NetworkCard(NamedTuple):
             OSError: the address is not this node's, the port is in use, or the card no longer exists.
         """
         if self.name:
-            # Linux before 5.7 permits SO_BINDTODEVICE only to root. Without it, the kernel's routes may still select
-            # this card.
+            # Linux before 5.7 permits SO_BINDTODEVICE only to root. The kernel's routes may still select this card.
             with contextlib.suppress(PermissionError):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.name.encode())
         line.bind((self.address, port))

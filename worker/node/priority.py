@@ -15,8 +15,7 @@ from pathlib import Path
 AGENT_NICENESS = -10
 """Niceness of the agent's event loop, which is preferred to ranks.
 
-Ranks and other nodes wait for the short tasks of the loop. Ranks, and threads of the agent that move bytes, run at
-niceness 0 (`work_as_ranks_do`).
+Ranks and other nodes wait for the short tasks of the loop. Ranks run at niceness 0.
 """
 RANK_OOM_SCORE = 500
 """Adjustment of ranks' OOM scores: the kernel ends a rank before any service of the node. Source: proc(5)."""

@@ -50,7 +50,7 @@ Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither t
 UID_COUNT: Final = 63
 """Number of uids, after `NUMBER`, of which each job of a node receives one."""
 KEPT_TURNS: Final = 8
-"""Number of jobs whose assigned uid is stored. Older assignments are not needed: no files of these jobs remain."""
+"""Number of jobs whose assigned uid is stored. No files of older jobs remain."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
@@ -85,10 +85,7 @@ TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
-"""Event that is never set: a thread waits on it to pause.
-
-The pauses are needed after a kill, because the kernel reports the end of a process only to its parent.
-"""
+"""Event that is never set: a thread waits on it to pause between two checks for killed processes."""
 _turns = msgspec.json.Decoder(list[tuple[str, int]])
 
 
@@ -183,8 +180,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
             turns = []
         known = dict(turns)
         if run not in known:
-            # In tests, several agents share a machine. Each agent begins at a different uid of the range, so that their
-            # jobs get different uids.
+            # Each agent begins at a different uid of the range, because several agents share a machine in tests.
             last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
             known[run] = (last + 1) % user.uid_count
             scratch = path.with_suffix(".new")
@@ -318,7 +314,7 @@ def give(folder: Path, user: RankUser) -> None:
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # `files` contains no links to folders, because fwalk lists them as folders. The owner of a link need not change.
+    # fwalk lists links to folders as folders. The owner of a link need not change.
 
 
 def take(folder: Path) -> None:
@@ -333,7 +329,7 @@ def take(folder: Path) -> None:
         for name in [*files, *folders]:
             os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
         for name in files:
-            # The directory entry may be a link, or a file that this process cannot open.
+            # The entry may be a link, or a file that this process cannot open.
             with contextlib.suppress(OSError):
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
                 try:
@@ -417,10 +413,9 @@ def _by_turns() -> RankUser:
 
 
 def _processes_of(user: RankUser) -> set[int]:
-    """Return the pids of all processes in /proc that belong to a job's user or to a range of users.
+    """Return the pids of all processes in /proc that belong to a job's user or to a range of users, without zombies.
 
-    Zombies are omitted. A process whose first thread has ended while other threads run looks like a zombie, but is
-    included.
+    A process whose first thread has ended while other threads run looks like a zombie, but is included.
     """
     found = set()
     for name in os.listdir("/proc"):

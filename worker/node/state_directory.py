@@ -32,8 +32,7 @@ BELONGINGS: Final = (
 )
 """Files and folders of the state directory that belong to one node.
 
-Cached inputs and installed packages are not in the list: their names depend only on their content, so any node can use
-them.
+Cached inputs and installed packages are not in the list, because any node can use them.
 """
 
 
@@ -69,8 +68,8 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         write_durably(path, mine)
     except OSError as error:
         if theirs:
-            # The agent must not start, because `OWNER` still names the old node. At its next start, the agent would
-            # take its own new files for files of the old node, and delete them, the promise included.
+            # `OWNER` still names the old node. The next start of the agent would therefore delete all files that this
+            # agent writes, the promise included.
             raise
         log.warning("the owner of %s cannot be written yet: %s", state, error)
 

@@ -4,10 +4,9 @@
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
 Environment variables of a rank (`variables`) direct its AWS SDK to this server. Their names and the response format are
-those of the container credential provider, which all AWS SDKs contain. The server answers with the present credentials
-while they are valid, because SDKs wait only two seconds. SDKs request new credentials in the last 15 minutes of the
-lifetime. The port is stored on disk, and the token is derived from the generation's key. Ranks can therefore reach this
-node's next agent process with the same port and token.
+those of the container credential provider, which all AWS SDKs contain. The server answers with its present credentials
+while they are valid, because SDKs wait only two seconds. The port is stored on disk, and the token is derived from the
+generation's key, so that ranks can also reach this node's next agent process.
 
 Invariant: a request without the token receives no credentials. No credentials are written to disk or to a log. Source:
 AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -175,7 +174,7 @@ class RoleCredentials:
         }
 
     async def _current(self) -> RoleKeys:
-        """Return valid credentials of the job's role. Before they expire, request new ones in the background."""
+        """Return valid credentials of the job's role. Request new ones in the background before the old ones expire."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):
@@ -202,4 +201,4 @@ def token_of(plan: GenerationPlan, key: bytes) -> str:
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # Read the error, because asyncio logs unread errors.
+        task.exception()  # Otherwise asyncio logs the error.

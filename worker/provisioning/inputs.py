@@ -10,8 +10,8 @@ An input channel is a named set of S3 objects that ranks read as files in one fo
 
 A cached file receives its final name only when it is complete, verified and durable. A channel's folder receives its
 final name when it has all links, and is valid only with its index. A crash therefore leaves no incomplete file under a
-final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. Its mtime is
-derived from its name, so that a changed file is detected and fetched again.
+final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. A changed file is
+detected by its mtime, which must match its name, and is fetched again.
 
 Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
 generations send no request to S3.
@@ -58,7 +58,7 @@ _FILE_MODE, _FOLDER_MODE = 0o444, 0o555
 
 
 class FetchStopped(Exception):
-    """Raised in a thread that must stop fetching input files from S3.
+    """Raised in a thread that must stop fetching input files.
 
     The fetch was cancelled, or another of its threads has failed.
     """
@@ -81,7 +81,7 @@ class _Wanted:
     reader: str
     """The role with which the object was listed and must be read.
 
-    Each job reads with its own role, because another role may lack the permission to read the object.
+    Another role may lack the permission to read the object.
     """
 
     @property
@@ -170,14 +170,12 @@ class InputCache:
         """Delete a run's folders. Its objects stay cached for later jobs. May be called in any thread."""
         _remove(self._runs / run)
 
-    # The methods below fetch objects of input channels from S3.
-
     def _bring(
         self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event
     ) -> None:
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = time.monotonic()
-        for scratch in self._objects.glob("*.new"):  # An agent that was killed may have left these unfinished files.
+        for scratch in self._objects.glob("*.new"):  # A killed agent may have left these unfinished files.
             scratch.unlink()
         self._make_room(listed)
         for channel, wanted in listed.items():
@@ -242,7 +240,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
-            raise error  # Raise the failure that stopped all threads, not the `FetchStopped` of another thread.
+            raise error  # Raise the failure itself, not the `FetchStopped` of another thread.
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
@@ -253,7 +251,7 @@ class InputCache:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
-                    raise  # The object was replaced since its listing. The next generation lists the channel again.
+                    raise  # After `ObjectChanged`, the next generation lists the channel again.
                 log.warning(
                     "s3://%s/%s: attempt %d failed: %s",
                     wanted.object.reference.bucket,
@@ -297,12 +295,10 @@ class InputCache:
         os.utime(scratch, (_time_of(path.name),) * 2)
         scratch.replace(path)
 
-    # The methods below build a channel's folder.
-
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
         """Build an input channel's folder from links to cached files, and rename it into place.
 
-        Then write the channel's index, which makes the folder valid.
+        Then write its index.
         """
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
@@ -361,10 +357,7 @@ def _listed(
 
 
 def _present(directory: Path, user: RankUser | None) -> Path:
-    """Return the directory of an input channel whose files already exist on the node.
-
-    The function first checks that the agent and the ranks can read the directory.
-    """
+    """Return an input channel's directory that already exists on the node, after a check that the ranks can read it."""
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):
@@ -383,7 +376,7 @@ def _refused(channel: str, error: Exception) -> InputRefused:
 def _time_of(name: str) -> int:
     """Return the mtime that a cached input file with this name must have, in Unix seconds below 2^28.
 
-    A write to the file changes the mtime, which reveals the write.
+    Another mtime shows that the file was written to.
     """
     return int(name[:7], 16)
 
@@ -397,7 +390,7 @@ def _is_sound(path: Path, name: str, size: int) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete an input channel's folder with all its content, although the folders in it are read-only."""
+    """Delete an input channel's folder, although the folders in it are read-only."""
     for parent, _, _ in os.walk(folder):
         with contextlib.suppress(OSError):
             os.chmod(parent, 0o700)

@@ -6,13 +6,12 @@
     <state>/packages/<key>.<nonce>.work.new/ pip's home, temporary folder, working directory and settings
     <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
-pip installs into the layer only what the node lacks. It skips a package that the node has in the required version.
-Otherwise, it installs the required version in the layer, which ranks search before the node's packages. The node's own
-packages stay unchanged. Ranks run under the node's own Python, with the layer in their PYTHONPATH. Editable installs
-are refused, because they need more than a path.
+pip installs a package into the layer only if the node lacks the required version. Ranks run under the node's own
+Python, with the layer in their PYTHONPATH before the node's packages. Editable installs are refused, because they need
+more than a path.
 
-The key is a digest of everything that determines a layer, including the project. Jobs of two projects therefore never
-share a layer. A layer receives its final name when it is complete and on disk.
+The key is a digest of everything that determines a layer, including the project. Projects never share a layer. A layer
+receives its final name when it is complete and on disk.
 
 pip reads no file of the job except the requirements file and the files that it names. pip runs isolated (`-I`), in an
 environment that the agent creates (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
@@ -21,8 +20,7 @@ allows builds: a build executes code of the package.
 If each job has its own user, pip runs as the job's user. If builds are allowed and the requirements name files of the
 job's source, pip uses a copy of the source that belongs to this user.
 
-The agent kills every process that pip leaves behind (`worker.ranks.contained_program`, `end_processes`). The agent then
-takes ownership of the files, before the layer receives its final name.
+The agent kills every process that pip leaves behind, and then takes ownership of the files.
 
 Invariant: code that an installation executes, such as a package's build script, never sees the node's AWS credentials.
 The code runs as root only if ranks also run as root. No process of an installation outlives the installation.
@@ -66,12 +64,9 @@ log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
 MAX_LAYERS = 4
-"""Maximum number of layers (folders of installed packages) on a node. The least recently used are deleted first."""
+"""Maximum number of package folders (layers) on a node. The least recently used are deleted first."""
 LAYERS_PART = 0.25
-"""Fraction of the file system that all layers (folders of installed packages) together may use.
-
-It applies unless a limit in bytes is set.
-"""
+"""Fraction of the file system that all package folders (layers) may use, if no limit in bytes is set."""
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait for the end of the killed processes of pip."""
@@ -80,18 +75,14 @@ _LOOK_SECONDS = 0.2
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
 )
-"""Variables of the agent's environment that pip receives, besides `LC_…` and proxy variables.
-
-The agent writes the node's settings of pip (`PIP_…` variables) into a file for pip.
-"""
+"""Variables of the agent's environment that pip receives, besides `LC_…` and proxy variables."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
 """Matches requirements that may name other files of the source archive.
 
-The installed packages are then used only by jobs with the same source archive. A false match, such as a URL, is
-harmless.
+Such a layer is used only by jobs with the same source archive. A false match, such as a URL, is harmless.
 """
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
@@ -218,10 +209,7 @@ class PackageLayers:
         return packages
 
     async def _pip(self, folder: Path, work: Path, order: Order) -> None:
-        """Run pip to its end, or kill it on cancellation.
-
-        When the call returns, all processes that pip started have ended.
-        """
+        """Run pip to its end, or kill it on cancellation. On return, all processes that pip started have ended."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
         pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
@@ -264,7 +252,7 @@ class PackageLayers:
             shutil.rmtree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: Order) -> None:
-        """Delete the least recently used folders of packages (layers) until the new layer fits the size limit."""
+        """Delete the least recently used package folders (layers) until the new layer fits the size limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
@@ -283,7 +271,7 @@ class PackageLayers:
             del kept[layer]
 
     def _layers(self) -> list[Path]:
-        """Return the finished package layers (folders of installed packages), least recently used first."""
+        """Return the finished package folders (layers), least recently used first."""
         found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
@@ -385,9 +373,9 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the node's pip settings: from PIP_CONFIG_FILE and from PIP_… variables, which take precedence.
 
-    pip receives the settings in a file. If they were variables, a requirements file could insert `${PIP_INDEX_URL}`,
-    which may contain a password, into another URL. The result contains the values by option name, as in section
-    `global` of pip's configuration. `environment` is the agent's environment.
+    The result contains the values by option name, as in section `global` of pip's configuration. pip receives them in a
+    file, because a requirements file could insert a variable such as `${PIP_INDEX_URL}`, which may contain a password,
+    into another URL. `environment` is the agent's environment.
     """
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
@@ -417,15 +405,13 @@ def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str
 def _end_users(user: RankUser | None) -> None:
     """Kill the processes of the job's user that pip has left behind.
 
-    No rank of this job runs on this node yet, so all processes of `user` belong to the installation. Raises
-    RequirementsRefused if a process cannot be killed.
+    No rank of this job runs on this node yet. Raises RequirementsRefused if a process cannot be killed.
     """
     if left := end_processes(user, seconds=END_SECONDS):
         raise RequirementsRefused(f"processes of pip cannot be ended: {left}")
 
 
 def _names_files(order: Order) -> bool:
-    """Return whether the requirements may name other files of the job's source archive."""
     return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
 
 
@@ -434,20 +420,17 @@ def _packages_of(folder: Path) -> Path:
 
 
 def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
-    """Finish a layer (a folder of installed packages) and rename it to its final name.
-
-    Before the rename, take ownership of its files, write its index, and flush the disk.
-    """
+    """Take ownership of a finished package folder (layer), write its index, flush the disk, and rename it."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
     if not packages.resolve().is_relative_to(scratch.resolve()):
         raise RequirementsRefused("a package has replaced its installation folder by a link")
     (packages / "node.pth").unlink(missing_ok=True)
-    (scratch / "installed.json").unlink(missing_ok=True)  # a package may have created this file
+    (scratch / "installed.json").unlink(missing_ok=True)  # A package may have created this file.
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
-    os.sync()  # flush all files of the packages before their folder receives its final name
+    os.sync()  # Flush all files of the packages before their folder receives its final name.
     shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have left an incomplete layer under its final name.
     scratch.rename(layer)
 
@@ -461,7 +444,7 @@ def _modules(folder: Path) -> Iterable[str]:
 
 
 def _found(layer: Path) -> Packages | None:
-    """Return a finished layer (a folder of installed packages) and mark it as used; None if it does not exist."""
+    """Return a finished package folder (layer) and mark it as used; None if it does not exist."""
     try:
         installed = _installed.decode((layer / "installed.json").read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):

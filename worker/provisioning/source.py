@@ -34,10 +34,9 @@ from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 _placing = threading.Lock()
-"""Lock that a thread holds while it moves an unpacked tree to its final path.
+"""Lock that a thread holds while it checks for cancellation and moves an unpacked tree to its final path.
 
-The thread checks for cancellation under the lock. The tree of a later attempt therefore always replaces the tree of an
-earlier attempt.
+A cancelled attempt therefore never replaces the tree of a later attempt.
 """
 
 
@@ -96,7 +95,7 @@ class SourceArchives:
             StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
-        # An earlier job may have changed the archive, so it is verified again.
+        # An earlier job may have changed the archive.
         if path.exists() and _digest(path) == source.sha256:
             return path
         found = self._objects.get_bytes(source.object)
@@ -138,7 +137,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
 
     def work() -> Path:
         _check_wanted(cancelled)
-        # Delete the archives of other jobs before the ranks start, because a rank could read all archives.
+        # A rank could read all archives, so delete the archives of other jobs before the ranks start.
         archives.keep({script.source.sha256})
         return unpack(archives.get(script.source), script, folder, cancelled)
 
@@ -180,8 +179,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
         if full_disk_of(error) is not None:
             raise
-        # `tarfile` raises ValueError, LookupError or ArithmeticError for an invalid number or sparse-file map in a
-        # header.
+        # `tarfile` raises ValueError, LookupError or ArithmeticError for some invalid headers.
         raise SourceRefused(f"the source archive is damaged: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -213,8 +211,7 @@ def _check_wanted(cancelled: threading.Event) -> None:
 def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     """Create a directory or a file of an archive whose path `clean_path` has accepted.
 
-    The mode is 0755 or 0644, independent of the archive and the umask. tarfile's own filter for such archives does not
-    exist before Python 3.11.4, and Debian 12 has 3.11.2.
+    The mode is 0755 or 0644. tarfile's own filter does not exist before Python 3.11.4, and Debian 12 has 3.11.2.
     """
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)

@@ -117,11 +117,7 @@ class Supplies:
             ) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
-        """Read the job's secrets.
-
-        Each start of the ranks reads the secrets again, so changed secrets take effect and no secret is stored on the
-        node.
-        """
+        """Read the job's secrets. Each start of the ranks reads them again, so that no secret is stored on the node."""
 
         def read(cancelled: threading.Event) -> dict[str, str]:
             values = {}
@@ -193,7 +189,7 @@ class Supplies:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
             # pip reports a missing package and an unreachable index with the same error. If the job has trained before,
-            # the index is probably unreachable, so the error is not permanent.
+            # the index is probably unreachable.
             raise LoadFailed.lacking(
                 plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
             ) from error

@@ -1,8 +1,8 @@
 """Runs pip without builds: `python -I wheels_only.py ARGUMENT …` installs only wheels.
 
 A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
-prevent every build. A requirements file may revoke the option, and pip nevertheless builds paths, repositories and
-dependencies with a URL. All builds call one method of pip, which this program replaces.
+prevent every build: a requirements file may revoke the option, and pip builds paths, repositories and dependencies with
+a URL anyway. All builds call one method of pip, which this program replaces.
 
 Invariant: if pip lacks that method, nothing is installed. This file imports nothing from `worker`, because pip's user
 runs it under `-I`.

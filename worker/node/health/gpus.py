@@ -206,7 +206,7 @@ class NvmlGpus:
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
         """Return the result of an NVML call, or `unknown` if this GPU does not support the call.
 
-        If the GPU is lost, the call raises an error.
+        Raises an error if the GPU is lost.
         """
         try:
             return question()

@@ -118,9 +118,9 @@ def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Read the number of out-of-memory kills in this process's cgroup.
 
-    If the cgroup does not count kills, the result is the number for the whole machine. The node's health watch compares
-    two readings; a single number has no meaning. The result is None if the kernel has no such counter. `proc` and
-    `cgroups` are the mount points of procfs and of the cgroups.
+    If the cgroup does not count kills, the result is the number for the whole machine. Only the difference between two
+    readings is meaningful. The result is None if the kernel has no such counter. `proc` and `cgroups` are the mount
+    points of procfs and of the cgroups.
     """
     counts = kill_counts(proc, cgroups)
     return counts.node if counts.cgroup is None else counts.cgroup
@@ -171,12 +171,11 @@ def kernel_log(path: Path = Path("/dev/kmsg")) -> str:
 
 
 def _record(descriptor: int) -> bytes:
-    """Read the next record of the kernel's log; empty at the end of the log."""
     for _ in range(_OVERWRITTEN_READS):
         try:
             return os.read(descriptor, _RECORD_BYTES)
         except OSError as error:
-            # EPIPE: the kernel has overwritten this record; the next read returns a later record.
+            # EPIPE: the kernel has overwritten this record. The next read returns a later record.
             if error.errno != errno.EPIPE:
                 return b""
     return b""
@@ -216,7 +215,6 @@ def _inactive_file_bytes(group: Path) -> int:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Read a statistics file of the kernel with one name and number per line, by name; empty without the file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

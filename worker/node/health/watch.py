@@ -83,8 +83,7 @@ class HealthWatch:
     def close(self) -> None:
         """End the thread that reads the devices.
 
-        If a driver hangs, its thread cannot end. The thread then stays alive, but does not delay the exit of the
-        process.
+        A thread in a hanging driver cannot end. It does not delay the exit of the process.
         """
         self._ends.set()
         if self._thread is not None:
@@ -108,10 +107,7 @@ class HealthWatch:
         return self._usage
 
     def look(self) -> bool:
-        """Read all devices once and derive the faults; return whether the faults have changed.
-
-        The watch's thread calls this method.
-        """
+        """Read all devices once and derive the faults; return whether the faults have changed."""
         gpus = self._ask("gpu", self._gpus.read)
         for gpu in gpus:
             readings = self._busy.setdefault(gpu.index, deque(maxlen=_BUSY_READINGS))
@@ -151,7 +147,7 @@ class HealthWatch:
             try:
                 if self.look():
                     on_change()
-            except Exception as error:  # an exception in one reading must not end the thread
+            except Exception as error:  # An exception in one reading must not end the thread.
                 if str(error) != trouble:
                     trouble = str(error)
                     log.exception("the node's health cannot be read")
