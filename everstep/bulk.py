@@ -1,7 +1,6 @@
 """Transfers large objects between memory and S3 with multipart uploads and ranged reads, through boto3.
 
-`worker.storage.s3` and `everstep.checkpoints.stores` use it. The module depends on neither slots nor checkpoints. `make
-bench-durable` compares it with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
+`make bench-durable` compares the module with boto3's transfer manager, awscrt and obstore (docs/benchmarks-durable.md).
 
     upload      pieces ─▶ parts (references, no copies) ─▶ up to `connections` parts in flight
                 other processes may send parts of the same upload (`Helpers`)
@@ -11,7 +10,7 @@ The client sends the CRC64NVME checksum of every part, and S3 verifies it. S3 al
 object when the client completes the upload.
 
 Invariant: S3 stores an upload completely or not at all. When a call returns, its threads have ended. A call raises
-botocore's errors or the error types of this module, and its caller translates both.
+botocore's errors or the error types of this module.
 
 The module has more than 500 lines. It is not divided, because uploads and reads share error types, retry pauses and
 thread pools.

@@ -8,9 +8,9 @@ stores a snapshot of an early step, called the kept step. Passes 2 and 3 restore
     2      the kept step         a
     3      the kept step         b
 
-After the kept step, each rank records digests of its batches, gradients and state, in the order in which one causes the
-next. Two equal passes have equal records. The kind of the first entry that differs shows the source of the difference.
-The passes in which this entry differs show the pattern:
+After the kept step, each rank records digests of its batches, gradients and state, in the order in which they depend on
+each other. Two equal passes have equal records. The kind of the first entry that differs shows the source of the
+difference. The passes in which this entry differs show the pattern:
 
     equal passes        pattern
     2 and 3             RESTART: a restart loses a part of the state that training depends on

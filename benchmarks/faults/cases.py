@@ -1,6 +1,6 @@
-"""Defines the faults. Each is a context manager that injects the fault on entry and removes it on exit.
+"""Defines the faults. Each fault is a context manager that injects the fault on entry and removes it on exit.
 
-The context manager changes processes or connections of a running local cluster.
+The faults change processes or connections of a running local cluster.
 
 Invariant: a fault that did not take effect raises an error and never yields a measurement.
 """

@@ -6,8 +6,8 @@ The job has 4 nodes and a spare. Three independent clocks measure each recovery:
 - the job's step in the API, which the benchmark polls every few milliseconds
 - the traces in which the ranks record their boundaries
 
-The interruption lasts from the kill to the first step beyond the highest earlier step. It therefore includes repeated
-steps.
+The interruption lasts from the kill to the first step beyond the highest earlier step. The measured time therefore
+includes repeated steps.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Case:
 
     @property
     def link_bytes_per_second(self) -> float:
-        """Shaped rate of a link in bytes per second, headers included."""
+        """Rate limit of a link in bytes per second, headers included."""
         return self.link_megabits * 1e6 / 8
 
     @property

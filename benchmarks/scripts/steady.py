@@ -27,7 +27,9 @@ from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 
 SPAN_COPIES = 3
-"""Minimal duration of the wait that replaces forward and backward ÷ duration of a copy of the whole state."""
+"""Minimum duration of the wait that replaces forward and backward, as a multiple of the duration of a copy of the
+state.
+"""
 COPIES = 5
 
 

@@ -30,7 +30,9 @@ import everstep.training
 
 WIDTH = 256
 SPAN_COPIES = 3
-"""Duration of the wait or matrix products that replace forward and backward ÷ duration of a copy of the whole state."""
+"""Duration of the wait or matrix products that replace forward and backward, as a multiple of the duration of a copy of
+the state.
+"""
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
 """Maximum number of steps per measurement. The script then reports the snapshots of these steps, even if too few."""

@@ -1,6 +1,6 @@
 """Implements the `everstep` command: the tables of its commands, and the conversion of errors to exit codes.
 
-A command's module is imported when the command is called. `everstep --help` imports no such module.
+A command's module is imported when the command is called. `everstep --help` imports no command's module.
 
 Invariant: an expected error prints one sentence on stderr, never a traceback. The exit code is one of the table in
 `everstep.cli.output`.

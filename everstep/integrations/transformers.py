@@ -16,7 +16,6 @@
 
 **Boundary.** The attachment reports a step as finished right before the trainer requests the first batch of the next
 step, or at the end of training. At this point, the trainer has finished the step's logging, evaluation and callbacks.
-Their effects on random generators and on the trainer's sums therefore belong to the step.
 
 **Data.** `StepBatches` reads through `everstep.training.data`, not through accelerate's loader. Accelerate's loader
 requests one batch ahead, and on a resume it skips samples without collating them. With that loader, random collators

@@ -518,7 +518,7 @@ class MemberReport(Message, frozen=True):
     protection: tuple[ShardProtection, ...] = ()
     """The protection of each rank's shard, for the ranks of this node."""
     silent_peers: tuple[NodeId, ...] = ()
-    """Peers of this node that have sent nothing for longer than the holder deadline."""
+    """Peers of this node that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
     round: RoundStatus | None = None
     """The state of the commit rounds. Set only if this node's agent is the coordinator."""
     uploads: tuple[UploadedShard, ...] = ()

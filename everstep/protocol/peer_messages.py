@@ -246,8 +246,8 @@ class ShardRefused(Message, frozen=True, omit_defaults=True):
 class HolderInventory(Message, frozen=True):
     """The steps for which the holder has a complete and verified copy of this shard.
 
-    The holder sends it first in a replica session. From then on, the owner ignores acknowledgements that the holder
-    sent earlier for other steps.
+    The holder sends it as the first message of a replica session. From then on, the owner ignores acknowledgements that
+    the holder sent earlier for other steps.
     """
 
     owner_rank: Rank

@@ -1,8 +1,8 @@
 """Defines the messages of the commit rounds between the agents of one generation (docs/design.md#rounds).
 
-The rounds are level-triggered. Every `NodeReport` is a node's whole state, and every `Announcement` is the
-coordinator's whole state. The next message therefore repairs a lost, late or duplicated message. Agents reject messages
-of other generations. The agents form a tree, in which inner agents forward both kinds of messages.
+Every `NodeReport` is a node's whole state, and every `Announcement` is the coordinator's whole state. The next message
+therefore repairs a lost, late or duplicated message. Agents reject messages of other generations. The agents form a
+tree, in which inner agents forward both kinds of messages.
 
 Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. A receiver
 therefore recognizes an outdated report. A coordinator counts only reports of its own term.

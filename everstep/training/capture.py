@@ -5,8 +5,7 @@
 The index contains the names, dtypes, shapes and offsets of the tensors, and all values of the step that are not
 tensors.
 
-Invariant: equal states produce equal payloads, byte for byte, including the zeros between tensors. This module handles
-tensors and memory. It sends no messages.
+Invariant: equal states produce equal payloads, byte for byte, including the zeros between tensors.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Before its next change of the state, the training thread calls `Guard.reach`, which waits for the copy. *Deferred*
 tensors are tensors that the copier copies in the background after the boundary. The session assumes that only optimizer
-steps change them. For every snapshot, this assumption is checked by the tensors' versions and addresses, and the rank
-abandons a snapshot if a tensor changed during the copy. The check runs at the first pause of the training thread after
-the copy (`everstep.training.pauses`), at the latest in `reach`.
+steps change them. For every snapshot, the rank checks this assumption by the tensors' versions and addresses. The rank
+abandons the snapshot if a tensor changed during the copy. The check runs at the first pause of the training thread
+after the copy (`everstep.training.pauses`), at the latest in `reach`.
 
 Some snapshots are audited: they are copied completely at the boundary, and `reach` compares the copy with the live
 tensors byte by byte. If a tensor changed outside an optimizer step, the guard warns once. From then on, snapshots copy

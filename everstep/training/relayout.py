@@ -251,7 +251,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Reads:
-    """A tensor of this rank, and the planned copies from earlier launches' shards that fill it."""
+    """A tensor of this rank, and the planned copies that fill it from shards of the launch that saved the step."""
 
     target: Target
     pieces: list[_Piece] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Provides the tensors of a snapshot by name, and copies them into live tensors in a restore.
 
-To look up a tensor and create its view takes a few microseconds. It takes several times longer right after a large
-copy, which replaces the content of the processor's caches. `SavedTensors` therefore first collects many copies, and
-then executes them together.
+Looking up a tensor and creating its view takes a few microseconds, and several times longer right after a large copy,
+which replaces the content of the processor's caches. `SavedTensors` therefore first collects many copies, and then
+executes them together.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Nobody:
         """
 
     def kept(self, numbers: Collection[int], /) -> int:
-        """Return the number of given steps of which the other node has held a complete copy.
+        """Return for how many of the given steps the other node has held a complete copy.
 
         A copy counts even if a later copy has replaced it. This base class makes no copies and counts every step.
 

@@ -90,7 +90,7 @@ def fingerprint(thing: object) -> str | None:
 def _parts(thing: object) -> Iterator[object]:
     """Yield the iterable that produces a streaming dataset's examples, and all iterables inside this iterable.
 
-    `thing` contains or is the streaming dataset.
+    `thing` is the streaming dataset, or an object that contains it as `dataset`.
     """
     while thing is not None and not _is_streaming(thing):
         thing = getattr(thing, "dataset", None)

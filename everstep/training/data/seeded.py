@@ -47,7 +47,9 @@ class SeededDataset(Dataset[object]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch on which samples depend, for all workers too. The session calls this before each epoch."""
+        """Set the epoch on which samples depend, also for the loader's workers. The session calls this before each
+        epoch.
+        """
         self._epoch.fill_(epoch)
         set_epoch(self.dataset, epoch)
 
