@@ -47,7 +47,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of repeated timings, in seconds unless the field that holds the summary names another unit."""
+    """Summary of repeated timings, in seconds unless the field that holds the summary names a different unit."""
 
     count: int
     minimum: float

@@ -89,7 +89,7 @@ class Page:
 def write(page: Page, run: BenchmarkRun, results: Path, document: Path) -> None:
     """Write the results, the page and its picture.
 
-    The picture has the file name of the results, with another suffix.
+    The picture has the file name of the results, with a different suffix.
 
     Args:
         page: the benchmark's page.
@@ -118,7 +118,7 @@ def load(page: Page, results: Path) -> Any:
 
     Raises:
         OSError: there is no such file.
-        ValueError: another version of the benchmark wrote the file.
+        ValueError: a different version of the benchmark wrote the file.
     """
     return TypeAdapter(page.run).validate_python(json.loads(results.read_text()))
 

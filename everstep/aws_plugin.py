@@ -50,7 +50,7 @@ def is_for(url: str, environment: Mapping[str, str]) -> bool:
         environment: environment variables of the process; read for EVERSTEP_ENDPOINT_URL.
 
     Returns:
-        False if EVERSTEP_ENDPOINT_URL names another endpoint.
+        False if EVERSTEP_ENDPOINT_URL names a different endpoint.
 
     Raises:
         ConfigurationError: the token would cross a network unencrypted.

@@ -85,7 +85,7 @@ def run_everstep(
         The measurements.
 
     Raises:
-        BenchmarkFailed: the job ended early, or a rank restored its state from another source than the benchmark
+        BenchmarkFailed: the job ended early, or a rank restored its state from a different source than the benchmark
             intended.
     """
     directory = bench.directory / name

@@ -59,7 +59,7 @@ class Place:
     """Measured rate of one connection between two nodes without other traffic, in bytes per second."""
     node_memory_bytes: int
     state_mib: int
-    """Default state of one rank in MiB. A case can use another size."""
+    """Default state of one rank in MiB. A case can use a different size."""
     coordinator: str = ""
     """Node of the job's coordinator; empty before a job runs."""
 

@@ -85,7 +85,7 @@ def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
     Before each failure, the job trains `steps_between` steps without a failure.
 
     Raises:
-        BenchmarkFailed: the job ended, or an incident has another cause than the benchmark's failure.
+        BenchmarkFailed: the job ended, or an incident has a different cause than the benchmark's failure.
     """
     trace = bench.directory / "traces" / "recovery"
     trace.mkdir(parents=True)
@@ -143,7 +143,7 @@ def recover(
     """Wait for steps without a failure, cause a failure, and poll until every rank has finished a new step.
 
     Raises:
-        BenchmarkFailed: the job ended, the incident has another cause, or another failure followed.
+        BenchmarkFailed: the job ended, the incident has a different cause, or another failure followed.
     """
     # Wait until the spare is warm. In a real fleet, a spare has usually been ready for hours before a failure.
     bench.wait_until_warm(NODES + SPARES)

@@ -22,8 +22,8 @@ costs CPU time that the benchmark would measure.
 CONGESTION = "cubic"
 """TCP congestion control of the nodes: cubic, the default of the kernel and of EC2's images.
 
-The benchmark sets it, because the machine may use another algorithm. BBR, for example, leaves the link idle every ten
-seconds. With BBR, one iteration in twenty took 20 to 90 ms longer, with and without checkpoints.
+The benchmark sets it, because the machine may use a different algorithm. BBR, for example, leaves the link idle every
+ten seconds. With BBR, one iteration in twenty took 20 to 90 ms longer, with and without checkpoints.
 """
 
 

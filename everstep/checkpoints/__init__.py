@@ -13,7 +13,7 @@
 - `dcp` lets `torch.distributed.checkpoint` load a checkpoint. `dcp` and all modules below need torch.
 - `dcp_export` writes a directory that `torch.distributed.checkpoint` reads without Everstep.
 - `universal` writes DeepSpeed's universal layout.
-- `casting` converts tensors to another floating point type, and `torch_files` writes files of `torch.save`.
+- `casting` converts tensors to a different floating point type, and `torch_files` writes files of `torch.save`.
 """
 
 from __future__ import annotations

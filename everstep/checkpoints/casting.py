@@ -1,4 +1,4 @@
-"""Converts a tensor's bytes to another floating point type, with torch.
+"""Converts a tensor's bytes to a different floating point type, with torch.
 
 Invariant: the result equals torch's `Tensor.to` element by element, and no finite value becomes infinite.
 """

@@ -71,8 +71,8 @@ class ShardObject:
         shared: the shared objects of the manifest by SHA-256, opened for reading.
 
     Raises:
-        CorruptCheckpoint: the object's header is damaged, belongs to another shard, or names a shared object that the
-            manifest does not name.
+        CorruptCheckpoint: the object's header is damaged, belongs to a different shard, or names a shared object that
+            the manifest does not name.
         StoreFailure: the object cannot be read.
     """
 

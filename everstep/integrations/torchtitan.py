@@ -41,7 +41,7 @@ import torch
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.versions import check_version
 
-# Check the version before the imports below, because another version may lack the imported modules.
+# Check the version before the imports below, because other versions may lack the imported modules.
 check_version("torchtitan")
 
 from torchtitan.components.checkpointer import BaseCheckpointManager, dcp  # noqa: E402

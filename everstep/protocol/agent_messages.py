@@ -100,7 +100,7 @@ class ExitClass(StrEnum):
     """The cause of a rank's exit, as far as the agent can determine it.
 
     - SUCCESS: exit code 0.
-    - ERROR: another exit code, for example after an exception in the script.
+    - ERROR: any other exit code, for example after an exception in the script.
     - KILLED: a signal from outside the program.
     - CRASHED: a signal that the program caused (SEGV, BUS, ABRT, ILL, FPE).
     - OUT_OF_MEMORY: the kernel killed the rank to free memory, or the rank's last exception reports a lack of memory.
@@ -759,7 +759,7 @@ class TakeStacks(Message, frozen=True):
 class KillForDrill(Message, frozen=True):
     """Command to kill a rank of this generation, or the agent itself, for a drill (a failure that a user injects).
 
-    Sent once. The agent ignores the command if it runs another generation.
+    Sent once. The agent ignores the command if it runs a different generation.
     """
 
     run: RunId

@@ -124,7 +124,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
 
     Raises:
         OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
-        UnknownVersion: the sender uses another protocol version.
+        UnknownVersion: the sender uses a different protocol version.
         MalformedMessage: the data is not msgpack, has an unknown type, or has a missing or mistyped field.
     """
     if len(data) > MAX_MESSAGE_BYTES:

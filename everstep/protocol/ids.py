@@ -12,7 +12,7 @@ JobName = NewType("JobName", str)
 RunId = NewType("RunId", str)
 """One submission of a job: 32 hexadecimal digits.
 
-A second job with the same name gets another run id.
+A second job with the same name gets a different run id.
 """
 NodeId = NewType("NodeId", str)
 """The EC2 instance id."""

@@ -99,7 +99,7 @@ class AgentLink(Protocol):
     def word(self) -> AgentHalf | None:
         """The agent's half of the shared-memory page, as the rank last read it; None before the first read.
 
-        The value stays available while the agent is disconnected. The link ignores an agent's half of another
+        The value stays available while the agent is disconnected. The link ignores an agent's half of a different
         generation, and a page that the script has overwritten.
         """
 
@@ -285,7 +285,7 @@ class UnixAgentLink:
 
         Raises:
             AgentUnreachable: the rank was not connected for `welcome_seconds`.
-            StaleGeneration: the agent runs another generation.
+            StaleGeneration: the agent runs a different generation.
         """
         if self._welcome is None:
             self.watch(lambda _: self._welcome is not None)
@@ -303,7 +303,7 @@ class UnixAgentLink:
 
         Raises:
             AgentUnreachable: the rank was not connected for `welcome_seconds`.
-            StaleGeneration: the agent runs another generation.
+            StaleGeneration: the agent runs a different generation.
         """
         deadline = self._clock() + self._welcome_seconds
         while True:

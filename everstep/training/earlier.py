@@ -146,7 +146,7 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
         The shard.
 
     Raises:
-        RestoreMismatch: the slot cannot be read, or holds another shard.
+        RestoreMismatch: the slot cannot be read, or holds a different shard.
     """
     try:
         with path.open("rb") as file:

@@ -5,7 +5,7 @@
     ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
     │   └── CannotRelayout  a different layout's snapshot cannot be loaded here; the error names the tensor or object
     ├── AgentUnreachable    the agent's socket did not answer when the session started
-    ├── StaleGeneration     the agent runs another generation than this rank
+    ├── StaleGeneration     the agent runs a different generation than this rank
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
 
 Only `AgentUnreachable` is worth a retry. For the other errors, a retry fails in the same way.
@@ -76,7 +76,7 @@ class AgentUnreachable(TrainingError):
 
 
 class StaleGeneration(TrainingError):
-    """The agent runs another generation, because this rank belongs to an earlier launch."""
+    """The agent runs a different generation, because this rank belongs to an earlier launch."""
 
     code = "stale_generation"
 

@@ -163,7 +163,7 @@ class TorchTrace:
             _prepare_profiler(config, wanted.kineto_activities)
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
         except (RuntimeError, TypeError, AttributeError) as error:
-            # Train without a profile, because this version of torch has another profiler interface.
+            # Train without a profile, because this version of torch has a different profiler interface.
             logger.info("Everstep cannot measure idle network time: %s", error)
             return False
         return True

@@ -71,7 +71,7 @@ def init(
         CannotResume: a registered object cannot be restored. The error names the object.
         SessionMisuse: the script passes neither a model nor an engine, or several ranks run without a process group.
         AgentUnreachable: the agent at the socket named in the environment does not answer.
-        StaleGeneration: the agent runs another generation.
+        StaleGeneration: the agent runs a different generation.
     """
     environment = Environment.read()
     check = DeterminismCheck.read(environment)

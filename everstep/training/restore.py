@@ -304,7 +304,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         The snapshot. Its tensors are views of memory that only this process writes.
 
     Raises:
-        RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
+        RestoreMismatch: the slot is incomplete, or has a different run, rank, step or layout. The error names the
             differences.
     """
     # While the agent still loads the snapshot (`Arriving`), the slot's header is not valid. The agent writes the header
@@ -334,7 +334,7 @@ def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected
         expected: run, rank, step and layout that the slot must have.
 
     Raises:
-        RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
+        RestoreMismatch: the slot is incomplete, or has a different run, rank, step or layout. The error names the
             differences.
     """
     if _header(named, memory, expected).layout_hash != encode_facts(expected.facts)[1]:

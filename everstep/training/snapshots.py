@@ -381,7 +381,7 @@ class Snapshotter:
     def forget(self) -> None:
         """Clear `settled`, the step that the rank captured or abandoned last.
 
-        The session calls this when the agent proposes another step or none. At the end of training, the agent may
+        The session calls this when the agent proposes a different step or none. At the end of training, the agent may
         propose the same step a second time, and the rank must then answer again.
         """
         self.settled = NONE

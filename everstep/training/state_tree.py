@@ -156,7 +156,7 @@ def dtype_of(name: str) -> torch.dtype:
 def place_of(tensor: torch.Tensor) -> list[str]:
     """Return the kind of the tensor's device (such as `cuda`) in a list, or an empty list for host memory.
 
-    The result omits the device's index, because a rank uses one device and each launch may choose another index.
+    The result omits the device's index, because a rank uses one device and each launch may choose a different index.
     """
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 

@@ -120,7 +120,8 @@ def plan(generation: int, holder_port: int, base: SlotRecord | None) -> Generati
     )
 
 
-@functools.cache  # build the archive once: a second archive would have another time stamp and therefore another digest
+# Build the archive once: a second archive would have a different time stamp and therefore a different digest
+@functools.cache
 def archive() -> bytes:
     """Return a source tree with one empty script, which never runs."""
     data = io.BytesIO()

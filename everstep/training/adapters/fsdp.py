@@ -34,7 +34,8 @@ class Boxes:
     """Computes which box (rectangular piece of a whole tensor) of each DTensor this rank holds.
 
     Most tensors of a model have one of a few shapes and placements. The object computes the box once per shape and
-    placement. Create a new object for each use, because this rank may have another position in a later process group.
+    placement. Create a new object for each use, because this rank may have a different position in a later process
+    group.
     """
 
     def __init__(self) -> None:

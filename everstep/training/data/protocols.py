@@ -44,7 +44,7 @@ class Order(Protocol):
         """Return why positions in the data order of an earlier launch are not valid in this order; empty if they are.
 
         Args:
-            tree: result of `tree` of the earlier order, which may be of another class.
+            tree: result of `tree` of the earlier order, which may be of a different class.
 
         Returns:
             The differences in words, joined into one text.

@@ -89,10 +89,10 @@ class Pass:
 
 
 def begin(new: Pass) -> NoReturn:
-    """Replace this process by one that runs the script from its beginning, as another pass.
+    """Replace this process by one that runs the script from its beginning, as the next pass.
 
-    Collective: every rank calls it at the same step. The new process group uses another port, because the rendezvous of
-    the old process group may still answer at its port.
+    Collective: every rank calls it at the same step. The new process group uses a different port, because the
+    rendezvous of the old process group may still answer at its port.
 
     Args:
         new: the pass that the new process runs.
