@@ -44,7 +44,7 @@ class SlotRecord(Message, frozen=True, omit_defaults=True):
     """A node's report about one sealed slot: a complete and verified shard or share in its memory."""
 
     owner_rank: Rank
-    """The rank that owns the shard; `share_owner` of the holder's rank for a share of parity."""
+    """The rank that owns the shard. For a parity share, `parity.share_owner` of the holder's rank."""
     origin_generation: Generation
     step: Step
     payload_bytes: int

@@ -21,7 +21,7 @@ from everstep.training.errors import SessionMisuse
 FINAL_ROUND_SECONDS = 30.0
 """Default time limit, in seconds, for which `close()` waits for the commit of the last step."""
 UNCROWDED_CORES = 4
-"""Number of cores per rank from which training shares no core with copier and agent.
+"""Minimum number of cores per rank with which training shares no core with copier and agent.
 
 The rank, its copier, the agent's digests and the agent's transfers each use one core.
 """
