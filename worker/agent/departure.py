@@ -120,7 +120,7 @@ class Departure:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
-        """Remove the node's present run, because the control plane has assigned the node to `run`.
+        """Remove the node's current run, because the control plane has assigned the node to `run`.
 
         If the node already works for `run`, the method only cancels a removal of `run` that waits for uploads.
         """

@@ -44,7 +44,7 @@ class RankInspection:
         Args:
             settings: names the node's folders and users.
             supervisor: lists the processes of the ranks.
-            usage: returns the present load of a rank's GPU, which reports contain together with the rank's stack.
+            usage: returns the current load of a rank's GPU, which reports contain together with the rank's stack.
             answer: called with the result of each command.
             on_change: called when a sample is finished.
         """
@@ -102,7 +102,7 @@ class RankInspection:
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:
-        """End all users' commands next to ranks, and all samples of the ranks' stacks, with their generation."""
+        """End all users' commands next to ranks, and all samples of stacks, because the generation ends."""
         await self._commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:

@@ -131,7 +131,7 @@ class CurrentPromise:
         self._on_run(RunId(promise.run))
 
     def store(self, promise: Promise) -> bool:
-        """Write a promise to disk, then make it this node's present promise.
+        """Write a promise to disk, then make it this node's current promise.
 
         Return False, without a change, if the disk refuses the write.
         """

@@ -50,7 +50,7 @@ class Usage:
         return self._health.gpu_percent(here.ranks.index(rank)) if self._health is not None else None
 
     def faults(self) -> tuple[NodeFault, ...]:
-        """Return the present faults of the node's devices."""
+        """Return the current faults of the node's devices."""
         return self._health.faults() if self._health is not None else ()
 
     def _devices(self) -> NodeUsage:

@@ -114,7 +114,7 @@ class Budget:
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        # Until the first capture that the budget measures, transfers belong to a snapshot that it does not measure.
+        # Before this object's first capture, transfers belong to an older snapshot, which the budget does not measure.
         if not has_begun:
             return (
                 loaded
@@ -140,7 +140,7 @@ class Budget:
 
     @property
     def slowdown(self) -> float | None:
-        """Cost of snapshots at the present interval, as a fraction of the mean iteration.
+        """Cost of snapshots at the current interval, as a fraction of the mean iteration.
 
         None while there are too few measurements.
         """

@@ -158,7 +158,7 @@ class CheckpointSchedule:
 
     @property
     def present_interval(self) -> float | None:
-        """The present interval between two checkpoints, in seconds. None without a fixed or automatic interval.
+        """The current interval between two checkpoints, in seconds. None without a fixed or automatic interval.
 
         The automatic interval is 0 before the first upload, because nothing is measured yet.
         """

@@ -41,7 +41,7 @@ TRANSITIONS: Mapping[tuple[MemberPhase, Event], MemberPhase] = {
     (MemberPhase.LOADED, Event.START): MemberPhase.RUNNING,
     (MemberPhase.RUNNING, Event.EXITED): MemberPhase.EXITED,
 }
-"""The next phase, for each present phase and event.
+"""The next phase, for each current phase and event.
 
 Two commands are not in the table: a Prepare for a higher generation moves every phase to PROMISED, and Release ends
 every phase.
@@ -49,7 +49,7 @@ every phase.
 
 
 class InvalidTransition(Exception):
-    """Raised if `TRANSITIONS` has no entry for an event in the present phase of this node's generation."""
+    """Raised if `TRANSITIONS` has no entry for an event in the current phase of this node's generation."""
 
     def __init__(self, member: Membership, event: Event) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")
@@ -103,8 +103,8 @@ class Answer(StrEnum):
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
     """Return how a node answers a Prepare: it promises the generation, repeats its promise, or refuses.
 
-    If a Prepare names a different run than the promise, the node accepts any generation. Only the fleet table of the
-    control plane assigns nodes to runs, so the node's previous run has ended on this node.
+    If a Prepare names a different run than the promise, the node accepts any generation, because the control plane
+    alone decides which run a node works for.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE

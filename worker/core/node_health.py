@@ -144,7 +144,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """The present faults of a node's devices, and the earlier readings with which `judge` compares the next ones."""
+    """The current faults of a node's devices, and the earlier readings with which `judge` compares the next ones."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """Monotonic time at which each (GPU index, Xid) was last reported by the driver."""
@@ -169,7 +169,7 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
         facts: a reading that is later than the reading of the last call.
 
     Returns:
-        The state for the next call, with the present faults, GPUs first.
+        The state for the next call, with the current faults, GPUs first.
     """
     now = facts.at
     told = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}

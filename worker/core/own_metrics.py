@@ -87,7 +87,7 @@ class OwnMetrics:
         Args:
             now: monotonic time at which the last step ended.
             replica_bytes: total bytes that this node has sent to holders.
-            usage: present use of the node's devices.
+            usage: current use of the node's devices.
 
         Returns:
             Values by name, and the new sums. The values are means since the last set. Rates are included from the

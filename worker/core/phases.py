@@ -34,7 +34,7 @@ class PhaseClock:
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
-    """Monotonic time of the first reading with the present phase, boundary and limit, in seconds."""
+    """Monotonic time of the first reading with the current phase, boundary and limit, in seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict[str, float])
     """Longest time in seconds, by phase, after which the rank left the phase or finished a step in it."""

@@ -320,9 +320,9 @@ class Coordinator:
     on a node to which the new plan does not assign it), and all ranks on the same nodes.
     """
     is_relayout: bool = False
-    """True if another number of ranks than the present one captured the base (a relayout).
+    """True if another number of ranks than the current one captured the base (a relayout).
 
-    No slot then contains a shard of the present layout at the base, so the base is neither proposed nor uploaded.
+    No slot then contains a shard of the current layout at the base, so the base is neither proposed nor uploaded.
     """
     snapshots: Snapshots = Snapshots.EVERY_STEP
     """Selects which steps are proposed. The base is always proposed first, except if `is_relayout`."""
@@ -453,7 +453,7 @@ class Coordinator:
     def request_checkpoint(self, step: Step, *, ends_exports: bool = False) -> Coordinator:
         """Request the upload of the next commit at or after `step`. A repeated request changes nothing.
 
-        The present commit is not uploaded, because nodes may be about to reuse its slot. The announcement of a later
+        The current commit is not uploaded, because nodes may be about to reuse its slot. The announcement of a later
         commit also names the step to upload, so that each node pins its slot before the slot can be reused.
 
         Args:
@@ -544,8 +544,8 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the moment a step is marked for upload until no agent uploads the step any more.
 
-        An agent reports the commit and its running upload in the same message. The value stays True until all agents
-        have reported the commit.
+        An agent's first report of the commit also contains its running upload. Until all agents have reported the
+        commit, the value therefore stays True.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
@@ -696,7 +696,7 @@ class Coordinator:
     def _held_base(self) -> Step:
         """The base (the step that the generation starts from) if slots can contain it, otherwise 0.
 
-        After a relayout (a change of the number of ranks), no slot contains a shard of the present layout at the base.
+        After a relayout (a change of the number of ranks), no slot contains a shard of the current layout at the base.
         """
         return FIRST_STEP if self.is_relayout else self.base
 

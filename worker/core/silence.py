@@ -7,10 +7,10 @@ An attempt is one transfer of a step to the holder. A single attempt that fails 
 connection: the holder keeps the received chunks, and the next attempt sends the rest. An attempt without any progress
 counts as silence.
 
-A holder that is silent or failing for the holder deadline is dropped from the view, and votes no longer wait for it. It
-may return to the view when it answers. It must first wait if it was dropped while attempts failed, or dropped again
-after a return. The wait is at least as long as the failure, and doubles each time. A persistent fault therefore delays
-commits less and less often.
+A holder that is silent or failing for the holder deadline is dropped from the view, and votes no longer wait for it.
+When the holder answers again, it returns to the view. After a drop for failed attempts, or a drop after a return, it
+must first stay out of the view for a time that doubles with each drop. A persistent fault therefore delays commits less
+and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.
@@ -43,7 +43,7 @@ class Silence:
     Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
     """
     failing_since: float | None = None
-    """Time at which the present series of failed attempts, each with some progress, began. None without a series.
+    """Time at which the current series of failed attempts, each with some progress, began. None without a series.
 
     Time in which the owner was busy or did not run shifts this value forward, so that it does not count.
     """
@@ -64,7 +64,7 @@ class Silence:
         ends. If `is_owed` is False, a series of failed attempts ends too.
 
         Args:
-            now: present time in seconds.
+            now: current time in seconds.
             is_owed: True if the holder lacks data that the owner can send.
             is_asked: False while the owner itself delays this data, for example until the network is idle.
             is_occupied: True while the owner must first finish other work, such as a digest of its own slot.

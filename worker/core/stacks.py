@@ -63,7 +63,7 @@ def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
         found: the new sample of the same process.
 
     Returns:
-        (the first sample with the present stacks, to pass to the next call; seconds since that sample; CPU seconds that
+        (the first sample with the current stacks, to pass to the next call; seconds since that sample; CPU seconds that
         the process used since that sample).
     """
     if before is None or before.text != found.text:

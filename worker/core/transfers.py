@@ -17,7 +17,8 @@ WORTHWHILE = 1.2
 """Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile."""
 
 TRIES = 3
-"""Number of transfers with the same number of streams, after which their rate is compared with other numbers.
+"""Number of transfers with the same number of streams, after which their rate is compared with the rates of other
+numbers.
 
 The fastest of these transfers counts, because training may have slowed the others.
 """

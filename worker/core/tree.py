@@ -91,7 +91,7 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest report of each node below an agent, for the present term of the coordinator."""
+    """The newest report of each node below an agent, for the current term of the coordinator."""
 
     term: int = NO_TERM
     """The highest term that this node has received. Reports with a lower term are ignored."""

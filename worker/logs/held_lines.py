@@ -76,9 +76,6 @@ class HeldLines:
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
         """Store log lines of an owner; lines that are already stored are skipped.
 
-        The replica receiver calls this method before it handles the end of the shard, because the owner sends the lines
-        first.
-
         Args:
             peer: the owner, as authenticated by its session.
             message: consecutive lines, with the number of the first line.

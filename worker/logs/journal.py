@@ -145,7 +145,7 @@ class LogJournal:
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def ends(self) -> Mapping[StreamKey, int]:
-        """Return the present length in bytes of each file with a rank's stdout or stderr. Takes microseconds."""
+        """Return the current length in bytes of each file with a rank's stdout or stderr. Takes microseconds."""
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:

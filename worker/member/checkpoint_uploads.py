@@ -87,7 +87,7 @@ class CheckpointUploads:
         self._on_change = on_change
         self.pause = pause
         self._persist: Step = NONE
-        # Only ranks share tensors, so a job with a single rank computes no digests of its tensors.
+        # A job with a single rank shares no tensors between ranks, so it needs no digests of its tensors.
         max_offered = MAX_OFFERED if plan.world_size > 1 else 0
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads

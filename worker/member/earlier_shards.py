@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class EarlierShards:
-    """Loads the shards of the launch with another number of ranks, and sends their slots to ranks on request.
+    """Loads the shards of an earlier launch with another number of ranks, and sends their slots to ranks on request.
 
-    Only a generation with a relayout (another number of ranks) needs them. The generation's `Member` object owns it.
+    A generation uses the object only after a relayout (a change of the number of ranks). The `Member` object owns it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Collects the present faults of one generation on this node, for the node's reports to the control plane."""
+"""Collects the current faults of one generation on this node, for the node's reports to the control plane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.protocol.ids import Rank
 
 
 class ReportedFaults:
-    """The present faults of one generation on this node. `RankLines` owns the object."""
+    """The current faults of one generation on this node. `RankLines` owns the object."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """Create the object without faults. `on_change` is called after each report or withdrawal of a fault."""

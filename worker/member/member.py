@@ -91,7 +91,7 @@ class Node:
     user: RankUser | None = None
     """The user that ranks run as; None means the agent's own user."""
     usage: Callable[[], NodeUsage] = NodeUsage
-    """Returns the present use of the node's devices."""
+    """Returns the current use of the node's devices."""
     gpu_nodes: tuple[int, ...] = ()
     """The NUMA node of each GPU; empty if the machine has only one NUMA node."""
     on_snapshot: Callable[[float], None] = lambda _: None

@@ -41,7 +41,7 @@ class MemberStatus:
             rounds: this node's connections to its neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
-            stalls: returns a fault for each upload without progress; its argument is the present time of the event
+            stalls: returns a fault for each upload without progress; its argument is the current time of the event
                 loop's clock.
         """
         self.clocks = {rank: PhaseClock(plan.base_step) for rank in here.ranks}
@@ -106,7 +106,7 @@ class MemberStatus:
         return tuple(sorted(self._rounds.silent))
 
     def faults(self, now: float) -> tuple[NodeFault, ...]:
-        """Return the present faults for the node's next report.
+        """Return the current faults for the node's next report.
 
         Args:
             now: monotonic time of the event loop, in seconds.

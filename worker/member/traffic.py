@@ -85,7 +85,7 @@ class Traffic:
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
-        """Pacer that sends chunks in the idle network times of the present profile.
+        """Pacer that sends chunks in the idle network times of the current profile.
 
         None until the link's rate has been measured, and if pacing has no benefit.
         """
@@ -105,15 +105,13 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """The present trial, which compares paced sending (in idle network time) with unpaced sending of snapshots.
+        """The current trial, which compares paced sending (in idle network time) with unpaced sending of snapshots.
 
-        One trial applies while the coordinator proposes every step, the other for longer intervals. The first trial
-        counts a step as lost if the transfer of the last snapshot prevents its capture. Longer intervals lose no steps
-        this way.
-
-        Once the limit of the slowdown by snapshots (the budget) has lengthened the interval, only the second trial
-        applies. With the first trial, the decisions would oscillate: pacing would permit a snapshot of every step
-        again, and then unpaced sending would exceed the budget again.
+        While the coordinator proposes every step, the first trial applies. It counts a step as lost if the transfer of
+        the last snapshot prevents the capture of this step. Once the budget (the limit of the slowdown by snapshots)
+        has lengthened the interval, only the second trial applies, because longer intervals lose no steps this way. The
+        first trial does not apply again: the decisions would oscillate between pacing with every step and longer
+        intervals.
         """
         return self._trials[self._is_every_step]
 

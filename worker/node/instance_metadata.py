@@ -94,7 +94,7 @@ class InstanceMetadata:
 
     @property
     def notices(self) -> tuple[NodeNotice, ...]:
-        """The present notices of AWS about this instance, in a fixed order."""
+        """The current notices of AWS about this instance, in a fixed order."""
         return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
 
     def identity(self) -> InstanceIdentity:
@@ -167,7 +167,7 @@ class InstanceMetadata:
         return told
 
     def _get(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
-        """Return status and body of a path; fetch a new token if the present token is missing or has expired."""
+        """Return status and body of a path; fetch a new token if the current token is missing or has expired."""
         for _ in range(2):
             if not self._token:
                 status, token = _request(

@@ -56,7 +56,7 @@ def end_first_without_memory(score: Path = Path("/proc/self/oom_score_adj")) -> 
 def lead_own_session() -> None:
     """Make this process the leader of a new session, so that `before_other_sessions` affects only this process.
 
-    A process that already leads a session or a process group keeps its present session.
+    A process that already leads a session or a process group keeps its current session.
     """
     with contextlib.suppress(PermissionError):
         os.setsid()

@@ -4,7 +4,7 @@
                                                                       └─▶ STS, as the node's role, below 20 minutes left
 
 Environment variables of a rank (`variables`) direct its AWS SDK to this server. Their names and the response format are
-those of the container credential provider, which all AWS SDKs contain. The server answers with its present credentials
+those of the container credential provider, which all AWS SDKs contain. The server answers with its current credentials
 while they are valid, because SDKs wait only two seconds. The port is stored on disk, and the token is derived from the
 generation's key, so that ranks can also reach this node's next agent process.
 

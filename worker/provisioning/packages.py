@@ -82,7 +82,8 @@ _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
 """Matches requirements that may name other files of the source archive.
 
-Such a layer is used only by jobs with the same source archive. A false match, such as a URL, is harmless.
+Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
+such as a URL, is harmless.
 """
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 

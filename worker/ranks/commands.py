@@ -217,7 +217,7 @@ async def _feed(process: Process, data: bytes) -> None:
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
     """Read a stream to its end, and append its first bytes to `into`.
 
-    The appended bytes exceed the limit of the output by one byte if the stream is longer, so that the caller detects
+    If the stream exceeds the limit of the output, one byte beyond the limit is appended, so that the caller detects
     this.
     """
     while chunk := await stream.read(_READ_BYTES):

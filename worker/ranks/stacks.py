@@ -176,7 +176,7 @@ class StackWatch:
         self._gpu_percent = gpu_percent
         self._unborn = unborn
         self._before: dict[int, Look] = {}
-        """By pid: the first sample that showed the present stacks."""
+        """By pid: the first sample that showed the current stacks."""
         self._number = 0
         self._asked_at = float("-inf")
         self._taken: tuple[RankStacks, ...] = ()

@@ -83,7 +83,7 @@ class RoundServer:
         """The last logged reasons why ranks abandoned steps. Only new reasons are logged."""
 
     def announcement(self) -> Announcement:
-        """Return the coordinator's present state as a message for the members."""
+        """Return the coordinator's current state as a message for the members."""
         core = self.core
         return Announcement(
             generation=self._generation,

@@ -339,11 +339,11 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk that the present pacer prefers."""
+        """Bytes per chunk that the current pacer prefers."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the present pacer lets the sender send the chunk (see `Pacer.admit`)."""
+        """Wait until the current pacer lets the sender send the chunk (see `Pacer.admit`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:

@@ -300,7 +300,7 @@ class ReplicaReceiver:
                     slot_count=self._slot_count,
                 )
         except NoRoom as error:
-            # This node refuses the shard with the same reason when the owner sends it.
+            # When the owner sends the shard, this node refuses it with the same reason.
             log.info("no memory for the shards of rank %d: %s", rank, error)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 

@@ -140,7 +140,7 @@ class ReplicaSender:
         From this check on, the kernel's send buffers are full, so the kernel accepts only as many bytes as it sends.
         """
         self.streams = Streams()
-        """Streams of the present session; between sessions, the closed streams of the last session."""
+        """Streams of the current session; between sessions, the closed streams of the last session."""
         self._most_streams = self.stream_count.limit
         """Maximum number of streams for this session. The sender lowers it if a further stream cannot be opened."""
 

@@ -53,7 +53,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 Many kernels limit unprivileged processes to 208 KiB and silently reduce larger requests.
 """
 CANCELLED_SECONDS = 0.05
-"""Seconds after a cancellation in which threads may finish their present chunks. Then the streams are closed."""
+"""Seconds after a cancellation in which threads may finish their current chunks. Then the streams are closed."""
 DRAIN_BYTES = 1024 * 1024
 PROGRESS_SECONDS = 0.05
 """Minimum seconds between two progress reports of a transfer. Each report wakes the event loop."""
@@ -350,7 +350,7 @@ class ChunkQueue:
     def cancel(self) -> None:
         """Stop sending the requested chunks, so that `next` returns no further chunk.
 
-        Threads may still finish their present chunks. This time does not count for the measured rate.
+        Threads may still finish their current chunks. This time does not count for the measured rate.
         """
         with self._changed:
             self.cancelled.set()

@@ -95,7 +95,7 @@ class OwnedShard:
         self.refusal = ""
         """Reason why this rank cannot capture a snapshot now, such as too little memory; empty if it can."""
         self.reserved: tuple[int, bytes] | None = None
-        """(capacity in bytes, layout hash) of the rank's present slots; None before the rank's first request."""
+        """(capacity in bytes, layout hash) of the rank's current slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
         """Holders that have not yet created slots with the capacity and layout in `reserved`."""
         self.holder_troubles: dict[NodeId, str] = {}
@@ -338,7 +338,7 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """Ask the holders to create slots with the size and layout of the rank's present slots.
+        """Ask the holders to create slots with the size and layout of the rank's current slots.
 
         A repeated call with the same size and layout changes nothing.
         """

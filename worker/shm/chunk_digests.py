@@ -58,7 +58,7 @@ class ChunkDigests:
     def grow(self, final_bytes: int) -> None:
         """Record that the first `final_bytes` bytes of the payload are finished.
 
-        A value below the present one comes from an outdated message and is ignored.
+        A value below the current one comes from an outdated message and is ignored.
         """
         self._final_bytes = max(self._final_bytes, final_bytes)
         self.changed.notify()

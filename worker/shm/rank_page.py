@@ -54,7 +54,7 @@ class RankPage:
     def rank(self) -> RankHalf:
         """Return what the rank has written to its half of the shared page.
 
-        If the present content is corrupt or belongs to another generation, return the last valid content.
+        If the current content is corrupt or belongs to another generation, return the last valid content.
         """
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:

@@ -270,8 +270,8 @@ def write_missing(
 ) -> None:
     """Upload the planned objects of tensors that several shards share, unless S3 has them. Blocks: call it in a thread.
 
-    Each rank begins with a different object, so that ranks without an agreement still share the work. Two ranks that
-    send the same object store the same bytes.
+    Each rank begins with a different object, so that the ranks share the work even if they could not agree on writers.
+    Two ranks that send the same object store the same bytes.
 
     Args:
         objects: object store that receives the objects.

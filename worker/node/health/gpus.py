@@ -36,7 +36,7 @@ class GpuReader(Protocol):
     """Source of GPU readings. Only one thread may use it."""
 
     def read(self) -> tuple[GpuFacts, ...]:
-        """Return the present facts of all GPUs. The call blocks until the driver answers."""
+        """Return the current facts of all GPUs. The call blocks until the driver answers."""
         ...
 
     def close(self) -> None:

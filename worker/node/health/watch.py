@@ -90,7 +90,7 @@ class HealthWatch:
             self._thread.join(self._close_seconds)
 
     def faults(self) -> tuple[NodeFault, ...]:
-        """Return the present faults of the node's devices, for the agent's reports."""
+        """Return the current faults of the node's devices, for the agent's reports."""
         asked = self._asked
         if asked is None or self._monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
             return self._health.faults

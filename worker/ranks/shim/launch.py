@@ -72,7 +72,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
     """Prepare this new process: set user, session, stdio and default signals, then wait until the shim lets it run.
 
     Args:
-        user: the user to change to; None keeps the present user.
+        user: the user to change to; None keeps the current user.
         stdout: an open file that becomes descriptor 1.
         stderr: an open file that becomes descriptor 2.
         gate: the pipe from which the process reads before it continues. If it reads one byte, it runs the script; at
