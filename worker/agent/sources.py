@@ -57,7 +57,7 @@ class SourcePrefetch:
                     self._full_disks.note(error)
                     log.info("source archive %s cannot be fetched yet: %s", source.sha256[:12], error)
                 except SourceRefused as error:
-                    # The control plane may have sent another request during the fetch.
+                    # During the fetch, the control plane may have sent a request that no longer names this archive.
                     if source in self._wanted:
                         log.warning("a requested source archive is unusable: %s", error)
                         self._unsound.add(source.sha256)

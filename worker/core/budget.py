@@ -25,8 +25,8 @@ from worker.core.averages import trimmed_error, trimmed_mean
 KEPT_QUIET, KEPT = 192, 48
 """Maximum numbers of stored measurements: of quiet iterations (without any part of a snapshot), and of snapshots.
 
-Fewer snapshots than iterations are stored, because snapshots may be far apart. A change of their cost must affect the
-decisions soon.
+Only few snapshots are stored, so that a change of their cost soon affects the decisions, even if snapshots are far
+apart.
 """
 ENOUGH, LEAST = 32, 8
 """Minimum numbers of measurements for a decision about the interval between two snapshots.

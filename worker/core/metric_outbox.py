@@ -23,7 +23,7 @@ MAX_SENT_VALUES = 10_000
 AGAIN_SECONDS = 5.0
 """Seconds without a confirmation after which a message is sent again.
 
-The control plane stores values once per second.
+The control plane usually confirms within about a second.
 """
 
 

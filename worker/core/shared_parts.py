@@ -26,7 +26,7 @@ MAX_LOAD_HELPERS = 3
 LATE_SECONDS = 10.0
 """Minimum seconds after which the owner gives up on a part that a helper node should have transferred.
 
-The limit grows with the owner's own slowest part.
+The owner waits at least twice as long as its own slowest part took.
 """
 
 

@@ -18,7 +18,7 @@ from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
 
 UPLOAD_TRIES = 6
-"""Attempts to upload one shard. The last attempt begins at most 31 s of pauses after the first failure."""
+"""Attempts to upload one shard. The pauses between the attempts take at most 31 s in total."""
 FIRST_PAUSE_SECONDS = 1.0
 """Longest pause after the first failed attempt of an upload, in seconds. Later pauses are longer."""
 

@@ -33,7 +33,7 @@ FASTER_RATIO = 2.0
 The sender then measures once more, because right after a limit is lifted, the kernel's buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of the limit. If a limited transfer is slower than this fraction, the link has become slower."""
+"""Fraction of a transfer's rate limit. A transfer below this rate shows that the link has become slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped. Snapshots on such a link are sent without a limit.
 
@@ -52,7 +52,7 @@ class SlowLink:
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer at the moment when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
-    """Duration of the present or last limit of the link's rate, in seconds of sending."""
+    """Duration of the current or last limit of the link's rate, in seconds of sending."""
     is_faster: bool = False
     """True if the last measurement without a limit showed a much higher rate than the measurement before it."""
 

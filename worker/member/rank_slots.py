@@ -302,7 +302,7 @@ class RankSlots:
             shard.abandon(captured.step, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # False if the rank has repeated its message `Captured`.
+        if not digests.is_sealed:  # It is sealed if the rank has repeated its message.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)

@@ -314,7 +314,7 @@ def give(folder: Path, user: RankUser) -> None:
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # fwalk lists links to folders as folders. The owner of a link need not change.
+    # Links to folders keep their owner, because fwalk lists them as folders. The owner of a link has no effect.
 
 
 def take(folder: Path) -> None:

@@ -316,7 +316,7 @@ class ReplicaSender:
             self._shard.record_slow_link(self._peer, "")
             if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
-                # The kernel continues to pace a connection that once had a limit.
+                # Close the streams, because the kernel continues to pace a connection that once had a limit.
                 self.streams.shrink(0)
         return outcome
 
