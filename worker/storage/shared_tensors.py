@@ -48,7 +48,7 @@ class _Seen:
     digest: bytes
     """xxh3-128 digest of the bytes of the group's S3 object."""
     sha256: str
-    """SHA-256 of these bytes; empty if they differed from the bytes of the previous upload."""
+    """SHA-256 of the bytes of the group's S3 object; empty if they differed from the bytes of the previous upload."""
 
 
 @dataclass(frozen=True, slots=True)
