@@ -217,7 +217,7 @@ class CheckpointUploads:
         """Try once to upload a step from its pinned slot, and record the result.
 
         Args:
-                        shard: the shard to upload; a fault of the upload names the shard's rank.
+            shard: the shard to upload; a fault of the upload names the shard's rank.
             slot: the sealed slot; pinned until the upload has ended.
             step: the step that the slot contains.
             failures: number of earlier attempts for this upload, all of which failed.
