@@ -221,8 +221,8 @@ class Node:
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
-        # Under UNPIPELINED, the holder has one buffer. The sender waits with the next chunk until the holder has copied
-        # the last chunk out of the buffer, which takes as long as sending it. The plan therefore halves the rate.
+        # Under UNPIPELINED, the holder has one buffer. Before each chunk, the sender waits until the holder has emptied
+        # the buffer. This wait takes as long as sending a chunk, so the rate is halved.
         share = 1 if scheme is Scheme.SINGLE else 2
         return partition(
             self.profile.spans,

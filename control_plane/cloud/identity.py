@@ -58,7 +58,7 @@ class OwnAccount:
         self._account = ""
 
     def __call__(self) -> str:
-        """Return the account. Threads that call this method during a request to AWS wait for its answer."""
+        """Return the account. The first call asks AWS; simultaneous calls wait for the answer."""
         with self._lock:
             self._account = self._account or self._ask()
             return self._account

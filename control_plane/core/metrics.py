@@ -124,12 +124,12 @@ def joined(points: Sequence[Point]) -> Point:
 
 
 def chunk_of(step: int, width: int) -> int:
-    """Return the number of the chunk (points stored together) for a step, among points of `width` steps each."""
+    """Return the index of the group of stored points to which a step belongs, if each point covers `width` steps."""
     return step // (width * POINTS_PER_CHUNK)
 
 
 def first_step(chunk: int, width: int) -> int:
-    """Return the first step that a chunk (points stored together) may contain, if its points span `width` steps."""
+    """Return the first step of the group of stored points with index `chunk`, if each point covers `width` steps."""
     return chunk * width * POINTS_PER_CHUNK
 
 

@@ -56,7 +56,7 @@ def likeness(one: Candidate, other: Candidate) -> tuple[Likeness, ...]:
 def ranked(
     incident: Candidate, others: Iterable[Candidate], *, limit: int
 ) -> tuple[tuple[Candidate, tuple[Likeness, ...]], ...]:
-    """Return the incidents that are most like a given one, with what they share.
+    """Return the incidents that are most like `incident`, each with the properties that it shares with `incident`.
 
     Args:
         incident: the incident with which `others` are compared.

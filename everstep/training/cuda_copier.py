@@ -475,8 +475,8 @@ class CudaCopier:
 
         The copier's thread registers one piece at a time, so a copy waits for one piece at most.
         """
-        # Add the slot to the table before the driver registers the slot's first piece. The copier then divides each
-        # later copy at the ends of pieces.
+        # The driver registers the slot in pieces. Add the slot to the table first, so that `_cut` divides every later
+        # copy at the ends of these pieces.
         self._registered[memory.span[0]] = _Registered(memory, memory.span[0], self._sizes.registered_bytes)
         self._thread.put(lambda: self._register(memory))
 

@@ -120,7 +120,7 @@ class PartSupply:
         return others[0]
 
     async def _hear(self, session: Session) -> Message:
-        """Begin to read each part that the other node requests. Return its first message that is no request."""
+        """Begin to read each part that the other node requests. Return that node's first message of another type."""
         while isinstance(wanted := await session.receive(), ShardWanted):
             is_valid = wanted.transfer == self._transfer and len(wanted.chunks) == 1
             if not is_valid or not are_within(wanted.chunks, chunk_count(self._parts.payload_bytes)):

@@ -103,7 +103,7 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """Kill all commands that users run on this node, and answer each request with a refusal."""
+        """Kill all commands that users run on this node, and report to each user that the command was ended."""
         await end(*self._running.values())
         # A task that was cancelled before its first step has sent no answer.
         for command_id in list(self._running):

@@ -392,7 +392,7 @@ async def _take(
         missing = set()
         for index in range(known, known + named):
             if slot.arrived.get(index) != chunk_digest(digests, index):
-                slot.arrived.pop(index, None)  # An interrupted transfer left wrong bytes.
+                slot.arrived.pop(index, None)  # An earlier, interrupted transfer left wrong bytes.
                 missing.add(index)
         missing -= await _copy_unchanged(store, slot, begin, digests, missing)
         incoming.name(message.chunk_digests, missing)

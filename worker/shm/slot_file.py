@@ -180,7 +180,7 @@ class SlotFile:
         self._view.release()
         try:
             self._mapping.close()
-        except BufferError:  # The memory is freed when the thread that still uses a view releases the view.
+        except BufferError:  # The kernel frees the memory when the last memoryview is released.
             return
 
 

@@ -153,8 +153,7 @@ async def download_shard(
         content: origin generation and step of the slot's new content.
         keep: contents of this shard that the download must not overwrite.
         slot_count: maximum slots of this shard on this node.
-        share: helper nodes that read parts of the shard from S3; None without helpers. They read only parts whose bytes
-            neither another load of this node nor the nodes of `share_objects` read.
+        share: helper nodes that read parts of the shard from S3; None without helpers.
         loads: the other loads of this node, which share objects with this one; None without them.
         share_objects: the nodes that share the reads of shared objects; None if this node reads them alone.
 

@@ -105,7 +105,7 @@ class Nothing:
         self._training.step()
 
     def save(self, _: Block) -> float:
-        """Begin to store the last step. Return the seconds for which this call blocked the training thread."""
+        """Begin to store the last step, in subclasses. Return for how many seconds this blocked the training thread."""
         return 0.0
 
     def finish(self, _: Block) -> None:
