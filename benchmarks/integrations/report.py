@@ -38,7 +38,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return the rows of the time that Everstep adds to a step, and of the share of steps with a snapshot."""
+    """Return the rows of the time that Everstep adds to a step, and of the fraction of steps with a snapshot."""
     own = _of(run, EVERSTEP)
     plain = [statistics.median(each.step_seconds) for each in _of(run, PLAIN)]
     moved = moved_ratio(min(plain), max(plain))

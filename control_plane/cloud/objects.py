@@ -78,7 +78,7 @@ class ObjectStore(Protocol):
         """Return the complete content of a small object."""
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes `begin` to `end` of an object in chunks of at most `STREAM_CHUNK_BYTES`.
+        """Yield the bytes `begin` to `end` of an object in pieces of at most `STREAM_CHUNK_BYTES`.
 
         If `end` is None or beyond the object, the stream ends with the object. The method raises errors only from the
         first `next` on.

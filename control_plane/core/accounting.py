@@ -272,7 +272,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    # If the buckets (categories of time) of the loop above had too little time, take the rest from the buckets of the
+    # If the loop above could not remove all of the `missing` time, remove the rest from the time categories of the
     # incident's phases.
     for into in _PHASES if missing else ():
         back = min(missing, spent.get(into, 0))
@@ -283,7 +283,7 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds that an incident spent in each phase until now, by the phase's bucket."""
+    """Return the microseconds that an incident spent in each phase until now, by the phase's time category."""
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 

@@ -262,8 +262,8 @@ class EarlierTensors:
             owner: `optimizer/<parameter>`, or `optimizer/<optimizer>/<parameter>`.
 
         Returns:
-            The state tensors of which the earlier shards that this rank has mapped hold pieces. Empty if they hold no
-            state of the parameter.
+            The state tensors that have a piece in an earlier shard that this rank has mapped. Empty without such a
+            piece.
         """
         return self._entries.get(owner, {})
 
@@ -291,7 +291,7 @@ class EarlierTensors:
     def own_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor of the earlier shard from which this rank also restores its plain (non-tensor) values.
 
-        The tensor is a view of the shard's slot.
+        The tensor shares the memory of the shard's slot.
         """
         assert self._own_shard is not None
         entry = self._own[name]

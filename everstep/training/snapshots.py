@@ -234,7 +234,7 @@ class _WarmDigests:
         self._next = 0
 
     def reach(self, final_bytes: int) -> None:
-        """Compute the digests of the chunks whose bytes are final.
+        """Compute the digests of the chunks that no copy will write again.
 
         Args:
             final_bytes: number of bytes at the beginning of the payload that no copy will write again.
@@ -579,7 +579,7 @@ class Snapshotter:
                 self._link.let_go()
             if complete_count == len(sources.positions):
                 return
-            # The bytes before this offset are final: the copier has copied them, or they were copied at the boundary.
+            # The bytes before this offset do not change any more: they were copied by the copier or at the boundary.
             final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes
             if chunks is not None:
                 chunks.reach(final_bytes)

@@ -111,7 +111,7 @@ class FailStatus(_OnInstance, frozen=True):
 
 
 class Throttle(_Fault, frozen=True):
-    """Refuse a share of API calls with AWS's throttling errors."""
+    """Refuse a fraction of the API calls with AWS's throttling errors."""
 
     share: Annotated[Share, msgspec.Meta(description="share of the calls")] = 0.3
     service: Annotated[

@@ -71,8 +71,8 @@ class SharedParts:
     def begin(cls, part_count: int, helpers: Sequence[NodeId] = (), now: float = 0.0) -> SharedParts:
         """Return the state of a transfer before the owner has begun its first part.
 
-        Each helper node already has its first parts: an equal share of the object, at most `MAX_WINDOW` parts. Without
-        these first parts, the owner and the first helper to answer would transfer all parts of a small object.
+        Each helper node already has its first parts: equally many, at most `MAX_WINDOW`. Without these first parts, the
+        owner and the first helper to answer would transfer all parts of a small object.
 
         Args:
             part_count: number of parts; parts are numbered from 1.

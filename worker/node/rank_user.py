@@ -400,7 +400,7 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
 
 
 def _by_turns() -> RankUser:
-    """Return the default users of ranks: one uid per job, with the groups of the user `everstep-ranks` if it exists."""
+    """Return a range of uids, one per job, with the groups of the user `everstep-ranks` if this user exists."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if user_name_of(uid) not in (None, NAME):
             raise UserRefused(

@@ -105,7 +105,7 @@ class RankCommands:
     async def close(self) -> None:
         """Kill all commands that users run on this node, and report to each user that the command was ended."""
         await end(*self._running.values())
-        # A task that was cancelled before its first step has sent no answer.
+        # A task that was cancelled before it began to run has sent no answer for its command.
         for command_id in list(self._running):
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 

@@ -304,7 +304,7 @@ class ChunkQueue:
 
     @property
     def part_seconds(self) -> float:
-        """Seconds as in `busy_seconds`, but a second in which n transfers use the link counts as 1/n of a second."""
+        """Seconds in which this transfer had data to send. A second in which n transfers use the link counts as 1/n."""
         return self._spent()[1]
 
     def _spent(self) -> tuple[float, float]:

@@ -501,7 +501,7 @@ def _offer(
 
 
 async def _join(session: TcpSession, description: bytes) -> bool:
-    """Connect the session's path over NIXL to the peer.
+    """Prepare the transfer of chunks over NIXL in both directions of a session.
 
     Args:
         session: session in its handshake; `path` is set if this side offers NIXL, and becomes None after a failure.

@@ -185,7 +185,7 @@ class DeepSpeedAdapter:
                 msgspec.structs.replace(part, name=f"{self._optimizer.prefix}{part.name.removeprefix('model/')}/{key}")
                 for part in of_master
             ]
-            # A master weight contains many parameters. A scalar, such as the count of steps, belongs to each of them.
+            # A master weight contains many parameters. A scalar, such as the count of steps, belongs to each parameter.
             if state.tensor.dim() == 0:
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:
@@ -547,7 +547,7 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    # CPU Adam multiplies the powers of its betas only within a step. Repeat the restored steps on temporary tensors.
+    # CPU Adam updates the powers only in a step. Make as many steps as the optimizer's state counts, on dummy tensors.
     weights = [torch.zeros(1) for _ in range(4)]
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)

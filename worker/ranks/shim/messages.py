@@ -68,9 +68,9 @@ class StartRank(Message, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill a run's ranks of all generations up to `generation`, with their descendants.
+    """Request to kill ranks of all generations up to `generation`, with their descendants.
 
-    If `run` is given, the shim also refuses later starts of these generations.
+    If `run` is not None, the shim also refuses to start ranks of these generations of the run later.
     """
 
     run: RunId | None
