@@ -60,7 +60,7 @@ def broken(part: str, reason: str) -> Row:
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
-    """Return the rates of copies of pinned memory in GiB/s, separately for the first and the second half of the run."""
+    """Return the rates of copies between pinned memory and the device in GiB/s, for each half of the run."""
     rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
     half = max(1, len(rates) // 2)
     return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))

@@ -53,7 +53,7 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision whether a job that has failed retries, changes its node or state, or ends."""
+    """The way in which a job continues or ends after a failure, with the reason."""
 
     course: Course
     why: str = ""

@@ -2,7 +2,7 @@
 
     copies: every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
     parity: every two members of a group are an edge between their domains; the loss of both loses their shards
-    edges without a common domain, direct or through other edges, are independent: their counts multiply
+    edges without a common domain, direct or through other edges, are independent: their possibilities multiply
 
 `placement.Placement.fatal_losses` and `parity.fatal_losses` return the edges as sets of nodes.
 

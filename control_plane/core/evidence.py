@@ -98,7 +98,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of training, according to all members except the member whose verdict is computed."""
+    """The progress of training, according to all members except the member that `judge` judges."""
 
     boundary: Step
     committed: Step

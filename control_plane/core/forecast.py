@@ -24,7 +24,7 @@ class Expectation:
 
     @property
     def ettr_ratio(self) -> float:
-        """The expected share of time spent training, from 0 to 1."""
+        """The expected fraction of time spent training, from 0 to 1."""
         return self.mttf_seconds / (self.mttf_seconds + self.mttr_seconds)
 
 

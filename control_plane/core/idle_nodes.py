@@ -62,5 +62,5 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
 
 def ledger(idle: IdleNodes) -> Ledger | None:
-    """Convert the stored idle time to the form that `ledger_hours.full_hours` accepts. None before the first count."""
+    """Convert the stored idle time to the form that `ledger_hours.full_hours` accepts. None if none is stored."""
     return None if idle.until is None else Ledger(at=accounting.microseconds(idle.until), spent=idle.microseconds)

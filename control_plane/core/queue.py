@@ -272,7 +272,7 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        # Also set the bits for the job's larger numbers of nodes. Each iteration about doubles the covered numbers.
+        # Also add the job's larger sizes. Each iteration about doubles the number of sizes added so far.
         while more:
             step = (more + 1) // 2
             with_job |= with_job << step

@@ -198,9 +198,9 @@ class _Search:
             self.touched.add(index)
 
     def mend_whole_groups(self) -> None:
-        """Exchange nodes of each group of `copies` nodes whose nodes are all in one failure domain.
+        """For each group of exactly `copies` nodes that are all in one failure domain, exchange some with other groups.
 
-        Such groups first exchange nodes with each other, then with the groups that have the most nodes outside the
+        First, these groups exchange nodes with each other, then with the groups that have the most nodes outside the
         domain.
         """
         exposed = defaultdict[str, list[int]](list)

@@ -100,7 +100,7 @@ def _curve(run_id: str, name: str, chunks: Sequence[_Chunk], limit: int) -> Loss
 
 
 def _columns(chunk: _Chunk) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the steps and the logged values of a chunk's points, each point represented by its last step."""
+    """Return the last step of each point in a stored row, and the value logged at this step."""
     _, width, packed, nodes = chunk
     if width == 1 and not nodes:
         count = len(packed) // 24

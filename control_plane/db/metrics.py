@@ -183,7 +183,7 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
 
 
 def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
-    """Add points to a stored chunk of a metric, or create the chunk. Return whether the chunk is new."""
+    """Add points to a chunk (a row of points) of a metric, or create the row. Return whether the row is new."""
     row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:

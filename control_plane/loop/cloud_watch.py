@@ -299,7 +299,7 @@ class CloudWatch:
     def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
         """Return the condition of a node's instance, and AWS's description of the instance.
 
-        ENDED never expires. PRESENT and ABSENT become UNKNOWN when the answer is older than `FORGET_SECONDS`.
+        ENDED never expires. PRESENT and ABSENT become UNKNOWN when EC2's answer is older than `FORGET_SECONDS`.
         """
         view = self._views.get(fleet)
         if view is None:

@@ -128,11 +128,10 @@ class ReserveShard(Message, frozen=True):
 
 
 class PreparingShard(Message, frozen=True):
-    """Message of a holder that allocates slots or, with parity, waits for other members of the stripe.
+    """Report that the sender still works, so that the receiver does not count the sender as silent.
 
-    The holder repeats the message during this work, so that the owner does not count the holder as silent. With parity,
-    the owner also sends the message to the holder: while its contribution to the holder's share makes progress, and
-    while the owner delays this contribution.
+    A holder sends it while the holder loads a shard, allocates slots, or waits for other members of a stripe. With
+    parity, an owner also sends it, while the owner sends or delays its contribution to a share.
     """
 
 

@@ -277,7 +277,8 @@ class EarlierTensors:
     def entries_below(self, prefix: str) -> Iterator[tuple[str, Mapping[str, HeldTensor]]]:
         """Yield a pair for every parameter of one optimizer: the parameter's path, and its state tensors by key.
 
-        A path is an `owner` of `entries`. `prefix` is the beginning of all names of this optimizer's state tensors.
+        `entries` accepts these paths as `owner`. The names of this optimizer's state tensors begin with
+        `prefix`.
         """
         return ((owner, entries) for owner, entries in self._entries.items() if f"{owner}/".startswith(prefix))
 

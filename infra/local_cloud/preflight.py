@@ -66,7 +66,7 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
 
 
 def memory_bytes_per_node(node_count: int) -> int:
-    """Return the default memory for slots of one node: an equal share of half the available memory."""
+    """Return the default memory for slots of one node: half the available memory, divided equally by the nodes."""
     return int(SHARE_FOR_SLOTS * min(free_bytes(TMPFS), available_memory_bytes()) / node_count)
 
 

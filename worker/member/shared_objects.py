@@ -87,7 +87,7 @@ class SharedReads:
         self._divide(readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
-        """Assign each part that the slot does not contain yet to the node that reads it from S3."""
+        """Assign each part that this node's slot still lacks to the node that reads the part from S3."""
         self._readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:

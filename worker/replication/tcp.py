@@ -347,9 +347,9 @@ class TcpSession:
             self._loop.remove_reader(self.line)
 
     def detach(self) -> socket.socket:
-        """Return the blocking socket of a stream after its handshake, and end the session.
+        """Return the blocking socket of a stream after its handshake.
 
-        Closing the session later does not close the socket.
+        The session no longer owns the socket, so `close` does not close it.
         """
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()

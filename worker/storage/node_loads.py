@@ -48,7 +48,7 @@ class NodeLoads:
         """Notified when a load begins."""
 
     def reader(self, place: ObjectReference) -> NodeLoad | None:
-        """Return the load that reads or has read a shared object for this node. None if no shard here uses it."""
+        """Return the load that reads or has read a shared object for this node, or None without such a load."""
         return self._readers.get(place)
 
     def join(self, store: SlotStore, rank: Rank, content: Content, parts: ShardParts, slot: Slot) -> NodeLoad:

@@ -71,7 +71,7 @@ class Parts:
     """Divides a payload into parts that can be read separately: whole chunks, numbered from 1. Immutable."""
 
     def __init__(self, payload_bytes: int) -> None:
-        """Divide a payload of `payload_bytes` bytes into parts of equal numbers of chunks; the last may be smaller."""
+        """Divide a payload into parts with the same number of chunks. The last part may have fewer."""
         self.payload_bytes = payload_bytes
         self._chunks_per_part = max(1, PART_CHUNKS * chunk_bytes(0) // chunk_bytes(payload_bytes))
         self.count = -(-chunk_count(payload_bytes) // self._chunks_per_part)

@@ -95,8 +95,8 @@ class Cause(StrEnum):
     def takes_nodes(self) -> bool:
         """Whether a node lost for this cause counts when the fleet computes its number of spares.
 
-        The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that a person requested, because such
-        requests do not predict further losses.
+        The fleet counts nodes that failed or that AWS reclaimed. It ignores nodes that the job gave up at a
+        person's request, because such requests do not predict further losses.
         """
         return self.is_failure or self is Cause.NOTICE
 

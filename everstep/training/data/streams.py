@@ -132,7 +132,7 @@ class DataStream:
         return 0 if order is None else self.batches_per_step * order.batch * order.replicas
 
     def relaid(self, state: dict[str, Tree], *, is_same_rank: bool) -> dict[str, Tree]:
-        """Convert the data position of a launch with more or fewer ranks into a position for `load_state_dict`.
+        """Convert the data position of an earlier launch into a position for `load_state_dict`.
 
         The call does not change the stream.
 
