@@ -96,7 +96,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
     Args:
         values: at least one, in any order.
-        share: above 0, at most 1.
+        share: fraction of the values, above 0, at most 1.
 
     Raises:
         ValueError: there are no values.

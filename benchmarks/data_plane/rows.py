@@ -358,7 +358,7 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
     """Return the row of a failed measurement.
 
-    Everstep's row then misses its limit. A compared system's row is inconclusive.
+    For Everstep, the verdict is a missed limit. For a compared system, it is inconclusive.
     """
     return Figure(
         system=system,

@@ -72,7 +72,7 @@ def contradictions(
     Args:
         every_steps: steps between two checkpoints. 0 disables this trigger.
         interval_seconds: seconds between two checkpoints. None disables this trigger.
-        max_overhead: share of training time that checkpoints may cost, from which Everstep derives the interval. None:
+        max_overhead: fraction of training time that checkpoints may cost, which determines the interval. None:
             the interval is not automatic.
         max_bytes_per_second: upload limit per node. None: no limit.
         max_uploads: maximum number of checkpoints that are uploaded at the same time.

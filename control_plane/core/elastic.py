@@ -207,12 +207,12 @@ def kept_count(spec: JobSettings, record: JobRecord, wanted: int | None) -> int:
 
     Args:
         spec: settings of the job. A user may have lowered its MaxNodeCount.
-        record: the job's record, with the present number of nodes.
+        record: the job's record, with the current number of nodes.
         wanted: the number of nodes that the fleet's queue leaves to the job. None if the job may keep its nodes.
 
     Returns:
-        At most the present number of nodes. At least the job's minimum, unless the present number is already smaller.
-        If the job must not stop now, the result is the present number.
+        At most the current number of nodes. At least the job's minimum, unless the current number is already smaller.
+        If the job must not stop now, the result is the current number.
     """
     if not is_settled(record) or record.suspicion is not None:
         return record.member_count

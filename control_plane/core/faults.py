@@ -327,8 +327,8 @@ def of_silence(
 ) -> tuple[Fault, ...]:
     """Return one fault per member that is silent for longer than `coordinator_deadline_seconds`.
 
-    The caller uses this function while a generation loads or starts. No rank has completed a new step yet, so another
-    generation loses no step.
+    The caller uses this function while a generation loads or starts. No rank has completed a new step yet, so a new
+    launch loses no step.
     """
     return tuple(
         Fault(

@@ -149,7 +149,7 @@ class Account:
     decision: str
     reason: str
     job_reason: str
-    """Reason of the job's present state, for example `waits for 1 node: …`.
+    """Reason of the job's current state, for example `waits for 1 node: …`.
 
     For a failed job, this is the reason of the failure. The script's traceback follows if the script failed.
     """

@@ -1,11 +1,11 @@
 """Reads metrics at a coarse resolution, with a cache.
 
-The database stores a metric's points in chunks. A poll of a long run reads hundreds of chunks, of which only the newest
-have changed since the last poll. The decoding of points, and the joining of neighbouring points to coarser ones, take
-most of the time. This module therefore caches the joined points of each chunk.
+The database stores a metric's points in rows of many points. A poll of a long run reads hundreds of rows, of which only
+the newest have changed since the last poll. The decoding of points, and the joining of neighbouring points to coarser
+ones, take most of the time. This module therefore caches the joined points of each row.
 
-    key     packed bytes, steps per point, nodes and resolution, so a changed chunk has another key
-    limit   `MAX_POINTS` points in total; the cache drops the least recently used chunks first
+    key     packed bytes, steps per point, nodes and resolution, so a changed row has another key
+    limit   `MAX_POINTS` points in total; the cache drops the least recently used rows first
 
 Invariant: the points equal those of `metrics.read` and `resampled`, except for rounding errors of means.
 """
@@ -50,7 +50,7 @@ class _Chunk:
         """Last step of the last point.
 
         `packed` stores the points column by column. If each point covers one step and summarizes no values of several
-        nodes, the chunk has one column of steps. Otherwise it has two: first steps, then last steps.
+        nodes, the row has one column of steps. Otherwise it has two: first steps, then last steps.
         """
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])

@@ -127,7 +127,7 @@ class NoticeReader:
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # The server has stopped and closed its event loop. Nobody needs the messages.
+            with suppress(RuntimeError):  # The server has stopped and closed its event loop.
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:

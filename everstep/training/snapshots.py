@@ -197,7 +197,7 @@ class _Tensors:
         self.unstable_count = len(unstable)
         tensors = list(enumerate(chain.from_iterable(lists)))
         is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
-        # Copy the tensors in the order of the payload, so that the payload becomes final from its beginning on.
+        # Copy the tensors in the order of the payload, so that digests can be computed from its beginning on.
         self.later = Sources(list(compress(tensors, is_later)))
         self.later_bytes = sum(state.tensor.nbytes for state in compress(chain.from_iterable(lists), is_later))
         self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))

@@ -79,7 +79,7 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """True while this node waits for the uploads of a run's output, after which it removes the run."""
+        """True while this node waits for the uploads of a run's output, before it deletes the run's files."""
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:

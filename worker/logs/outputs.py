@@ -77,7 +77,7 @@ class RankOutputs:
         Args:
             state: state directory of the agent; the ranks' files are below it.
             objects: object store that receives the uploads.
-            user: users of this node's ranks; None means the agent's own user.
+            user: the Linux user or users of this node's ranks; None means the agent's own user.
             monotonic: returns seconds of a monotonic clock.
             retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
         """

@@ -106,8 +106,8 @@ class RankLines:
             usage: returns the use of the node's devices.
             sent_bytes: returns the bytes sent to holders of this node's shards so far.
             on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-            earlier_layout: returns the base's layout if more or fewer ranks than the plan has captured the base;
-                otherwise None.
+            earlier_layout: returns the base's layout if the base was captured by more or fewer ranks than this plan
+                has; otherwise None.
             fetch_earlier: loads a shard of the launch that had another number of ranks; None if the number is
                 unchanged.
             is_loading_earlier: returns whether a rank of this node still loads such shards.

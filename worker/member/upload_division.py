@@ -137,7 +137,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for the ranks' lists of tensors. Ranks that wait for a division receive none."""
+        """Stop waiting for the ranks' lists of tensors. The waiting ranks then upload all of their tensors."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:

@@ -101,7 +101,7 @@ def keep_away(user: RankUser) -> str:
 async def keep_on(
     user: RankUser, reported: str, on_change: Callable[[str], None], seconds: float = AGAIN_SECONDS
 ) -> None:
-    """Add the routing rule again whenever it is missing, until cancelled.
+    """Block the ranks from the instance metadata again whenever the routing rule is missing, until cancelled.
 
     The agent runs this as a background task.
 

@@ -162,7 +162,7 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
     Args:
         run: run whose ranks will be started; each new run uses the next uid.
         state: state directory of the agent, whose file `rank_users` stores the assignments.
-        user: users of this node's ranks.
+        user: the Linux user or users of this node's ranks.
 
     Returns:
         The run's user; None if ranks run as the agent's user.

@@ -44,7 +44,7 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
     Args:
         state: the agent's state directory; its file `OWNER` names the node.
         node_id: this node's id.
-        user: users of the ranks; their files outside the directory are also deleted.
+        user: the Linux user or users of the ranks; their files outside the directory are also deleted.
 
     Raises:
         ShimUnavailable: another node owns the directory, and that node's shim runs on this machine; no file is deleted.

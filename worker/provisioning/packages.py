@@ -124,7 +124,7 @@ class PackageLayers:
         state: state directory of the agent; the layers are below it.
         seconds: time limit of one installation.
         limit_bytes: maximum disk space of all layers; None for `LAYERS_PART` of the disk.
-        user: users of this node's ranks; None means the agent's own user.
+        user: the Linux user or users of this node's ranks; None means the agent's own user.
         allows_builds: True if pip may build packages without a wheel; a build executes their code.
     """
 

@@ -71,7 +71,7 @@ class RankServer:
 
         Args:
             path: path of the unix socket.
-            user: users that may connect besides the agent's own user; None means no other user.
+            user: the ranks' user or users, who may connect, as may the agent's own user. None: only the agent's own.
         """
         self.path = path
         self.user = user

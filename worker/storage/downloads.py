@@ -333,7 +333,7 @@ class _Filling:
         Args:
             numbers: the parts, in increasing order.
             cancelled: set when the caller no longer waits.
-            share: the nodes that read some of these parts; None without helper nodes.
+            share: other nodes that help: they read some of these parts. None without helper nodes.
             present: S3 objects shared by several shards, whose data the slot already contains.
         """
 

@@ -1,6 +1,6 @@
 """Trains the char-GPT of `examples/` with DDP or ZeRO-3, in blocks of steps under different systems.
 
-    warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ last step of each system, compared on its holder
+    warm-up ─▶ block of steps under one system ─▶ under another ─▶ … ─▶ each system's last copy, compared with the state
 
 The systems are Everstep, lm-resiliency, and no protection. One launch measures all systems in the same processes,
 because step times of separate launches differ by more than the systems' effect.

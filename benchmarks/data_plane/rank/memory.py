@@ -12,7 +12,7 @@ from pathlib import Path
 def private_bytes(*pids: int) -> int:
     """Return the bytes of anonymous memory that the processes use together.
 
-    Each process counts its share of pages that forked processes share. Ended processes count as 0.
+    A page that n processes share counts as 1/n for each of them. Ended processes count as 0.
     """
     total = 0
     for pid in pids:

@@ -69,7 +69,7 @@ def release_node(
 ) -> nodes_schemas.Node:
     """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance.
 
-    If the node is not held, cancel its pending request.
+    If the node is not held yet, cancel the pending request to hold it.
 
     Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated
     calls change nothing.

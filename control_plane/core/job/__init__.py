@@ -1,4 +1,4 @@
-"""The decisions about one job. The function `decide` calls the module that handles the job's present state.
+"""The decisions about one job. The function `decide` calls the module that handles the job's current state.
 
 One decision and its execution are a *pass* over the job. The job loop makes about one pass per second.
 

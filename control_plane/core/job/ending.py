@@ -114,7 +114,7 @@ def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
 def _ended_at(view: JobView) -> float:
     """Return when the ranks of an ending job last made progress or exited, in Unix seconds.
 
-    The result is at least the time at which the job entered its present state.
+    The result is at least the time at which the job entered its current state.
     """
     exits = (each.at_seconds for each in rank_exits(view.reports))
     return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)

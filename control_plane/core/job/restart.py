@@ -105,10 +105,9 @@ def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
 def with_incident(
     view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
-    """Store the incident of these faults in the job's record, and return the earlier incident that they close.
+    """Store the incident of these faults in the job's record.
 
-    The first value is the changed `JobView`. The second value is a tuple with the closed incident, which is empty if
-    the faults close no incident.
+    Return the changed `JobView`, and a tuple with the earlier incident that the faults close, or an empty tuple.
     """
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
