@@ -135,7 +135,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection. Called by asyncio."""
+        """Stop counting the connection, which has ended. Called by asyncio."""
         self._forget_deadline()
         self._gate.leave(self)
         super().connection_lost(exc)

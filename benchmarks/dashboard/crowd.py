@@ -24,7 +24,7 @@ WIDE: Final = "wide"
 SMALL: Final = "small"
 CHUNK_LINES: Final = 5_000
 _SHARE: Final = ((0.70, JobState.COMPLETED), (0.80, JobState.FAILED), (0.85, JobState.STOPPED))
-"""Final states of the simulated jobs, each with the cumulative share of jobs up to this state.
+"""Final states of the simulated jobs, each with the cumulative fraction of jobs up to this state.
 
 70 % of the jobs have completed, 10 % have failed and 5 % were stopped. The remaining jobs wait.
 """

@@ -74,10 +74,10 @@ def plan(
         job: the job as an entry of the queue.
         turns: the fleet's schedule, computed with this job in the queue.
         fleet: the fleet's record, nodes, connected agents and history.
-        only_project: the plan names only jobs of this project, to hide other projects. None: the plan names all jobs.
+        only_project: the forecast names only jobs of this project, to hide other projects. None: it names all jobs.
 
     Returns:
-        The plan.
+        The forecast.
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)

@@ -104,13 +104,13 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
 
 
 def impaired(verdict: Verdict) -> Departure:
-    """Plan to give up, at an agreed stop, a member that trains with a fault.
+    """Return the departure (planned loss) of a member that trains with a fault.
 
     Args:
         verdict: the result of checking this member; contains the fault's evidence, cause and remedy.
 
     Returns:
-        The plan, with the verdict's evidence, cause and remedy.
+        The departure, with the verdict's evidence, cause and remedy.
     """
     return Departure(
         node_id=verdict.node_id,

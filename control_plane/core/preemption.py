@@ -1,12 +1,12 @@
 """Decides which jobs release nodes so that the first job of the queue can start.
 
-    step   job that releases nodes                its priority            the job
+    rule   job that releases nodes                its priority            the job
     1      elastic, with more than NodeCount      any                     returns the nodes beyond its NodeCount
     2      still waits for all of its nodes       lower than first job's  returns to the queue
     3      preemptible and elastic                lower than first job's  continues on fewer nodes
     4      preemptible                            lower than first job's  pauses
 
-The steps of the table are tried in order. Jobs release no more nodes than the first job needs. If all jobs together
+The rules apply in this order. Jobs release no more nodes than the first job needs. If all jobs together
 cannot release enough nodes, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at
 one step), so it loses no step.
 

@@ -133,7 +133,7 @@ _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A fault for which a job must give up the node."""
+    """A fault of a node for which the node's job must give up the node, with its remedy."""
 
     what: str
     """The fault code, followed by the Xid (NVIDIA's error number) for a `gpu_xid` fault."""

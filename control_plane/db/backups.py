@@ -235,7 +235,7 @@ def publish(database: Database, url: str) -> None:
 
 
 def discard(database: Database) -> None:
-    """Close a loaded database that is not published, and delete a SQLite database's temporary file. Idempotent."""
+    """Close a database that `load` opened. Delete the temporary file of a SQLite database. Idempotent."""
     database.close()
     if database.is_sqlite:
         _unlink(Path(str(database.url.database)))

@@ -417,9 +417,9 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return the number after a node's last line in S3, and the time of that line.
+        """Return the end of a node's lines in S3: the number of the last line plus one, and the time of this line.
 
-        Copies that other nodes uploaded count too.
+        Copies of lines that other nodes uploaded for the node count too.
         """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)

@@ -1,4 +1,4 @@
-"""Formats costs, durations and ETTR (the share of productive time) for the jobs, fleets and incidents commands."""
+"""Formats costs, durations and ETTR (effective training time ratio) for the jobs, fleets and incidents commands."""
 
 from __future__ import annotations
 

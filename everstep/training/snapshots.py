@@ -340,9 +340,7 @@ class Snapshotter:
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            announce: sends the agent a message, which wakes the agent up. The background thread calls the function
-                before it maps slots. The training thread does not call the function, because on a node with few cores
-                the agent could then take the training thread's core.
+            announce: sends the agent a message. Called once, in the background thread, before it maps slots.
         """
         self._tell = announce
         self._may_map.set()

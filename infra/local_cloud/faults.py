@@ -72,7 +72,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     throttle: dict[Service, Share] = {}
     """Share of calls that a service refuses with its throttling error, by service."""
     api_rate_share: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
-    """Rate limits of EC2 and Auto Scaling, as a share of AWS's own limits (`rates`). None: no limits."""
+    """Rate limits of EC2 and Auto Scaling, as a fraction of AWS's own limits (`rates`). None: no limits."""
     visibility_seconds: Delay = 0.0
     """Time from a launch or a state change of an instance until EC2's Describe operations show it."""
     describe_omit_share: Share = 0.0

@@ -232,7 +232,7 @@ def _install_groups(engine: AutoScaling) -> None:
         policy = group.mixed_instances_policy
         updated = update(self, **arguments)
         if not arguments["launch_template"] and not arguments["mixed_instances_policy"]:
-            # Keep the policy, because moto drops it in an update without a policy.
+            # moto deletes the group's mixed instances policy if the update contains none, so restore the policy.
             updated.mixed_instances_policy = policy
         updated.desired_capacity = min(max(updated.desired_capacity, updated.min_size), updated.max_size)
         return updated

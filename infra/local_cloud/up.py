@@ -123,7 +123,7 @@ class ClusterOptions:
     spares: int = 1
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """Memory for the slots of one node; None: an equal share of half the available memory."""
+    """Memory for the slots of one node; None: half the available memory, divided equally."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
     """Time limit in seconds until all nodes have connected to the control plane."""
@@ -485,10 +485,10 @@ class LocalCluster:
         return said
 
     def calls(self) -> list[Call]:
-        """Return all calls of EC2 and Auto Scaling that are not read-only, by any caller, oldest first.
+        """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
 
         Returns:
-            At most the newest twenty thousand calls.
+            At most twenty thousand calls, oldest first.
 
         Raises:
             NotUp: the local AWS does not run.

@@ -43,7 +43,7 @@ class Visibility:
     """The states of all instances as Describe operations show them. The server holds its lock during each call.
 
     Args:
-        faults: conditions that set the delay and the share of omitted instances.
+        faults: conditions that set the delay and the fraction of instances that answers omit.
         monotonic: returns the seconds of a monotonic clock.
     """
 

@@ -102,7 +102,7 @@ class Silence:
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> Silence:
-        """Record that the holder has sealed the step that was sent, or that it lacks no step."""
+        """Record that the holder has sealed the sent step, or has reported that it lacks no step."""
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> Silence:

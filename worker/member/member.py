@@ -427,7 +427,7 @@ class Member:
         self._report_visible()
 
     def _is_loading_earlier(self) -> bool:
-        """Return whether a rank of this node still loads shards of the previous number of ranks (after a relayout).
+        """Return whether a rank of this node still loads shards that a launch with more or fewer ranks saved.
 
         The ranks' shared-memory pages show this even after a restart of the agent.
         """

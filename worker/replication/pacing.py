@@ -93,7 +93,7 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """Use of the link until now: the time in which any transfer had data to send, and each transfer's share."""
+        """Use of the link until now: how long any transfer had data to send, and each transfer's part of this time."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use

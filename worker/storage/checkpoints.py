@@ -161,8 +161,8 @@ async def upload_shard(
         on_stored: called in a thread with the size in bytes of each part that S3 has stored.
         on_waiting: called repeatedly with the name of an object that another rank writes, while S3 lacks the object.
         on_digested: called in a thread for each piece of the shared tensors that is digested before the object is sent.
-        share: the holders that help with the first attempt; None without helpers. Later attempts use no helpers, so
-            that a misbehaving helper cannot fail an upload.
+        share: lets holders of the shard help with the first attempt; None without helpers. Later attempts use no
+            helpers, so that a misbehaving helper cannot fail an upload.
         draw: returns a random number from 0 to 1, for the pauses between attempts.
         pause: waits for the given seconds, between attempts and while other ranks write objects that the shard needs.
 

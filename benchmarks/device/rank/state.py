@@ -33,7 +33,7 @@ SMALL_COUNT = 1000
 BYTES_A_PARAMETER = 12
 """Bytes of state per parameter: its value and Adam's two moments, in fp32."""
 SHARE_OF_SMALL = 0.05
-"""Largest share of the state's bytes that small parameters may have. It limits their number in a small state."""
+"""Largest fraction of the state's bytes that small parameters may have. It limits their number in a small state."""
 
 
 def shapes(size: int) -> Iterator[tuple[int, ...]]:

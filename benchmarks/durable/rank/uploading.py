@@ -109,7 +109,7 @@ class Nothing:
         return 0.0
 
     def finish(self, _: Block) -> None:
-        """Wait until the checkpoint that `save` began is stored, and delete the checkpoint."""
+        """Wait until the checkpoint that `save` began is stored, and delete it. Here, there is none."""
 
 
 class Everstep(Nothing):

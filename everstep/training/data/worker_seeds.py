@@ -93,7 +93,7 @@ def plain_index(item: object) -> object:
 class WorkerBegin:
     """Worker initialization that makes `get_worker_info()` return the user's own dataset, not the wrapper.
 
-    The user's `worker_init_fn` may then open files on this object or select a part of the data.
+    The user's `worker_init_fn` may open this dataset's files or select a part of its data.
 
     Args:
         user_init: the loader's `worker_init_fn`.
