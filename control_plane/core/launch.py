@@ -141,7 +141,7 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
     """Return all sources from which ranks can restore shards: S3 and the members that have promised to join.
 
-    For a GROUP_RANK without a node, the owner of its ranks is an empty string.
+    The result names an empty string as the owner of ranks whose GROUP_RANK has no node yet.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     uses_memory = STRATEGIES[spec.checkpoint_strategy].uses_memory

@@ -24,7 +24,7 @@ The gap does not count as link time.
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """Time for which the node's network link has been used, accumulated until one moment.
+    """Time for which the node's network link has been used, accumulated until `at_seconds`.
 
     Only the difference between two values is meaningful.
     """

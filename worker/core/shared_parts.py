@@ -48,7 +48,7 @@ class SharedParts:
 
     part_count: int
     window: int = 1
-    """Number of parts that one helper node transfers at a time: an equal share of the object, from 1 to `MAX_WINDOW`.
+    """Number of parts that one helper node transfers at a time, from 1 to `MAX_WINDOW`.
 
     With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
     """
