@@ -84,7 +84,7 @@ class Exporter(ABC):
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send events or logs to the receiver until `stop` is set, then release the export's lease for another server."""
+        """Send events or logs to the receiver until `stop` is set, then release the lease of the export."""
         while not stop.is_set():
             is_more = False
             try:
