@@ -255,7 +255,7 @@ def whole(found: Mapping[str, Any]) -> Row:
 
 
 def of_graph(found: Mapping[str, Any]) -> list[Row]:
-    """Return the page's rows about a CUDA graph that is captured during a copy, as `graph.survives` measures."""
+    """Return the table rows about a CUDA graph that is captured during a copy, as `graph.survives` measures."""
     title = "a graph captured while a copy was under way, and what it computes"
     faults = []
     if found["copy_error"]:

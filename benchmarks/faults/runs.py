@@ -126,7 +126,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
             # Count the newest report and later ones. Earlier reports may describe the time before the fault had effect.
             heard = len(running.told) - 1
             during = running.wait_steps(sizes.steps)
-            # The fault began before the job, so the API has not reported Protected before the fault.
+            # The fault began before the job, so there is no time at which the API changes from Protected.
             told, told_at = running.told[heard:], None
         healed_at = running.wait_whole()
         running.wait_steps(AUDITED_STEPS)

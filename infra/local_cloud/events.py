@@ -162,7 +162,7 @@ def scheduled_change(
 
 
 def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> Event:
-    """Return the event of an instance that a lifecycle hook holds."""
+    """Return the event with which Auto Scaling announces that a lifecycle hook holds an instance."""
     kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
     return Event(
         source="aws.autoscaling",

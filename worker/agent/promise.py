@@ -149,7 +149,7 @@ class CurrentPromise:
         return True
 
     def begin(self, event: Event) -> bool:
-        """Store the generation's phase (such as PREPARING or LOADING) that follows `event`, and then enter it.
+        """Store the generation's phase (such as LOADING or RUNNING) that follows `event`, and then enter it.
 
         Return False, without a change, if the disk refuses the write.
         """

@@ -125,7 +125,7 @@ class RankSlots:
         """
         if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
-        # The rank's slots do not exist yet. `_reserve` grants one after it has created them.
+        # The rank's slots do not exist yet. `_reserve` grants a slot for this step after it has created the slots.
         if shard.rank not in self._layouts:
             self._unprepared[shard.rank] = shard.proposed
         unmet = self._unmet.pop(shard.rank, None)

@@ -53,10 +53,10 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 class ShareOf(Protocol):
-    """Creates the helpers of an upload: nodes that also hold the shard, and can send parts of the object."""
+    """Creates a `Share`, which divides an upload between this node and the other nodes that hold the shard."""
 
     def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
-        """Return the nodes that help with one upload.
+        """Return the division of one upload between this node and helper nodes.
 
         Args:
             where: bucket and key that the upload will write.
@@ -65,7 +65,7 @@ class ShareOf(Protocol):
             check: raises an error when the upload is cancelled; called while the upload waits for helpers.
 
         Returns:
-            The helpers. The upload requests parts from them while it runs.
+            The division. The upload requests parts from the helper nodes while it runs.
         """
 
 

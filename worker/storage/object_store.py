@@ -40,7 +40,7 @@ class StoredObject:
 
 
 class Share(Helpers, Protocol):
-    """The helpers of one upload: other nodes that send some of its parts."""
+    """Divides the parts of one upload between this node and the helper nodes, which hold the shard too."""
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
         """Announce the upload to the helper nodes, so that they can send parts. Called once, before the first `claim`.
