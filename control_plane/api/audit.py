@@ -104,9 +104,9 @@ def _begin(services: Services, entry: NewAuditEntry) -> int:
 
 
 async def _finish(services: Services, entry_id: int, resource: str, status: int, code: str) -> None:
-    """Store the outcome of a call in its audit entry. A failure is only logged.
+    """Store the outcome of a call in its audit entry. If the outcome cannot be stored, only log the error.
 
-    The call's change is already stored. If the caller received an error, the caller would repeat the call.
+    The call's change is already stored, and a caller that received an error would repeat the call.
     """
 
     def write() -> None:

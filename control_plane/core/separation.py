@@ -235,7 +235,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # After every exchange, both groups have a node outside `domain`. Try only the first exchange.
+            # Each exchange of two nodes leaves a node outside `domain` in both groups, so the first one suffices.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

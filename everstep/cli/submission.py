@@ -150,10 +150,7 @@ def _data_source(where: str) -> Request:
 
 
 def named(request: Request) -> Request:
-    """Return the request with a job name.
-
-    If the request has no name, its name consists of the script's name, the time and a random suffix.
-    """
+    """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix."""
     if request.get("TrainingJobName"):
         return request
     stem = (

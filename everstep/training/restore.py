@@ -70,7 +70,7 @@ class Restorable(Protocol):
 
     @property
     def tensors(self) -> SavedTensors:
-        """The tensors of the state by name, as this rank stores them."""
+        """The tensors of the state by name, in this rank's layout."""
         ...
 
     def adapters(self) -> Tree:

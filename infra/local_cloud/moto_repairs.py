@@ -81,7 +81,7 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    """Make moto delete the last version of an object with a delete marker. Without this change, moto would fail."""
+    """Let moto delete S3 delete markers. Without the method `dispose`, moto would fail."""
     FakeDeleteMarker.dispose = lambda _: None
 
 

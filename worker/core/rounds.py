@@ -729,8 +729,8 @@ class Coordinator:
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            # Propose the next multiple of the checkpoint interval instead, so that this step can become the checkpoint.
-            # Do so only if this delays the proposal by at most the distance of the last two commits (`cadence`).
+            # Prefer a multiple of the checkpoint interval, so that the proposed step can become a checkpoint. It may
+            # delay the proposal by at most the distance of the last two commits (`cadence`).
             step = multiple if multiple - step <= self.cadence else step
         return replace(self, proposed=Step(step), newest=Step(step))
 

@@ -206,7 +206,7 @@ def without_departing(view: JobView) -> JobView:
     )
     # AWS will reclaim these nodes. The job gives them up, with or without a replacement.
     announced = [move for move in left if move.is_announced and move.asked_at is not None]
-    # Nodes that the job returns to the fleet once all ranks have stopped. The job continues on fewer nodes.
+    # The job returns these nodes to the fleet once all ranks have stopped, and continues on fewer nodes.
     returned = [move for move in left if move.is_returned and move.asked_at is not None]
     # The job gives up these nodes even without a replacement. Faulty nodes would end the restarted ranks again.
     goes = [
