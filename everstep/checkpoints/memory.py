@@ -69,7 +69,7 @@ def held(service: Any, name: str) -> Generator[Checkpoint]:
 
 @contextmanager
 def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Generator[None]:
-    """Run a thread that requests every `seconds` that the nodes keep a step's slots, until the `with` block ends."""
+    """Run a thread that renews the hold of a step's slots on the nodes repeatedly, until the `with` block ends."""
     has_ended = threading.Event()
 
     def renew() -> None:

@@ -191,7 +191,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
 
 def _is_trainer(value: object) -> bool:
-    """Return whether a value is a trainer of Lightning. The package pytorch_lightning has its own trainer class."""
+    """Return whether a value is a trainer of the package `lightning`, and not of the package `pytorch_lightning`."""
     return isinstance(value, Trainer)
 
 
@@ -406,7 +406,7 @@ class Attachment:
         return self._is_over
 
     def _count_steps(self) -> int:
-        """Return the number of finished optimizer steps. A DeepSpeed engine has its own count."""
+        """Return the number of finished optimizer steps: with DeepSpeed its engine's count, else the trainer's."""
         model = self._trainer.strategy.model
         return int(model.global_steps if is_engine(model) else self._trainer.global_step)
 

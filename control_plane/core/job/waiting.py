@@ -108,7 +108,7 @@ def _next_fleet(view: JobView) -> FleetName | None:
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
     """Move the job to the queue of another fleet.
 
-    After the job has tried all of its fleets, it waits before it starts again, longer each time.
+    After the job has tried all of its fleets, it waits before it tries the first fleet again, longer each time.
     """
     ring = view.spec.fleets
     record, pause = view.record, ""
