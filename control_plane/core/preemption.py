@@ -6,9 +6,9 @@
     3      preemptible and elastic                lower than first job's  continues on fewer nodes
     4      preemptible                            lower than first job's  pauses
 
-The rules apply in this order. Jobs release no more nodes than the first job needs. If all jobs together
-cannot release enough nodes, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at
-one step), so it loses no step.
+The rules apply in this order. Jobs release no more nodes than the first job needs. If all jobs together cannot release
+enough nodes, no job releases a node. A running job releases nodes at an agreed stop (all ranks stop at one step), so it
+loses no step.
 
 Invariant: pure.
 """

@@ -222,7 +222,7 @@ class AgentRegistry:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Return whether another control-plane server manages this fleet. The fleet loop reports this with `leave`."""
+        """Return whether another control-plane server manages this fleet, according to the last call of `leave`."""
         return fleet in self._elsewhere
 
     @property

@@ -263,7 +263,7 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the fleet's queue still permits the decided start, pause or return to the queue of a job.
+    """Return whether the fleet's queue still permits the decision that a job starts, pauses or is queued again.
 
     Since the input of this decision was read, decisions about other jobs of the fleet may have been stored. For
     example, the decisions about two jobs may both use the same last free nodes, but only one job may get them. No other

@@ -158,8 +158,8 @@ class Hearing:
     def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
         """Return an agent's silence in seconds.
 
-        Agents need time to connect after this server has started or taken over the fleet. Silence counts only after
-        this grace period.
+        Agents need time (a grace period) to connect after this server has started or taken over the fleet. The silence
+        is 0 during the grace period.
         """
         heard_at = view.heard_at if view is not None else 0.0
         return max(

@@ -1,7 +1,7 @@
 """Sends the lists of shared objects in an agent's reports once per connection, and names them by digest afterwards.
 
-    first report UploadedShard(frozen, replicated, lists=digest) later reports UploadedShard(lists=digest) if the
-    previous report had these lists
+    first report     UploadedShard(frozen, replicated, lists=digest)
+    later reports    UploadedShard(lists=digest), if the previous report had these lists
 
 An agent repeats its finished uploads in every report, and ranks with equal tensors have equal lists of objects. On a
 node with eight ranks, the lists can have several hundred kilobytes.

@@ -95,8 +95,8 @@ class Copier(Protocol):
     def copy(self, copies: Copies) -> None:
         """Copy tensors, and return as soon as the calling thread may change the sources.
 
-        On a GPU, the copy may still run afterwards. To wait for its end, call `start` (empty `Copies` suffice), and
-        then `join` of the ticket that `start` returns.
+        On a GPU, the copy may still run on the thread's CUDA stream afterwards. To wait for its end, call `start`
+        (empty `Copies` suffice), and then `join` of the ticket that `start` returns.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:

@@ -109,9 +109,7 @@ class Traffic:
 
         While the coordinator proposes every step, the first trial applies. It counts a step as lost if the transfer of
         the last snapshot prevents the capture of this step. Once the budget (the limit of the slowdown by snapshots)
-        has lengthened the interval, only the second trial applies, because longer intervals lose no steps this way. The
-        first trial does not apply again: the decisions would oscillate between pacing with every step and longer
-        intervals.
+        has lengthened the interval between snapshots, the second trial applies until the ranks end.
         """
         return self._trials[self._is_every_step]
 

@@ -183,7 +183,7 @@ class StackWatch:
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Start to sample the ranks' stacks for request `number`, unless this was done or another sample is running.
+        """Start to sample the ranks' stacks, unless request `number` already started a sample or a sample is running.
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """

@@ -5,9 +5,9 @@ script loses all its memory, as after a kill. Two in-memory files (memfd) surviv
 the kept step (`everstep.determinism`), the other holds the records of finished passes. The kernel deletes both files
 when the process ends, so a failed check leaves nothing behind.
 
-    pass 0 the process that the launcher started; it only creates the files pass 1 trains from step 0 to the last step,
-    and stores a snapshot of the kept step pass 2, 3 restore the kept step and train to the last step; pass 3 has a
-    different hash seed
+    pass 0     the process that the launcher started; only creates the files
+    pass 1     trains from step 0 to the last step, and stores a snapshot of the kept step
+    pass 2, 3  restore the kept step and train to the last step; pass 3 has a different hash seed of Python
 """
 
 from __future__ import annotations
