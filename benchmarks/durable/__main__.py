@@ -33,7 +33,7 @@ from benchmarks.errors import BenchmarkFailed
 from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
-ROUNDS = 3
+ROUNDS, UPLOAD_ROUNDS = 3, 5
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """Sizes in MiB of the transferred objects, by S3 server.
 
@@ -70,7 +70,7 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
         environment = {**weed.environment, "AWS_DEFAULT_REGION": REGION}
         with closing(weed.client()) as client:
             client.create_bucket(Bucket=members.BUCKET)
-        rounds = 1 if begun.is_quick else ROUNDS
+        rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
         yield from uploads.measure(begun.home / "uploads", environment, rounds=rounds, is_quick=begun.is_quick)
     begun.say("trained while checkpoints were stored")
 

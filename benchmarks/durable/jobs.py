@@ -16,14 +16,13 @@ from benchmarks.durable.uploads import (
     EVERSTEP,
     FLOOR,
     UploadBlock,
-    added_seconds,
     slowdown_ratio,
 )
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict, moved_ratio
+from benchmarks.measures import Verdict
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Limits of the time that an Everstep checkpoint adds to training and blocks training, relative to a DCP checkpoint."""
+"""Limits of the slowdown and of the blocked time by an Everstep checkpoint, relative to a checkpoint of DCP."""
 MOST_OF_SAME = 2.0
 """Limit of the load time if a different number of ranks loads the state than has saved it.
 
@@ -40,26 +39,23 @@ UPLOAD_NAMES = {
 
 
 def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
-    """Return the rows of training during an upload: added and blocked time, relative to DCP's `async_save` to S3."""
+    """Return the rows of training during an upload: slowdown and blocked time, relative to DCP's `async_save` to S3."""
     if not blocks:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
     other = [block for block in blocks if block.system == DCP_S3]
-    floors = [block.seconds for block in blocks if block.system == FLOOR]
-    moved = moved_ratio(min(floors), max(floors))
-    doubt = f"steps without a checkpoint differ by {moved:.0%}" if moved > FLOOR_TOLERANCE_RATIO else ""
+    baseline, unrelated = slowdown_ratio(blocks, DCP_S3), slowdown_ratio(blocks, FLOOR)
+    doubt = ""
+    if abs(unrelated) > MOST_SLOWDOWN * baseline:
+        doubt = f"the same steps change by {unrelated:.0%} without a checkpoint, and by {baseline:.0%} with `async_save`"
     late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
     if late:
-        doubt = f"an upload outlasted its block ({late[0]})"
-    baseline = added_seconds(blocks, DCP_S3)
-    if baseline <= 0:
-        doubt = "`async_save` added no time"
+        doubt = f"an upload took most of its block ({late[0]})"
     slower = Row(
-        what="time that a checkpoint adds to training, Everstep ÷ DCP's `async_save`",
-        value=added_seconds(blocks, EVERSTEP) / baseline if baseline > 0 else 0.0,
+        what="slowdown of training during an upload, Everstep ÷ DCP's `async_save`",
+        value=max(0.0, slowdown_ratio(blocks, EVERSTEP)) / baseline if baseline > 0 else 0.0,
         n=len(own),
         limit=MOST_SLOWDOWN,
-        floor_moved_ratio=moved,
     )
     blocked = Row(
         what="time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`",
@@ -76,7 +72,7 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
         "system",
         "blocked, ms",
         "added to training, s",
-        "step time during the upload, median ÷ floor",
+        "slowdown during the upload",
         "upload, s",
         "CPU time beside the ranks, s",
     )
@@ -88,8 +84,8 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
             [
                 words,
                 "" if is_floor else number(1000 * _median(found, "save_seconds")),
-                "" if is_floor else number(added_seconds(blocks, system)),
-                number(1 + slowdown_ratio(blocks, system)),
+                "" if is_floor else number(_median(found, "added_seconds")),
+                f"{slowdown_ratio(blocks, system):.1%}",
                 "" if is_floor else number(_median(found, "upload_seconds")),
                 number(_median(found, "cpu_seconds")),
             ]

@@ -9,7 +9,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ RANKS = 2
 FLOOR, EVERSTEP, DCP_FILES, DCP_S3 = "floor", "everstep", "dcp_files", "dcp_s3"
 SYSTEMS = (FLOOR, EVERSTEP, DCP_FILES, DCP_S3)
 STEPS, QUICK_STEPS = 24, 6
-"""Counted steps while a system stores one checkpoint. On a quiet machine, every upload ends within these steps."""
+"""Counted steps of a block. On a quiet machine, every upload ends within the first half of them."""
 SIZE = ModelSize(layers=2, width=512, batch=4)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
@@ -45,24 +45,32 @@ class UploadBlock:
     """CPU time of all nodes and of DCP's processes during the block."""
 
     @property
-    def seconds(self) -> float:
-        """Total duration in seconds of the steps in `steps`."""
-        return sum(self.steps)
-
-    @property
     def is_whole(self) -> bool:
-        """Whether the upload of the checkpoint took no longer than the counted steps (`steps`) together."""
-        return self.upload_seconds <= self.seconds
+        """Whether at least a third of the counted steps (`steps`) began after the end of the upload."""
+        return self.slowed_count <= len(self.steps) * 2 // 3
 
     @property
-    def during(self) -> list[float]:
-        """Durations of the steps that began before the upload ended; of all steps if no checkpoint was stored."""
-        begun, found = 0.0, []
-        for step in self.steps:
-            if begun < self.upload_seconds or self.system == FLOOR:
-                found.append(step)
-            begun += step
-        return found
+    def slowed_count(self) -> int:
+        """Number of the first steps in `steps`: those that began before the upload ended."""
+        return sum(begun < self.upload_seconds for begun in accumulate(self.steps[:-1], initial=0.0))
+
+    def slowdown_ratio(self, count: int | None = None) -> float:
+        """Return the relative change of the mean step time during the upload.
+
+        The comparison is with the median of the same block's later steps, because the machine's speed changes from
+        block to block.
+
+        Args:
+            count: number of steps to take as those during the upload. None: `slowed_count`.
+        """
+        count = max(1, min(self.slowed_count if count is None else count, len(self.steps) - 1))
+        return statistics.mean(self.steps[:count]) / statistics.median(self.steps[count:]) - 1
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds by which the steps during the upload are longer than as many later steps of the same block."""
+        during, later = self.steps[: self.slowed_count], self.steps[self.slowed_count :]
+        return sum(during) - len(during) * statistics.median(later or during)
 
 
 def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
@@ -118,17 +126,13 @@ def _rotated(number: int) -> Iterator[str]:
     yield from SYSTEMS[begin:] + SYSTEMS[:begin]
 
 
-def added_seconds(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return by how many seconds (median) a system's checkpoint prolongs the steps that run during the checkpoint."""
-    return _seconds(blocks, system) - _seconds(blocks, FLOOR)
-
-
 def slowdown_ratio(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return the relative change of the median step time while a checkpoint of a system is uploaded."""
-    usual = [step for block in blocks if block.system == FLOOR for step in block.steps]
-    slowed = [step for block in blocks if block.system == system for step in block.during]
-    return statistics.median(slowed) / statistics.median(usual) - 1
+    """Return the slowdown of training during an upload of a system: the median over its blocks.
 
-
-def _seconds(blocks: Sequence[UploadBlock], system: str) -> float:
-    return statistics.median(block.seconds for block in blocks if block.system == system)
+    Without a system (`FLOOR`), the result tells how much the machine alone changes the first steps of a block. It
+    takes as many first steps as Everstep's uploads lasted.
+    """
+    count = None
+    if system == FLOOR:
+        count = round(statistics.median(block.slowed_count for block in blocks if block.system == EVERSTEP))
+    return statistics.median(block.slowdown_ratio(count) for block in blocks if block.system == system)

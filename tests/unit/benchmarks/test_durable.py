@@ -57,16 +57,16 @@ RESTORES = [
     SharedLoadTime(readers=readers, seconds=16.0 / readers + number) for readers in READERS for number in range(3)
 ]
 ADDED = {FLOOR: 0.0, EVERSTEP: 0.2, uploads.DCP_FILES: 0.5, DCP_S3: 1.0}
-"""Seconds that a checkpoint of each system adds to a block of 10 steps of 0.3 s."""
+"""Seconds that an upload by each system adds to its two steps, of 0.3 s without an upload."""
 
 
-def block(system: str, *, added: float, save_seconds: float, upload_seconds: float = 1.5) -> UploadBlock:
+def block(system: str, *, added: float, save_seconds: float, usual: float = 0.3) -> UploadBlock:
     return UploadBlock(
         system=system,
         state_bytes=64 * MIB,
-        steps=[0.3 + added, *[0.3] * 9],
+        steps=[*[usual + added / 2] * 2, *[usual] * 8],
         save_seconds=save_seconds,
-        upload_seconds=upload_seconds,
+        upload_seconds=0.0 if system == FLOOR else 2 * usual + 0.9 * added,
         cpu_seconds=0.1,
     )
 
@@ -181,7 +181,7 @@ def short(run: Run) -> set[str]:
     return {what for what, verdict in verdicts(run).items() if verdict is Verdict.SHORT}
 
 
-ADDS = "time that a checkpoint adds to training, Everstep ÷ DCP's `async_save`"
+ADDS = "slowdown of training during an upload, Everstep ÷ DCP's `async_save`"
 BLOCKS_FOR = "time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`"
 
 
@@ -203,12 +203,18 @@ def test_a_snapshot_that_blocks_training_falls_short() -> None:
 @pytest.mark.parametrize(
     ("blocks", "doubt"),
     [
-        ([*BLOCKS, replace(BLOCKS[0], steps=[0.37] * 10)], "steps without a checkpoint differ by 23%"),
-        ([*BLOCKS, replace(BLOCKS[1], upload_seconds=9.0)], "an upload outlasted its block (Everstep, to S3)"),
-        ([each for each in BLOCKS if each.system != DCP_S3] + [block(DCP_S3, added=0.0, save_seconds=0.1)], "added no"),
+        (
+            [replace(each, steps=[0.45] * 2 + [0.3] * 8) if each.system == FLOOR else each for each in BLOCKS],
+            "the same steps change by 50% without a checkpoint, and by 167% with `async_save`",
+        ),
+        ([*BLOCKS, replace(BLOCKS[1], upload_seconds=9.0)], "an upload took most of its block (Everstep, to S3)"),
+        (
+            [each for each in BLOCKS if each.system != DCP_S3] + [block(DCP_S3, added=-0.02, save_seconds=0.1)],
+            "by -2% with `async_save`",
+        ),
     ],
 )
-def test_added_time_has_no_verdict_where_the_run_shows_none(blocks: Sequence[UploadBlock], doubt: str) -> None:
+def test_a_slowdown_within_the_noise_has_no_verdict(blocks: Sequence[UploadBlock], doubt: str) -> None:
     (row,) = [row for row in rows(replace(RUN, uploads=blocks)) if row.what == ADDS]
     assert row.verdict is Verdict.INCONCLUSIVE
     assert doubt in row.reason
@@ -229,9 +235,16 @@ def test_a_block_takes_its_times_from_the_slowest_rank() -> None:
     found = uploads.of_ranks([rank(0.1, 11.5), rank(0.2, 10.5)])
     assert found.steps == [1.0, 2.0, 1.0]
     assert (found.save_seconds, found.upload_seconds, found.state_bytes, found.cpu_seconds) == (0.2, 1.5, 16, 1.0)
-    assert found.during == [1.0, 2.0]
+    assert found.slowed_count == 2
     assert found.is_whole
     assert not uploads.of_ranks([rank(0.1, 14.5)]).is_whole
+
+
+def test_a_slowdown_is_relative_to_the_later_steps_of_the_same_block() -> None:
+    slow, fast = (block(EVERSTEP, added=0.2 * usual, save_seconds=0.1, usual=usual) for usual in (0.3, 0.2))
+    assert [each.slowdown_ratio() for each in (slow, fast)] == pytest.approx([0.1, 0.1])
+    assert slow.added_seconds == pytest.approx(0.06)
+    assert uploads.slowdown_ratio([slow, replace(fast, system=FLOOR, steps=[0.2] * 10)], FLOOR) == pytest.approx(0.0)
 
 
 def test_ranks_need_the_part_of_the_state_that_their_node_lacks() -> None:
