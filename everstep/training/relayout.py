@@ -1,11 +1,10 @@
 """Loads a step that was captured with a different number of ranks or a different kind of training (a relayout).
 
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
-                  └──▶ values of earlier rank (rank mod W): groups, schedulers, objects, data, generators
+                  └──▶ values of one earlier rank (`values_rank`): groups, schedulers, objects, data, generators
 
-An earlier rank is a rank of the launch that captured the step, and W is the number of earlier ranks. A box is a
-rectangular piece of a logical tensor. A rank maps whole shards of earlier ranks into its memory until the shards
-contain all elements of its own tensors.
+An earlier rank is a rank of the launch that captured the step. A box is a rectangular piece of a logical tensor. A rank
+maps whole shards of earlier ranks into its memory until the shards contain all elements of its own tensors.
 
 Invariant: a load changes no element of a logical tensor. `read_earlier` makes all checks that can reject the step, and
 writes nothing.
@@ -43,7 +42,30 @@ from everstep.training.state_tree import Tree, decode, dtype_name
 ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 
 
-def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int) -> list[Rank]:
+def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: int) -> Rank:
+    """Return the earlier rank whose values a rank loads: options, schedulers, objects, data positions, generators.
+
+    A rank that existed in the earlier launch loads its own values. A further rank loads those of the same local rank on
+    the earlier node at the same relative position. Most frameworks divide tensors in the order of ranks, so the rank
+    needs this shard for its tensors anyway. With tensor parallelism inside nodes, both ranks have the same slice.
+
+    Args:
+        earlier_size: number of earlier ranks.
+        rank: the rank that loads.
+        world_size: number of ranks of this launch.
+        ranks_per_node: number of ranks on each node. If the earlier ranks do not fill whole nodes, the result is the
+            rank modulo `earlier_size`.
+    """
+    if rank < earlier_size:
+        return rank
+    nodes, rest = divmod(earlier_size, ranks_per_node)
+    if rest:
+        return Rank(rank % earlier_size)
+    node, local_rank = divmod(rank, ranks_per_node)
+    return Rank(node * nodes // (world_size // ranks_per_node) * ranks_per_node + local_rank)
+
+
+def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int, first: Rank) -> list[Rank]:
     """Return the order in which a rank maps earlier shards, the shards of the launch that saved the step.
 
     The first shard is the one from which the rank loads its non-tensor values. The shards in this node's memory follow,
@@ -55,6 +77,7 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
         here: earlier ranks whose shards this node holds.
         rank: the rank that loads.
         world_size: number of ranks of this launch.
+        first: the earlier rank from which the rank loads its non-tensor values (`values_rank`).
 
     Returns:
         Every earlier rank once.
@@ -62,12 +85,14 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
     begin, end = rank * earlier_size / world_size, (rank + 1) * earlier_size / world_size
 
     def key(other: int) -> tuple[bool, bool, float, int]:
-        return other != rank % earlier_size, other not in here, max(0.0, begin - other - 1, other - end), other
+        return other != first, other not in here, max(0.0, begin - other - 1, other - end), other
 
     return [Rank(other) for other in sorted(range(earlier_size), key=key)]
 
 
-def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, world_size: int) -> Relaid:
+def read_earlier(
+    shards: EarlierShards, state: RankState, expected: Expected, world_size: int, ranks_per_node: int = 1
+) -> Relaid:
     """Map those shards of the earlier launch (which saved the step) that this rank needs, and plan the load.
 
     The session calls this once per rank, before the ranks agree to load. The live state does not change.
@@ -77,6 +102,7 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
         state: the rank's live state. The result has the same layout.
         expected: this rank, and the run and the step that the earlier shards must have.
         world_size: number of ranks of this launch.
+        ranks_per_node: number of ranks on each node of this launch.
 
     Returns:
         The state in this rank's layout, for `RankState.load` and `RankState.complete`.
@@ -92,7 +118,8 @@ def read_earlier(shards: EarlierShards, state: RankState, expected: Expected, wo
     targets: Sequence[Target] = ()
     missing: Sequence[Target] = ()
     extent = None
-    for rank in fetch_order(shards.world_size, shards.here, expected.rank, world_size):
+    first = values_rank(shards.world_size, expected.rank, world_size, ranks_per_node)
+    for rank in fetch_order(shards.world_size, shards.here, expected.rank, world_size, first):
         shard = map_shard(shards.fetch(rank), expected.run, rank, expected.step)
         earlier.add(shard, is_own=values is None)
         if values is None:
@@ -137,7 +164,7 @@ class Relaid:
 class _Values:
     """The values, other than tensors, that this rank loads.
 
-    If the launch that saved the step had W ranks, the values come from its rank number (rank mod W).
+    They come from one rank of the launch that saved the step (`values_rank`).
     """
 
     state: RankState

@@ -654,7 +654,9 @@ class TrainingSession:
         refusal: RestoreMismatch | None = None
         relaid = None
         try:
-            relaid = read_earlier(AgentShards(self._link, layout), self._state, expected, self._environment.world_size)
+            here = self._environment
+            shards = AgentShards(self._link, layout)
+            relaid = read_earlier(shards, self._state, expected, here.world_size, here.ranks_per_node)
         except RestoreMismatch as error:
             refusal = error
         try:

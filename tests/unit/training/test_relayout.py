@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -26,7 +28,7 @@ from everstep.training.data import DataStream
 from everstep.training.earlier import EarlierTensors, Target, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
-from everstep.training.relayout import Relaid, _Cover, _Piece, fetch_order, read_earlier
+from everstep.training.relayout import Relaid, _Cover, _Piece, fetch_order, read_earlier, values_rank
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -141,14 +143,34 @@ def contents(state: RankState) -> dict[str, torch.Tensor]:
         ([], 1, 3, [1, 2, 0, 3]),
         ([], 2, 3, [2, 3, 1, 0]),
         ([3], 1, 3, [1, 3, 2, 0]),
-        ([], 5, 6, [1, 3, 2, 0]),
+        ([], 4, 6, [2, 3, 1, 0]),
+        ([], 5, 6, [3, 2, 1, 0]),
         ([0, 2], 3, 4, [3, 2, 0, 1]),
     ],
 )
 def test_a_rank_maps_its_own_values_then_shards_of_its_node_then_near_shards(
     here: list[int], rank: int, world_size: int, expected: list[int]
 ) -> None:
-    assert fetch_order(4, [Rank(each) for each in here], Rank(rank), world_size) == expected
+    first = values_rank(4, Rank(rank), world_size, 1)
+    assert fetch_order(4, [Rank(each) for each in here], Rank(rank), world_size, first) == expected
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
+def test_a_further_rank_loads_the_values_of_its_local_rank_on_a_node_whose_part_it_needs(
+    per_node: int, earlier_nodes: int, nodes: int
+) -> None:
+    for rank in range(nodes * per_node):
+        found = values_rank(earlier_nodes * per_node, Rank(rank), nodes * per_node, per_node)
+        assert found % per_node == rank % per_node
+        if rank < earlier_nodes * per_node:
+            assert found == rank
+        else:
+            node, earlier_node = rank // per_node, found // per_node
+            assert earlier_node * nodes <= node * earlier_nodes < (earlier_node + 1) * nodes
+
+
+def test_a_further_rank_loads_values_by_its_number_if_earlier_ranks_filled_no_whole_nodes() -> None:
+    assert [values_rank(3, Rank(rank), 8, 4) for rank in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 def test_a_fresh_rank_gets_lazily_created_state_and_maps_one_shard(tmp_path: Path) -> None:
