@@ -47,7 +47,7 @@ def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
     baseline, unrelated = slowdown_ratio(blocks, DCP_S3), slowdown_ratio(blocks, FLOOR)
     doubt = ""
     if abs(unrelated) > MOST_SLOWDOWN * baseline:
-        doubt = f"the same steps change by {unrelated:.0%} without a checkpoint, and by {baseline:.0%} with `async_save`"
+        doubt = f"the same steps change by {unrelated:.0%} without a checkpoint, by {baseline:.0%} with `async_save`"
     late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
     if late:
         doubt = f"an upload took most of its block ({late[0]})"

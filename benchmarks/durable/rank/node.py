@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.data_plane.rank.node import ADDRESS, JOB, RUN, SETTLE_SECONDS, SOCKET, Ear
+from benchmarks.data_plane.rank.node import ADDRESS, JOB, RUN, SOCKET, Ear
 from everstep.protocol.codec import decode
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan
@@ -43,6 +43,11 @@ from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import s3_store
 
+SETTLE_SECONDS = 0.5
+"""Seconds from a rank's first message until its load may begin.
+
+The rank waits for its state by then, also if six ranks connect at once on two cores.
+"""
 BUCKET = "bench"
 STORED = "stored"
 """Name of the node's file that lists finished uploads.

@@ -205,7 +205,7 @@ def test_a_snapshot_that_blocks_training_falls_short() -> None:
     [
         (
             [replace(each, steps=[0.45] * 2 + [0.3] * 8) if each.system == FLOOR else each for each in BLOCKS],
-            "the same steps change by 50% without a checkpoint, and by 167% with `async_save`",
+            "the same steps change by 50% without a checkpoint, by 167% with `async_save`",
         ),
         ([*BLOCKS, replace(BLOCKS[1], upload_seconds=9.0)], "an upload took most of its block (Everstep, to S3)"),
         (
