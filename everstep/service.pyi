@@ -260,7 +260,7 @@ class DeleteTrainingJobResponse(TypedDict):
     """S3 locations of the job's checkpoints, logs and outputs, below which the objects are."""
 
 class DescribeProtectionResponse(TypedDict):
-    """The present protection of a job's state."""
+    """The current protection of a job's state."""
     TrainingJobName: str
     Generation: int
     CommittedStep: int
@@ -1000,7 +1000,7 @@ class Reliability(TypedDict):
     """Total cost of the incidents: the CostUsd of all incidents, added up. Absent if the fleet has no price."""
 
 class Report(TypedDict):
-    """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet."""
+    """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the current price of each fleet."""
     StartTime: datetime
     """The requested begin, rounded down to a full hour."""
     EndTime: datetime
@@ -1668,7 +1668,7 @@ class EverstepClient(Protocol):
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance. If the node is not held, cancel its pending request. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
+        """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance. If the node is not held yet, cancel the pending request to hold it. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
         """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:

@@ -115,6 +115,26 @@ class Silent:
         return contextlib.nullcontext()
 
 
+class Installation(Protocol):
+    """Creates the AWS resources of a cluster, in place of the cluster itself. A test uses Terraform for this."""
+
+    def create(self, aws_url: str, keys: LocalKeys) -> str:
+        """Create all resources. The nodes' Auto Scaling group `everstep-local` is still empty. Return the queue's URL.
+
+        Args:
+            aws_url: URL of the local AWS.
+            keys: access key of the local AWS.
+
+        Returns:
+            URL of the queue that receives AWS's events.
+        """
+        ...
+
+    def set_node_script(self, user_data: str) -> None:
+        """Replace the user data of the nodes that the group launches from now on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """Options for the start of a cluster."""
@@ -144,6 +164,8 @@ class ClusterOptions:
 
     Port 0: the function chooses the port. None: the local AWS serves S3.
     """
+    installation: Installation | None = None
+    """Creates the queue, the launch template and the Auto Scaling group. None: the cluster creates them."""
     has_namespaces: bool = False
     """Whether each instance has a network namespace, so that faults can cut and slow its link.
 
@@ -640,7 +662,9 @@ class LocalCluster:
                 description = msgspec.structs.replace(description, storage_url=url)
                 write_private(self._local / "cluster.json", msgspec.json.encode(description))
             self.aws("s3").create_bucket(Bucket=BUCKET)
-            description = msgspec.structs.replace(description, events_queue_url=self._create_event_queue())
+            installation = options.installation
+            queue = installation.create(self.aws_url, self.keys) if installation else self._create_event_queue()
+            description = msgspec.structs.replace(description, events_queue_url=queue)
             write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step("starting the control plane"):
             first, second = map(_place, ready["control_planes"].split())
@@ -654,7 +678,7 @@ class LocalCluster:
                 description = msgspec.structs.replace(description, balancer_url=urls[0])
             write_private(self._local / "cluster.json", msgspec.json.encode(description))
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
-            self._create_fleet(description, urls)
+            self._create_fleet(description, urls, options.installation)
         with self._progress.step(f"waiting for {total} nodes to connect"):
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
@@ -725,10 +749,13 @@ class LocalCluster:
         record = self._parts.start(part, "control_plane", ["--migrate", *flat], environment)
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)["url"]
 
-    def _create_fleet(self, description: ClusterFile, urls: list[str]) -> None:
+    def _create_fleet(self, description: ClusterFile, urls: list[str], installation: Installation | None) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            self.create_group(description.group, join_token, urls)
+            if installation is not None:
+                installation.set_node_script(self._user_data(join_token, urls))
+            else:
+                self.create_group(description.group, join_token, urls)
             try:
                 with failures.translated():
                     client.create_fleet(
@@ -745,10 +772,7 @@ class LocalCluster:
     def create_group(self, group: str, join_token: str, urls: list[str]) -> None:
         """Create an Auto Scaling group whose instances run agents that join with this token."""
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
-        agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
-        storage = self._description().storage_url
-        variables = f" AWS_ENDPOINT_URL_S3={storage}" if storage else ""
-        user_data = USER_DATA.format(token=join_token, agent=agent, variables=variables)
+        user_data = self._user_data(join_token, urls)
         (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])[
             "Subnets"
         ]
@@ -770,6 +794,12 @@ class LocalCluster:
             NewInstancesProtectedFromScaleIn=True,
             Tags=[{"Key": FLEET_TAG, "Value": FLEET, "PropagateAtLaunch": True}],
         )
+
+    def _user_data(self, join_token: str, urls: list[str]) -> str:
+        agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
+        storage = self._description().storage_url
+        variables = f" AWS_ENDPOINT_URL_S3={storage}" if storage else ""
+        return USER_DATA.format(token=join_token, agent=agent, variables=variables)
 
     # The methods below end the cluster.
 

@@ -40,7 +40,9 @@ def main() -> int:
     )
     parser.add_argument("--standby", action="store_true", help="a second control plane stands by")
     parser.add_argument(
-        "--production", action="store_true", help="two servers behind HAProxy, with PostgreSQL and SeaweedFS"
+        "--production",
+        action="store_true",
+        help="Terraform's resources, two servers behind HAProxy, PostgreSQL, SeaweedFS",
     )
     parser.add_argument("--keep", type=Path, help="leave logs and facts in this folder")
     parser.add_argument("--print-plan", action="store_true", help="only print the plan of strikes")

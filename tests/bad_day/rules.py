@@ -55,6 +55,8 @@ SILENT_STEPS: Final = 2
 These steps were in progress when the node's link broke. If the rank finishes more steps, Everstep was wrong to give the
 node up (docs/design.md#failures).
 """
+REPORT_SECONDS: Final = 1.0
+"""Longest time between two reports of an agent with the default detection time: a third of the lease."""
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6
 """Tolerance for the sum of a ledger's entries: they are exact microseconds, but a sum of floats is not exact."""
@@ -135,7 +137,7 @@ def evidence(day: Day) -> list[str]:
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
     # If a rank was killed after the node's silence began, the kill itself stopped training. Only steps after the kill
     # then prove that the node was alive when Everstep gave it up.
-    killed = _kills_of_ranks(day)
+    killed, cuts = _kills_of_ranks(day), _cuts_of_links(day)
     for incident in day.incidents:
         # A node that was part of a failure stays usable if its agent reports again during the recovery.
         silent = incident.faulted if incident.cause == UNREACHABLE else ()
@@ -145,11 +147,10 @@ def evidence(day: Day) -> list[str]:
             ):
                 continue  # the instance ended before or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
-            stopped = max(
-                (at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at),
-                default=incident.failed_at,
-            )
-            since = sum(max(incident.failed_at, stopped) < at <= incident.opened_at for at in passed)
+            stops = [at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at]
+            # A failure is dated at the node's last report. The node trains until its link is cut before the next one.
+            stops += [at for at in cuts[instance] if incident.failed_at < at <= incident.failed_at + REPORT_SECONDS]
+            since = sum(max([incident.failed_at, *stops]) < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
                 wrong.append(
                     f"{incident.id}: {instance} was given up, though it made {since} steps between "
@@ -168,6 +169,16 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
                 last = max(before, key=lambda line: line.at)
                 killed[last.job, last.generation].append(strike.at)
     return killed
+
+
+def _cuts_of_links(day: Day) -> dict[str, list[float]]:
+    """Return the times at which strikes cut the link of each instance."""
+    cuts = defaultdict[str, list[float]](list)
+    for strike in day.strikes:
+        if strike.kind == "links" and strike.seen:
+            for target in strike.targets:
+                cuts[target].append(strike.at)
+    return cuts
 
 
 def steady_capacity(day: Day) -> list[str]:

@@ -283,6 +283,26 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))
 
 
+def test_a_node_may_train_from_its_last_report_until_its_link_is_cut() -> None:
+    day = with_incident(cause="node_unreachable", instances=(B,))(well())
+    steps = [passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3)]
+    day = replace(day, boundaries=[*day.boundaries, *steps])
+    (incident,) = [each for each in day.incidents if B in each.instances]
+    cut = Strike(at=101.35, kind="links", targets=(B,), did="its link was cut", seen="packets were dropped")
+
+    def is_wrong(strike: Strike, failed_at: float) -> bool:
+        return bool(
+            RULES["evidence"](replace(day, strikes=[strike], incidents=[replace(incident, failed_at=failed_at)]))
+        )
+
+    assert not is_wrong(cut, 101.0)
+    assert is_wrong(replace(cut, seen=""), 101.0)
+    assert is_wrong(replace(cut, targets=(C,)), 101.0)
+    # Later steps than the cut, and a cut after the next report was due, explain nothing.
+    assert is_wrong(replace(cut, at=101.15), 101.0)
+    assert is_wrong(cut, 100.3)
+
+
 def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
     # The traces show that one step was repeated. A second step may be missing from the traces.

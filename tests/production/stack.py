@@ -2,6 +2,7 @@
 
 agents, clients ──▶ HAProxy ──▶ two servers ──▶ PostgreSQL with a synchronous standby
                                           └───▶ SeaweedFS as S3
+Terraform ──▶ the local AWS: network, roles, keys, the queue of events, the nodes' Auto Scaling group
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 from sqlalchemy import select
@@ -24,6 +27,7 @@ from infra.local_cloud.processes import Process, identify
 from infra.local_cloud.up import CONTROL_PLANE, FLEET, STANDBY, ClusterOptions, LocalCluster
 from tests.production.balancer import Balancer
 from tests.production.database import Database
+from tests.production.installation import TerraformInstallation
 from tests.seaweedfs import SeaweedFs
 
 READY_SECONDS = 2.0
@@ -35,6 +39,7 @@ class Stack:
 
     database: Database
     _balancer: Balancer
+    _installation: TerraformInstallation
     _closing: ExitStack
 
     def options(self, options: ClusterOptions) -> ClusterOptions:
@@ -44,6 +49,7 @@ class Stack:
             has_standby=True,
             start_balancer=self._balancer.start,
             start_storage=self._start_storage,
+            installation=self._installation,
             control_plane_environment={
                 **options.control_plane_environment,
                 "EVERSTEP_DATABASE_URL": self.database.url,
@@ -60,7 +66,8 @@ def stack() -> Iterator[Stack]:
     """Start PostgreSQL, and yield the parts. The cluster starts the others. All end after the block."""
     with ExitStack() as closing:
         database = closing.enter_context(Database())
-        yield Stack(database, closing.enter_context(Balancer()), closing)
+        folder = Path(closing.enter_context(TemporaryDirectory(prefix="everstep-terraform-")))
+        yield Stack(database, closing.enter_context(Balancer()), TerraformInstallation(folder), closing)
 
 
 @dataclass(frozen=True)

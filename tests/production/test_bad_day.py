@@ -1,4 +1,4 @@
-"""A bad day on two servers behind HAProxy, with PostgreSQL and SeaweedFS: also servers and the database fail."""
+"""A bad day in a production installation (`tests.production.stack`), in which also servers and the database fail."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from tests.bad_day.day import DayOptions
 from tests.bad_day.test_day import LONG_MINUTES, fresh_seed, lived
+from tests.terraform import needs_provider, needs_terraform
 from tests.warm_parent import WarmParent
 
-pytestmark = [pytest.mark.production, pytest.mark.full]
+pytestmark = [pytest.mark.production, pytest.mark.full, needs_terraform, needs_provider]
 MINUTES = float(os.environ.get("BAD_DAY_MINUTES", LONG_MINUTES))
 
 

@@ -2,6 +2,8 @@
 
     agents, clients ──▶ HAProxy ──▶ two servers ──▶ PostgreSQL with a synchronous standby, SeaweedFS
 
+Terraform made the nodes' Auto Scaling group and the queue of AWS's events.
+
 No fault here touches a node. So the job must have no incident, AWS must get no call that ends an instance, and the
 result must equal that of an undisturbed run bit for bit.
 """
@@ -32,9 +34,10 @@ from tests.e2e.reference import References
 from tests.production.leases import LeaseWatch, violations
 from tests.production.orphans import orphans
 from tests.production.stack import Servers, stack
+from tests.terraform import needs_provider, needs_terraform
 from tests.warm_parent import WarmParent
 
-pytestmark = [pytest.mark.production, pytest.mark.full]
+pytestmark = [pytest.mark.production, pytest.mark.full, needs_terraform, needs_provider]
 
 NODES, SPARES = 3, 1
 NODE_MEMORY_BYTES = 64 * 1024**2

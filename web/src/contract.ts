@@ -461,7 +461,7 @@ export interface DescribeProtectionRequest {
   TrainingJobName: string
 }
 
-/** The present protection of a job's state. */
+/** The current protection of a job's state. */
 export interface DescribeProtectionResponse {
   TrainingJobName: string
   Generation: number
@@ -1621,7 +1621,7 @@ export interface ReplaceNodeRequest {
   Reason?: string
 }
 
-/** Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the present price of each fleet. */
+/** Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the current price of each fleet. */
 export interface Report {
   /** The requested begin, rounded down to a full hour. */
   StartTime: Timestamp
