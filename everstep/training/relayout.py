@@ -53,8 +53,10 @@ def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: 
         earlier_size: number of earlier ranks.
         rank: the rank that loads.
         world_size: number of ranks of this launch.
-        ranks_per_node: number of ranks on each node. If the earlier ranks do not fill whole nodes, the result is the
-            rank modulo `earlier_size`.
+        ranks_per_node: number of ranks on each node.
+
+    Returns:
+        An earlier rank. If the earlier ranks do not fill whole nodes, it is the rank modulo `earlier_size`.
     """
     if rank < earlier_size:
         return rank
