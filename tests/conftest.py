@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -190,6 +191,20 @@ def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Pa
         return
     with request.getfixturevalue("postgresql").database(is_migrated=False) as url:
         yield url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_aws_models() -> Iterator[None]:
+    """Let all botocore sessions of this process read each model of an AWS service only once.
+
+    Each session would parse its own copy, which takes longer than most tests. Sessions with different `AWS_DATA_PATH`
+    share nothing.
+    """
+    import botocore.session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
