@@ -90,6 +90,13 @@ def settle(shape: Shape, world: World, seed: int, rules: Rules | None = None) ->
     assert is_well(settled), f"seed {seed}: it does not settle: {settled}"
 
 
+FIRST_SEEDS = {"drops-earlier-shares": 72, "outdated-offer": 113, "unverified": 56, "without-shares": 204}
+"""The first seed whose walk finds a planted bug, for bugs that few walks find. The other searches begin with seed 0.
+
+After a change of the model, a search may need more seeds.
+"""
+
+
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - {"never-cancels"}))
 def test_random_walks_find_planted(bug: str) -> None:
     is_elastic = bug == "drops-earlier-shares"
@@ -97,7 +104,7 @@ def test_random_walks_find_planted(bug: str) -> None:
     start = steady(3, group)
 
     def search() -> None:
-        for seed in range(3000):
+        for seed in range(FIRST_SEEDS.get(bug, 0), 3000):
             shape = Shape(3, group, later(start, 4), 4, is_elastic)
             model = Model(shape, BUGS[bug], is_fine=True, start=start)
             walk(model, random.Random(seed), 200, weights=WEIGHTS)

@@ -271,6 +271,13 @@ def test_every_interleaving_finds_planted(bug: str) -> None:
         every_interleaving(Model(Shape(2, 2, later(start, 1), 1), BUGS[bug], start=start))
 
 
+FIRST_SEEDS = {"counts-captures": 249, "no-promise": 82}
+"""The first seed whose walk finds a planted bug, for bugs that few walks find. The other searches begin with seed 0.
+
+After a change of the model, a search may need more seeds.
+"""
+
+
 @pytest.mark.parametrize(
     "bug", sorted(set(BUGS) - BREADTH_FIRST - RESTORING - BY_STORY - OF_UPLOADS - OF_SEVERAL_UPLOADS)
 )
@@ -278,7 +285,7 @@ def test_random_walks_find_planted(bug: str) -> None:
     starts = {nodes: steady(nodes, 2) for nodes in (2, 3)}
 
     def search() -> None:
-        for seed in range(3000):
+        for seed in range(FIRST_SEEDS.get(bug, 0), 3000):
             for nodes, start in starts.items():
                 model = Model(Shape(nodes, 2, later(start, 4), 3), BUGS[bug], is_fine=True, start=start)
                 walk(model, random.Random(seed), 150, weights=WEIGHTS)
