@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict
 from control_plane.db.models import AutomationPause
-from control_plane.db.session import changed_rows, record_of, values_of
+from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 _SCOPE = "all"
 
@@ -36,9 +37,12 @@ class PauseRecord:
         return f"{self.paused_by} paused all automatic actions: {self.reason}"
 
 
+_PRESENT: Final = select(*columns_for(AutomationPause, PauseRecord)).where(AutomationPause.__table__.c.scope == _SCOPE)
+
+
 def find(session: Session) -> PauseRecord | None:
     """Return the stored pause of automatic actions, or None while automatic actions are active."""
-    row = session.get(AutomationPause, _SCOPE)
+    row = session.execute(_PRESENT).one_or_none()
     return None if row is None else record_of(row, PauseRecord)
 
 
@@ -64,6 +68,7 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
     present = find(session)
     if present is None:
         session.add(AutomationPause(scope=_SCOPE, **values_of(wanted)))
+        session.flush()
         return True
     if present.reason != wanted.reason:
         raise Conflict(f"{present.words}. Resume automation before you pause it for another reason.")

@@ -19,7 +19,7 @@ from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Checkpoint, Job
-from control_plane.db.session import record_of
+from control_plane.db.session import columns_for, record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
@@ -93,16 +93,17 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     return True
 
 
+_CHECKPOINT: Final = Checkpoint.__table__.c
 _OF_RUN: Final = (
-    select(Checkpoint)
-    .where(Checkpoint.run_id == bindparam("of_run"))
-    .order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
+    select(*columns_for(Checkpoint, CheckpointRecord))
+    .where(_CHECKPOINT.run_id == bindparam("of_run"))
+    .order_by(_CHECKPOINT.step.desc(), _CHECKPOINT.generation.desc())
 )
 
 
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
     """Return all checkpoints of a run, including deleted ones, newest step first."""
-    return tuple(record_of(row, CheckpointRecord) for row in session.scalars(_OF_RUN, {"of_run": run_id}))
+    return tuple(record_of(row, CheckpointRecord) for row in session.execute(_OF_RUN, {"of_run": run_id}))
 
 
 def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from control_plane.db import leases
 from control_plane.db.errors import Conflict
 from control_plane.db.leases import Lease
 from control_plane.db.models import Drill
-from control_plane.db.session import record_of, values_of
+from control_plane.db.session import columns_for, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,12 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
     return record_of(row, DrillRecord)
 
 
-_OPEN_OF_RUN: Final = select(Drill).where(Drill.run_id == bindparam("of_run"), Drill.ended_at.is_(None)).limit(1)
+_DRILL: Final = Drill.__table__.c
+_OPEN_OF_RUN: Final = (
+    select(*columns_for(Drill, DrillRecord))
+    .where(_DRILL.run_id == bindparam("of_run"), _DRILL.ended_at.is_(None))
+    .limit(1)
+)
 """The SQL statement of `open_of_run`.
 
 It is a constant, because each DescribeTrainingJob executes it and its construction takes time.
@@ -83,7 +88,7 @@ It is a constant, because each DescribeTrainingJob executes it and its construct
 
 def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
     """Return the run's drill (a fault that a user injects on purpose) that has not ended, or None."""
-    row = session.scalar(_OPEN_OF_RUN, {"of_run": run_id})
+    row = session.execute(_OPEN_OF_RUN, {"of_run": run_id}).one_or_none()
     return None if row is None else record_of(row, DrillRecord)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,7 @@ from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Fleet, Job, Node, Notice
-from control_plane.db.session import changed_rows, record_of, values_of
+from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +133,23 @@ def get(session: Session, name: str) -> FleetRecord:
     return found
 
 
+_FLEET: Final = Fleet.__table__.c
+_EVERY: Final = select(*columns_for(Fleet, FleetRecord)).order_by(_FLEET.name)
+_NAMES: Final = select(_FLEET.name).order_by(_FLEET.name)
+_BY_NAME: Final = select(*columns_for(Fleet, FleetRecord)).where(_FLEET.name == bindparam("of_fleet"))
+
+
+def names(session: Session) -> tuple[str, ...]:
+    """Return the names of all fleets, sorted."""
+    return tuple(session.scalars(_NAMES))
+
+
 def find(session: Session, name: str) -> FleetRecord | None:
     """Return the fleet with this name, or None if the fleet does not exist.
 
     For example, the fleet of an ended job may have been deleted.
     """
-    row = session.get(Fleet, name)
+    row = session.execute(_BY_NAME, {"of_fleet": name}).one_or_none()
     return None if row is None else record_of(row, FleetRecord)
 
 
@@ -151,12 +162,9 @@ def takes_jobs(session: Session, name: str) -> bool:
     return fleet is not None and fleet.delete_requested_at is None
 
 
-_EVERY: Final = select(Fleet).order_by(Fleet.name)
-
-
 def every(session: Session) -> tuple[FleetRecord, ...]:
     """Return all fleets, sorted by name."""
-    return tuple(record_of(row, FleetRecord) for row in session.scalars(_EVERY))
+    return tuple(record_of(row, FleetRecord) for row in session.execute(_EVERY))
 
 
 def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecord, ...]:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import Implication, Incident
-from control_plane.db.session import record_of, values_of
+from control_plane.db.session import columns_for, record_of, values_of
 
 KEPT = 20
 """Maximum number of entries per node. Above it, `record` deletes the oldest entries."""
@@ -66,9 +66,9 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 
 
 _OF_FLEET: Final = (
-    select(Implication)
-    .where(Implication.fleet_name == bindparam("of_fleet"))
-    .order_by(Implication.at, Implication.incident_id)
+    select(*columns_for(Implication, ImplicationRecord))
+    .where(Implication.__table__.c.fleet_name == bindparam("of_fleet"))
+    .order_by(Implication.__table__.c.at, Implication.__table__.c.incident_id)
 )
 
 
@@ -78,7 +78,7 @@ def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[Implicatio
     The result omits nodes without a history.
     """
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
-    for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}):
+    for row in session.execute(_OF_FLEET, {"of_fleet": fleet_name}):
         found[row.node_id] = (*found.get(row.node_id, ()), record_of(row, ImplicationRecord))
     return found
 

@@ -27,7 +27,7 @@ from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
 from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node, Quota
-from control_plane.db.session import changed_rows, columns_of, values_of
+from control_plane.db.session import changed_rows, columns_for, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import GenerationPlan
 
@@ -371,31 +371,35 @@ def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
     return {run_id: Owner(name, project) for run_id, name, project in session.execute(query)}
 
 
+_COLUMNS: Final = columns_for(Job, JobRecord, leave_out=("project_quota",))
+_OF_RUN: Final = select(*_COLUMNS).where(_JOB.run_id == bindparam("of_run"))
+
+
 def get_run(session: Session, run_id: str) -> JobRecord:
     """Return the job of this run.
 
     Raises NotFound if the job does not exist.
     """
-    row = session.get(Job, run_id)
+    row = session.execute(_OF_RUN, {"of_run": run_id}).one_or_none()
     if row is None:
         raise NotFound("run", run_id)
     return record_of_row(row)
 
 
 _UNFINISHED: Final = (
-    select(Job, Quota.max_node_count)
-    .outerjoin(Quota, Quota.project == Job.project)
-    .where(Job.ended_at.is_(None))
-    .order_by(Job.priority.desc(), Job.created_at, Job.run_id)
+    select(*_COLUMNS, Quota.__table__.c.max_node_count.label("project_quota"))
+    .select_from(Job.__table__.outerjoin(Quota.__table__, Quota.__table__.c.project == _JOB.project))
+    .where(_JOB.ended_at.is_(None))
+    .order_by(_JOB.priority.desc(), _JOB.created_at, _JOB.run_id)
 )
-_UNFINISHED_OF_FLEET: Final = _UNFINISHED.where(Job.fleet_name == bindparam("of_fleet"))
+_UNFINISHED_OF_FLEET: Final = _UNFINISHED.where(_JOB.fleet_name == bindparam("of_fleet"))
 
 
 def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
     """Return the unfinished jobs of one fleet, or of all fleets, by priority (highest first), then by age."""
     query = _UNFINISHED if fleet_name is None else _UNFINISHED_OF_FLEET
     found = session.execute(query, {"of_fleet": fleet_name})
-    return tuple(record_of_row(row, project_quota=quota) for row, quota in found)
+    return tuple(record_of_row(row, project_quota=row.project_quota) for row in found)
 
 
 def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
@@ -736,17 +740,18 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     )
 
 
+_GENERATION: Final = Generation.__table__.c
 _LINEAGE: Final = (
     select(
-        Generation.number,
-        Generation.parent,
-        Generation.base_step,
-        Generation.world_size,
-        Generation.created_at.label("planned_at"),
-        Generation.started_at,
+        _GENERATION.number,
+        _GENERATION.parent,
+        _GENERATION.base_step,
+        _GENERATION.world_size,
+        _GENERATION.created_at.label("planned_at"),
+        _GENERATION.started_at,
     )
-    .where(Generation.run_id == bindparam("of_run"))
-    .order_by(Generation.number)
+    .where(_GENERATION.run_id == bindparam("of_run"))
+    .order_by(_GENERATION.number)
 )
 
 

@@ -12,20 +12,26 @@ Invariant: if two servers believe that they hold the lease of one row, at most o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from typing import Any, Final, Literal, cast
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import Select, Table, Update, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound, StaleLease
-from control_plane.db.models import Export, Fleet, Job
+from control_plane.db.models import Base, Export, Fleet, Job
 from control_plane.db.session import changed_rows
 from control_plane.replica import is_predecessor
 
 LeaseKind = Literal["job", "fleet", "export"]
-_Table = type[Job] | type[Fleet] | type[Export]
+_TABLES: Final[Mapping[LeaseKind, tuple[type[Base], str]]] = {
+    "job": (Job, "run_id"),
+    "fleet": (Fleet, "name"),
+    "export": (Export, "name"),
+}
+"""The table of each kind of lease, with the name of the column that contains the lease's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,8 @@ def owner_of(session: Session, kind: LeaseKind, key: str) -> str | None:
 
     None if no server holds the lease, or if the row does not exist.
     """
-    table, row = _row(kind, key)
-    return session.scalar(select(table.lease_owner).where(row))
+    found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
+    return None if found is None else found.lease_owner
 
 
 class Leaser:
@@ -87,8 +93,7 @@ class Leaser:
         Raises:
             NotFound: the row does not exist.
         """
-        table, row = _row(kind, key)
-        found = session.execute(select(table.lease_owner, table.lease_counter).where(row)).one_or_none()
+        found = session.execute(_statements(kind).find, {"of_key": key}).one_or_none()
         if found is None:
             raise NotFound(kind, key)
         owner, counter = found
@@ -131,17 +136,14 @@ class Leaser:
 
         The call has no effect if this server has already lost the lease.
         """
-        table, row = _row(lease.kind, lease.key)
-        session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
+        held = {"of_key": lease.key, "owner": lease.owner, "counter": lease.counter}
+        session.execute(_statements(lease.kind).take, {**held, "new_owner": None, "new_counter": lease.counter})
 
     def _take(self, session: Session, kind: LeaseKind, key: str, owner: str | None, counter: int) -> Lease | None:
-        table, row, taken_at = *_row(kind, key), self._monotonic()
-        taken = (
-            update(table)
-            .where(row, _held(table, owner, counter))
-            .values(lease_owner=self.owner, lease_counter=counter + 1)
-        )
-        return Lease(kind, key, self.owner, counter + 1, taken_at) if changed_rows(session.execute(taken)) else None
+        taken_at = self._monotonic()
+        held = {"of_key": key, "owner": owner, "counter": counter}
+        taken = session.execute(_statements(kind).take, {**held, "new_owner": self.owner, "new_counter": counter + 1})
+        return Lease(kind, key, self.owner, counter + 1, taken_at) if changed_rows(taken) else None
 
     def _stood_still(self, kind: LeaseKind, key: str, owner: str, counter: int) -> bool:
         now = self._monotonic()
@@ -162,24 +164,34 @@ def guard(session: Session, lease: Lease) -> None:
 
     Raises StaleLease if the row has another owner or counter, or does not exist.
     """
-    table, row = _row(lease.kind, lease.key)
-    if not changed_rows(
-        session.execute(
-            update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_counter=lease.counter)
-        )
-    ):
+    held = {"of_key": lease.key, "owner": lease.owner, "counter": lease.counter}
+    same = {"new_owner": lease.owner, "new_counter": lease.counter}
+    if not changed_rows(session.execute(_statements(lease.kind).take, {**held, **same})):
         raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
 
 
-def _row(kind: LeaseKind, key: str) -> tuple[_Table, ColumnElement[bool]]:
-    match kind:
-        case "job":
-            return Job, Job.run_id == key
-        case "fleet":
-            return Fleet, Fleet.name == key
-        case "export":
-            return Export, Export.name == key
+@dataclass(frozen=True, slots=True)
+class _Statements:
+    """The SQL statements about the leases of one table."""
+
+    find: Select[*tuple[Any, ...]]
+    """Returns owner and counter of the row `of_key`."""
+    take: Update
+    """Sets `new_owner` and `new_counter`, if owner and counter of the row `of_key` are `owner` and `counter`."""
 
 
-def _held(table: _Table, owner: str | None, counter: int) -> ColumnElement[bool]:
-    return table.lease_owner.is_not_distinct_from(owner) & (table.lease_counter == counter)
+@cache
+def _statements(kind: LeaseKind) -> _Statements:
+    """Return the statements. Cached, because each pass executes them and their construction takes time."""
+    model, key = _TABLES[kind]
+    table = cast(Table, model.__table__)
+    is_row, columns = table.c[key] == bindparam("of_key"), table.c
+    is_held = columns.lease_owner.is_not_distinct_from(bindparam("owner")) & (
+        columns.lease_counter == bindparam("counter")
+    )
+    return _Statements(
+        find=select(columns.lease_owner, columns.lease_counter).where(is_row),
+        take=update(table)
+        .where(is_row, is_held)
+        .values(lease_owner=bindparam("new_owner"), lease_counter=bindparam("new_counter")),
+    )

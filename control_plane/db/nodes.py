@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from sqlalchemy import Select, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -20,7 +20,7 @@ from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Node
-from control_plane.db.session import changed_rows, record_of
+from control_plane.db.session import changed_rows, columns_for, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +113,17 @@ def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: boo
     The result contains ended nodes only if the caller requests them.
     """
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended)
-    return tuple(record_of(row, NodeRecord) for row in session.scalars(query, {"of_fleet": fleet_name}))
+    return tuple(record_of(row, NodeRecord) for row in session.execute(query, {"of_fleet": fleet_name}))
 
 
 @functools.cache
-def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[Node]:
+def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[*tuple[Any, ...]]:
     """Return the SQL statement of the function `of_fleet`. Cached, because its construction takes time."""
-    query = select(Node).order_by(Node.created_at, Node.id)
+    columns = Node.__table__.c
+    query = select(*columns_for(Node, NodeRecord)).order_by(columns.created_at, columns.id)
     if not of_all:
-        query = query.where(Node.fleet_name == bindparam("of_fleet"))
-    return query if with_ended else query.where(Node.ended_at.is_(None))
+        query = query.where(columns.fleet_name == bindparam("of_fleet"))
+    return query if with_ended else query.where(columns.ended_at.is_(None))
 
 
 def page(
@@ -142,8 +143,9 @@ def page(
     """
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended).limit(limit)
     if after is not None:
-        query = query.where(tuple_(Node.created_at, Node.id) > after)
-    return tuple(record_of(row, NodeRecord) for row in session.scalars(query, {"of_fleet": fleet_name}))
+        columns = Node.__table__.c
+        query = query.where(tuple_(columns.created_at, columns.id) > after)
+    return tuple(record_of(row, NodeRecord) for row in session.execute(query, {"of_fleet": fleet_name}))
 
 
 def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:

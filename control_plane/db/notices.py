@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import Node, Notice
-from control_plane.db.session import changed_rows, record_of, values_of
+from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 
 class NoticeSource(StrEnum):
@@ -118,17 +118,19 @@ def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 
 
+_NOTICES: Final = Notice.__table__
+_NODES: Final = Node.__table__
 _OF_FLEET: Final = (
-    select(Notice)
-    .join(Node, Node.id == Notice.node_id)
-    .where(Node.fleet_name == bindparam("of_fleet"), Node.ended_at.is_(None))
-    .order_by(Notice.node_id, Notice.kind, Notice.event_id)
+    select(*columns_for(Notice, NoticeRecord))
+    .select_from(_NOTICES.join(_NODES, _NODES.c.id == _NOTICES.c.node_id))
+    .where(_NODES.c.fleet_name == bindparam("of_fleet"), _NODES.c.ended_at.is_(None))
+    .order_by(_NOTICES.c.node_id, _NOTICES.c.kind, _NOTICES.c.event_id)
 )
 
 
 def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
     """Return the notices for the nodes of a fleet that have not ended, sorted by node, kind and event."""
-    return tuple(record_of(row, NoticeRecord) for row in session.scalars(_OF_FLEET, {"of_fleet": fleet_name}))
+    return tuple(record_of(row, NoticeRecord) for row in session.execute(_OF_FLEET, {"of_fleet": fleet_name}))
 
 
 def forget(session: Session, node_ids: Collection[str]) -> None:

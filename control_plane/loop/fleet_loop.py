@@ -160,4 +160,4 @@ class FleetLoop:
 
     def _fleet_names(self) -> tuple[FleetName, ...]:
         with self._context.database.read() as session:
-            return tuple(FleetName(fleet.name) for fleet in fleets.every(session))
+            return tuple(map(FleetName, fleets.names(session)))

@@ -69,6 +69,7 @@ class Teller:
         self.world = world
         self.lines: list[str] = []
         self.told_events = 0
+        self.told_commit = 0
         self.told_messages = 0
         self.stops: list[StopTraining] = []
         self.silenced: dict[str, Agent] = {}
@@ -242,9 +243,7 @@ class Teller:
     async def tell(self) -> None:
         """Append the records and messages that the control plane has stored or sent since the last call."""
         world = self.world
-        with world.database.read() as session:
-            found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)
-        for event in found:
+        for event in self.new_events():
             who = f"{_short(event.node_id)} " if event.node_id is not None and event.type == "NodeStateChanged" else ""
             self.lines.append(
                 f"{(event.at - START).total_seconds():7.1f}  {who}{_short(event.message)}".partition("\n")[0]
@@ -262,6 +261,15 @@ class Teller:
         for what, who in grouped.items():
             self.lines.append(f"{world.monotonic():7.1f}    {what} → {' '.join(who)}")
         self.told_messages = len(world.said)
+
+    def new_events(self) -> tuple[events.EventRecord, ...]:
+        """Return the events that the control plane has stored since the last call. Each event is part of a commit."""
+        database = self.world.database
+        if database.commit_number == self.told_commit:
+            return ()
+        self.told_commit = database.commit_number
+        with database.read() as session:
+            return events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)
 
     def summary(self) -> list[str]:
         lines = []
