@@ -57,6 +57,7 @@ from control_plane.db.tokens import Role
 Json = dict[str, Any]
 
 API_VERSION: Final = "2026-01-01"
+TITLE: Final = "Everstep"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
 """JSON Schema format of times in the OpenAPI document: seconds since 1970, UTC."""
@@ -109,7 +110,7 @@ def make_surface(**options: Any) -> FastAPI:
         application's state.
     """
     app = FastAPI(
-        title="Everstep",
+        title=TITLE,
         description=DESCRIPTION,
         version=API_VERSION,
         openapi_url="/v1/openapi.json",
@@ -121,14 +122,7 @@ def make_surface(**options: Any) -> FastAPI:
         **options,
     )
     errors.install(app)
-    known: list[Json] = []
-
-    def openapi() -> Json:
-        if not known:
-            known.append(_document(app))
-        return known[0]
-
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
+    app.openapi = _document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
     return app
 
 
@@ -164,12 +158,17 @@ def is_server_sent(operation: Json) -> bool:
     return any(EVENT_STREAM in answer.get("content", {}) for answer in operation["responses"].values())
 
 
-def _document(app: FastAPI) -> Json:
+@cache
+def _document() -> Json:
+    """Return the OpenAPI document of the routes. Cached, because its construction takes long. Callers do not change it.
+
+    The routes that `control_plane.app` adds are not part of the document.
+    """
     document: Json = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        routes=app.routes,
+        title=TITLE,
+        version=API_VERSION,
+        description=DESCRIPTION,
+        routes=_routes(),
         separate_input_output_schemas=False,
     )
     schemas: Json = document["components"]["schemas"]
