@@ -8,6 +8,7 @@ limit at its real size, or passes it as an option at construction.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("control_plane", "everstep", "infra", "worker")
+Nodes = list[ast.AST]
 MAX_PRIVATE_ACCESSES = 54
 """Maximum number of accesses to private names. Lower it with each access that you remove, and never raise it."""
 NO_ACCESS = {"_asdict", "_fields", "_make", "_replace"}
@@ -32,16 +34,38 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in NO_ACCESS
 
 
-def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+def modules(*folders: str) -> Iterator[tuple[Path, Nodes]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+            yield path, nodes_of(path.read_text())
 
 
-def defined(tree: ast.AST) -> set[str]:
+def nodes_of(text: str) -> Nodes:
+    """Return all nodes of a module's syntax tree."""
+    return list(ast.walk(ast.parse(text)))
+
+
+@functools.cache
+def counted() -> tuple[Counter[Path], Counter[Path]]:
+    """Return the number of private accesses of each test file, and the number of product constants that it replaces.
+
+    The function parses each module only once, because that takes most of these tests' time.
+    """
+    private, constant = set[str](), set[str]()
+    for _, nodes in modules(*PRODUCT):
+        private |= defined(nodes)
+        constant |= constants(nodes)
+    of_private, of_constants = Counter[Path](), Counter[Path]()
+    for path, nodes in modules("tests"):
+        of_private[path] = len(list(accesses(nodes, private)))
+        of_constants[path] = len(list(replaced_constants(nodes, constant)))
+    return of_private, of_constants
+
+
+def defined(nodes: Nodes) -> set[str]:
     """Return the private names that a module defines."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -49,9 +73,9 @@ def defined(tree: ast.AST) -> set[str]:
     return {name for name in names if is_private(name)}
 
 
-def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
+def accesses(nodes: Nodes, names: set[str]) -> Iterator[str]:
     """Return each access to a private name of another object, including `monkeypatch.setattr`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in names and not is_own(node.value):
             yield ast.unparse(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in {
@@ -63,24 +87,24 @@ def accesses(tree: ast.AST, names: set[str]) -> Iterator[str]:
             )
 
 
-def constants(tree: ast.AST) -> set[str]:
+def constants(nodes: Nodes) -> set[str]:
     """Return the constants that a module defines, which are names in capital letters."""
-    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    names = (node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     return {name for name in names if re.fullmatch(r"_?[A-Z][A-Z0-9_]+", name)}
 
 
-def replaced_constants(tree: ast.AST, names: set[str]) -> Iterator[str]:
+def replaced_constants(nodes: Nodes, names: set[str]) -> Iterator[str]:
     """Return each call of `monkeypatch.setattr` that replaces a constant with one of these names.
 
     Constants of modules that the file imports from the tests or the benchmarks may have the same names.
     """
     foreign = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("benchmarks", "tests")
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "setattr":
             if node.args and isinstance(node.args[0], ast.Name) and node.args[0].id in foreign:
                 continue
@@ -96,8 +120,7 @@ def is_own(node: ast.expr) -> bool:
 
 
 def test_tests_access_few_private_attributes_of_the_product():
-    names = set[str]().union(*(defined(tree) for _, tree in trees(*PRODUCT)))
-    counts = Counter({path: len(list(accesses(tree, names))) for path, tree in trees("tests")})
+    counts, _ = counted()
     most = "\n".join(f"{count:4} {path.relative_to(ROOT)}" for path, count in counts.most_common(20) if count)
     assert counts.total() <= MAX_PRIVATE_ACCESSES, (
         f"{counts.total()} private accesses, MAX_PRIVATE_ACCESSES is {MAX_PRIVATE_ACCESSES}. Observe the object "
@@ -106,8 +129,7 @@ def test_tests_access_few_private_attributes_of_the_product():
 
 
 def test_tests_replace_few_constants_of_the_product():
-    names = set[str]().union(*(constants(tree) for _, tree in trees(*PRODUCT)))
-    counts = Counter({path: len(list(replaced_constants(tree, names))) for path, tree in trees("tests")})
+    _, counts = counted()
     most = "\n".join(f"{count:4} {path.relative_to(ROOT)}" for path, count in counts.most_common(20) if count)
     assert counts.total() <= MAX_REPLACED_CONSTANTS, (
         f"Tests replace {counts.total()} constants of the product, MAX_REPLACED_CONSTANTS is {MAX_REPLACED_CONSTANTS}. Reach the limit "
@@ -116,9 +138,9 @@ def test_tests_replace_few_constants_of_the_product():
 
 
 def test_each_kind_of_replaced_constant_counts():
-    names = constants(ast.parse("LIMIT = 1\nLIMIT_BYTES: Final = 2\n_LIMIT, limit = 3, 4"))
+    names = constants(nodes_of("LIMIT = 1\nLIMIT_BYTES: Final = 2\n_LIMIT, limit = 3, 4"))
     assert names == {"LIMIT", "LIMIT_BYTES", "_LIMIT"}
-    test = ast.parse(
+    test = nodes_of(
         "from tests.a import harness as h\nfrom benchmarks import b\nfrom worker import module\n"
         "monkeypatch.setattr(h, 'LIMIT', 1)\nmonkeypatch.setattr(b, 'LIMIT', 1)\n"
         "monkeypatch.setattr(tests, 'OF_TESTS', 1)\nmonkeypatch.setattr(module, 'LIMIT', 1)\nmonkeypatch.setattr('package.module.LIMIT_BYTES', 1)\n"
@@ -129,10 +151,10 @@ def test_each_kind_of_replaced_constant_counts():
 
 
 def test_each_kind_of_access_counts():
-    product = ast.parse("class A:\n    _field: int = 0\n    def _do(self):\n        self._set = 1\n_CONSTANT = 3")
+    product = nodes_of("class A:\n    _field: int = 0\n    def _do(self):\n        self._set = 1\n_CONSTANT = 3")
     names = defined(product)
     assert names == {"_field", "_do", "_set", "_CONSTANT"}
-    test = ast.parse(
+    test = nodes_of(
         "a._field\na.b._do()\nself._set\nsuper()._do()\nmonkeypatch.setattr(module, '_CONSTANT', 4)\n"
         "getattr(a, '_set')\nworld._replace(x=1)\ntorch._dynamo\na.__dict__"
     )
