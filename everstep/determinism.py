@@ -223,7 +223,7 @@ def conclude(reports: Sequence[RankReport]) -> Verdict:
         reports: the report of each rank, in any order.
 
     Returns:
-        The verdict. It is not deterministic if a report is missing, or if a rank reports a problem.
+        The verdict. It calls the job not deterministic if a report is missing, or if a rank reports a problem.
     """
     ranks = tuple(sorted(reports, key=lambda report: report.rank))
     findings = [report.finding for report in ranks if report.finding is not None]

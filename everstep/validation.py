@@ -25,9 +25,9 @@ Path = tuple[str | int, ...]
 
 
 class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore is untyped.
-    """A request is invalid and was not sent.
+    """A request is invalid, so the client did not send it.
 
-    Raised like botocore's own error, with the service's message.
+    The message is the one that the service would return.
 
     Args:
         fields: one entry per invalid field, not empty.

@@ -30,7 +30,7 @@ LAST_INCIDENT: Final = "section[aria-label='Latest incident']"
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the job list and scrolling with many jobs, then faults with few jobs."""
+    """Measure the job list and scrolling with many jobs, then how fast a page shows killed ranks, with few jobs."""
     many_jobs = JOBS, NODES, LINES, LOADS, FAULTS
     jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if begun.is_quick else many_jobs
     history, measured = (200, 20) if begun.is_quick else (HISTORY_STEPS, MEASURED_SECONDS)

@@ -1,10 +1,10 @@
 """Converts measured samples to table rows with verdicts. The functions are pure.
 
-Invariant: a verdict depends on this run only, and no measurement is repeated because of its verdict. A verdict is
-inconclusive in these cases:
+Invariant: a verdict depends only on one execution of the benchmark. No measurement is repeated because of its verdict.
+A verdict is inconclusive in these cases:
 
 - The row's lower bound (floor) changed during the measurement.
-- The row is compared with a system that is missing or outside its known range.
+- The row is compared with a system that is missing, or whose value is outside its known range (`KNOWN`).
 - The machine was busy.
 """
 
@@ -280,7 +280,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's rows for metrics without a limit, which the page shows without a verdict."""
+    """Return Everstep's rows for metrics without a limit, which the results page shows without a verdict."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",

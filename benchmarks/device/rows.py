@@ -137,7 +137,7 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
 
 
 def of_restore(found: Mapping[str, Any]) -> list[Row]:
-    """Return the page's rows about copies from a slot to the GPU, from the measurements of `copying.restore`."""
+    """Return the table rows about copies from a slot to the GPU, from the measurements of `copying.restore`."""
     floor, size = floor_of(found["floor"]), found["payload_bytes"]
     figure = _rates("restore into the device, from a slot that is not registered", found, size)
     share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
@@ -150,7 +150,7 @@ def of_restore(found: Mapping[str, Any]) -> list[Row]:
 
 
 def of_gpt(found: Mapping[str, Any]) -> list[Row]:
-    """Return the page's rows about a GPT's training with snapshots, from the measurements of `rank/train.py`."""
+    """Return the table rows about a GPT's training with snapshots, from the measurements of `rank/train.py`."""
     commits = found["commits"] / max(1, found["kept_steps"])
     blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
     rows = [

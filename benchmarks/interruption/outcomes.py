@@ -65,8 +65,8 @@ def resumed(
     """Return when training continued after a fault, or None if it has not continued yet.
 
     Args:
-        ranks: each rank's trace. `Passed.generation` is the start of the rank's process, in milliseconds of the same
-            clock.
+        ranks: each rank's trace. Their field `Passed.generation` contains the time at which the rank's process started,
+            in monotonic milliseconds.
         hurt_at: monotonic seconds of the fault.
         waited_for: ranks that must finish a new step.
         is_relaunched: True if the system restarts all ranks. Otherwise, ranks that the fault did not end continue.

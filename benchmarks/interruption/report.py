@@ -51,7 +51,7 @@ def rows(run: Run) -> list[Row]:
 
 
 def unmeasured(run: Run) -> list[str]:
-    """Return the names of the values with a limit that this run did not measure; empty after a complete run."""
+    """Return the names of the values that have a limit and were not measured; empty after a complete run."""
     return [what for what, row in _goals(run).items() if row is None]
 
 

@@ -42,7 +42,7 @@ class PlanFigure:
 class DomainFigure:
     """Measured values of placement over failure domains, for one number of nodes and copies.
 
-    `blind_odds` are the probabilities of a placement of the same nodes that ignores failure domains.
+    `blind_odds` are the same as `odds`, for a placement of the same nodes that ignores failure domains.
     """
 
     nodes: int

@@ -2,7 +2,7 @@
 
 Each boundary adds a line to `$BENCH_TRACE/rank<r>` with these values: generation, number of finished steps, monotonic
 seconds of the machine, and number of snapshots. All processes of a machine share the clock. A restarted rank appends to
-the lines of its killed predecessor.
+the lines of its killed predecessor. After training, the rank writes the blocked times to `blocked.json`.
 """
 
 from __future__ import annotations

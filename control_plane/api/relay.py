@@ -118,7 +118,7 @@ async def _taken_over(peers: Peers, fleet: FleetName) -> tuple[int, str]:
 
 
 def _code_of(end: ConnectionClosed) -> tuple[int, str]:
-    """Return the close code and reason that the managing server sent.
+    """Return the close code and reason that the server that manages the fleet sent.
 
     If the connection broke without them, return `TRY_AGAIN`, so that the agent connects again.
     """

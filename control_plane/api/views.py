@@ -586,7 +586,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
-        except TooManyCases:  # Stop here, because larger sets of domains have even more cases.
+        except TooManyCases:  # Stop here: more lost domains can be combined in even more ways.
             break
     return odds
 

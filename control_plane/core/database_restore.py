@@ -126,7 +126,7 @@ def reconcile(
     complete: Collection[tuple[Generation, Step]],
     deleted: Collection[tuple[Generation, Step]],
 ) -> Reconciliation:
-    """Return the generations and checkpoints that S3 shows and the backup lacks.
+    """Return the differences between a run's manifests in S3 and its generations and checkpoints in the backup.
 
     Args:
         manifests: all valid manifests of one run in S3.
@@ -137,7 +137,7 @@ def reconcile(
             does not restore these.
 
     Returns:
-        The generations and checkpoints to add, and the checkpoints to mark as missing.
+        The generations and checkpoints to add, and the checkpoints whose manifest S3 lacks.
     """
     found = {(each.generation, each.step): each for each in manifests}
     worlds = {each.generation: len(each.shards) for each in found.values()}

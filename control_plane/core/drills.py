@@ -158,7 +158,8 @@ def attributed(
 
     Returns:
         `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the faults that the drill
-        caused have the cause DRILL and count against no node, and an additional fault names the drill.
+        caused have the cause DRILL and count against no node, and an additional fault names the drill. `failure` is
+        then None if the drill directly ended a rank.
     """
     if drill is None or drill.struck_at is None:
         return found, failure

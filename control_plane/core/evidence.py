@@ -8,7 +8,7 @@
     one class alone for T_max (`exclude_seconds`)            GONE; while steps advance: IMPAIRED if its agent reports,
                                                              else UNCLEAR
     one class, shorter                                       UNCLEAR
-    steps advance while the node is silent                   ALIVE: other members report steps that its ranks finished
+    steps advance while the node is silent                   the silence begins again: the steps need the node's ranks
 
 The classes of evidence are a silent control link, a silent data plane, and a failed status check. A job gives up an
 impaired member at an agreed stop, once another node can take over (ADR 0016).

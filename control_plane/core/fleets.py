@@ -756,7 +756,7 @@ def _counted(group: GroupObserved) -> int:
 def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
     """Return the action that protects the group's members in service from scale-in.
 
-    CreateFleet sets the group to protect new instances. A member that was already starting then lacks protection.
+    CreateFleet sets the group to protect new instances. An instance that was starting at that time is not protected.
     """
     return [ProtectMembers(group=spec.group, node_ids=group.unprotected)] if group.unprotected else []
 
@@ -894,8 +894,8 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
     """Return the actions that reboot nodes.
 
-    The fleet repeats an action until EC2 has accepted it. A new connection of the agent proves no reboot, because this
-    control plane may have restarted itself.
+    The fleet loop repeats an action until EC2 has accepted it. A new connection of the agent does not end this, because
+    the control plane may have restarted instead of the node.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)

@@ -2,18 +2,17 @@
 
 A departure is the planned loss of one member, for one of the reasons below.
 
-    departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation
-       │  ◀── reason gone     or AWS ends the node,   cannot be    and in S3, if the         without the node
-       │                      at the last moment      cancelled    job waits for that
+    departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation without the node
        ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
-       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its replicas have been
-       │             out of view for T_max (`exclude_seconds`)
+       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or the replicas on it
+       │             have not responded to their owners for T_max (`exclude_seconds`)
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
                          of these incidents
 
-If the ranks do not agree on a stop in time, the ordinary recovery follows. A job keeps a node whose departure would
-lose a committed step, unless AWS reclaims the node.
+If the reason ends before the agreed stop is requested, the job drops the departure. If the ranks do not agree on a stop
+in time, the ordinary recovery follows. A job keeps a node whose departure would lose a committed step, unless AWS
+reclaims the node.
 
 Invariant: no job stops before another node is available, except at the last moment before AWS reclaims a node.
 """
@@ -190,7 +189,8 @@ def due(
 
     Returns:
         - If a ready node exists for each departure: all departures.
-        - If a ready node exists for each announced departure: all of these, and as many others as have a ready node.
+        - If a ready node exists for each departure that AWS announced: all of these, and as many others as have a ready
+          node.
         - If announced departures have reached their last moment (`last_moment`): at least these, and as many others as
           have a ready node.
         - Otherwise empty: the job continues to train.

@@ -6,8 +6,7 @@ docs/adr/0035-parity-in-memory.md explains the design.
     one lost node         the other members rebuild its shards
     two lost nodes        their shards come from S3
 
-Invariant: a group survives the loss of one member, and only while every member responds to every other member (is in
-its view).
+Invariant: a group survives the loss of one member, and only while every member responds to every other member.
 """
 
 from __future__ import annotations

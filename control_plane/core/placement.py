@@ -119,8 +119,8 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         holders: for each GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
 
     Returns:
-        Groups of GROUP_RANKs, last the group with more than `copies` members (the ring), if any. Empty if no groups
-        have exactly these holders.
+        Groups of GROUP_RANKs. A group with more nodes than a shard has holders (the ring) is last. Empty if the holders
+        do not form such groups.
     """
     copies = len(holders[0]) if holders else 0
     if copies < 2 or any(len(held) != copies for held in holders):

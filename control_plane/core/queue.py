@@ -162,7 +162,7 @@ class _Shares:
     def raise_to_claims(self, head: FleetJob | None) -> None:
         """Raise each job's number of nodes to `FleetJob.claim_count` (its NodeCount or more), as far as nodes are free.
 
-        The method skips jobs that let `head`, the first job of the queue, start before them (`yields_to`).
+        The method skips jobs that leave free nodes to `head`, the first job of the queue (`yields_to`).
         """
         for job in in_order(self.holding):
             if job.state not in LEAVING and (head is None or not yields_to(job, head)):

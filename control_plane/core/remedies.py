@@ -234,7 +234,7 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:
     """Return the remedy for a lemon (a node with too many incidents in its history).
 
-    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise the remedy is RETIRE, so
-    that a person decides.
+    The remedy is REPLACE if the node's own live agent reported one of the faults. Otherwise the remedy is RETIRE: the
+    job gives up the node, and a person decides whether to terminate it.
     """
     return Remedy.REPLACE if any(line.is_own_word for line in recent(history, now)) else Remedy.RETIRE

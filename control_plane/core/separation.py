@@ -43,7 +43,7 @@ The solver tries the most suitable groups first.
 
 
 def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
-    """Return the nodes that hold the shard of the node at `position` of a placement group; this node is the first."""
+    """Return the holders of the shards of the group's node at `position`; this node is the first."""
     return tuple(group[(position + j) % len(group)] for j in range(copies))
 
 
@@ -156,10 +156,7 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield every exchange of all nodes of group `other` with `copies` successive nodes of the ring.
-
-        Such an exchange changes the holders of fewer shards than an exchange of two nodes.
-        """
+        """Yield every exchange of all nodes of group `other` with `copies` successive nodes of the ring."""
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
             turned = group[i:] + group[:i]

@@ -55,14 +55,14 @@ class JobEvent(StrEnum):
     """The events that change the state of a job.
 
     ADMITTED: The fleet has enough nodes for the job.
-    SENT_BACK: The job returns to the queue: another job has precedence, a person paused the job, or its nodes did not
-        arrive in time.
+    SENT_BACK: A job that waits for its nodes returns to the queue: another job has precedence, a person paused the
+        job, or its nodes did not arrive in time.
     GANG_ASSIGNED: The fleet has assigned all nodes of the job.
     PLANNED: All members promised to join the generation, and its plan is complete.
     LOADED: Every node has verified its shards.
     STARTED: Ranks run on every node.
     FAULTED: A fault ended the generation, and a new generation starts.
-    PAUSE_ASKED: A job of higher priority or a person requests a pause.
+    PAUSE_ASKED: A job of higher priority or a person requests a pause of the running job.
     PAUSED: S3 has a checkpoint of the last step, and the nodes are free.
     STOP_ASKED: A user or a limit requests a stop.
     FINISHED: Every rank exited with success.

@@ -3,11 +3,13 @@
 A strategy is a choice of existing settings. `STRATEGIES` has one row per strategy:
 
     strategy     ranks capture       next checkpoint                  training during an upload   restores from
-    Everstep     steps at low cost   the job's own settings           continues                   memory, then S3
+    Everstep     every step (*)      the job's own settings           continues                   memory, then S3
     None         no step             never                            -                           the start
     Strawman     checkpoints only    3 h after the last one           waits                       S3
     HighFreq     checkpoints only    at once after the last one       waits                       S3
     CheckFreq    checkpoints only    interval within a cost of 5 %    continues                   S3
+
+(*) Ranks capture fewer steps if snapshots would slow training down by more than MaxSlowdown.
 
 CheckFreq's interval is the automatic interval of `worker.core.checkpoint_schedule`, with max_overhead 0.05:
 

@@ -77,7 +77,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return False  # The checkpoint is complete or deleted. A repeated report of its shards must not change the row.
+        return False  # A repeated report of its shards must not change a complete or deleted checkpoint.
     if row is None:
         row = Checkpoint(
             run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at

@@ -2,8 +2,8 @@
 
 The control plane uses these histories to choose the remedy for a fault of a node.
 
-Invariant: an entry never changes. Only the server that has the lease of the job or fleet writes it. Each node keeps at
-most `KEPT` entries.
+Invariant: an entry never changes. Only the server that has the lease of the job or fleet writes it. The table keeps at
+most `KEPT` entries per node.
 """
 
 from __future__ import annotations

@@ -517,7 +517,7 @@ class Shard(Base):
 
 
 class Replica(Base):
-    """One holder of a shard.
+    """One node that holds a shard. The owner's node has a row, too.
 
     The control plane writes the row only when the shard's holders or their view change, not at each step.
     """

@@ -1,6 +1,6 @@
 """Retention: deletes old rows of growing tables, in bounded passes.
 
-    intents        all intents, by creation time, because the control plane does not reuse old idempotency keys
+    intents        records of calls to AWS, by creation time; the control plane does not reuse their idempotency keys
     events         all events
     nodes          ended nodes, their fault histories, and their agents' session tokens
     tokens         revoked and expired tokens; used nonces after their expiry

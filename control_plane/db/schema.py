@@ -46,7 +46,7 @@ def migrations() -> Path:
     raise SchemaMismatch("the migrations are missing from this installation of Everstep: reinstall it")
 
 
-@functools.cache  # Reading the migrations takes longer than the rest of a server's start.
+@functools.cache  # Cached, because reading the migrations takes long.
 def newest() -> str:
     """Return the schema revision that this code needs."""
     head = ScriptDirectory.from_config(_config()).get_current_head()

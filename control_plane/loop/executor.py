@@ -444,7 +444,7 @@ class Executor:
     def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
         """Record a call that changes a group, or return None while automation is paused.
 
-        One transaction checks the pause and stores the intent. No call to AWS therefore begins after a pause is stored.
+        One transaction checks the pause and stores the intent. After a pause is stored, no new intent is stored.
         """
         if automation.find(session) is not None:
             log.info("fleet %s: %s is not called, because automation is paused", lease.key, call.name)

@@ -1,6 +1,7 @@
 """Converts a tensor's bytes to a different floating point type, with torch.
 
-Invariant: the result equals torch's `Tensor.to` element by element, and no finite value becomes infinite.
+Invariant: the result equals torch's `Tensor.to` element by element. A finite value that would become infinite raises
+CheckpointError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats the plan of a job as names and values, which `jobs submit` prints before it starts the job."""
+"""Formats the answer to a dry run as names and values, which `jobs submit` prints before it starts the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.cli.output import Json, counted, protection_words, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
-    """Return names and values that describe the plan of a job that a user may start.
+    """Return names and values that describe how a job would run.
 
     A value is None if the service cannot determine it for this fleet yet.
 

@@ -30,8 +30,8 @@ _RESET: Final = "\x1b[0m"
 def safe(text: str) -> str:
     """Return text without control sequences, except colors.
 
-    Called for all text of jobs that is printed as lines. The function scans the text once, so the rest of a removed
-    sequence cannot form a new sequence.
+    Called for all text of jobs that is printed as lines. The function also replaces single control characters, so the
+    text around a removed sequence cannot form a new sequence.
 
     Args:
         text: written by a job, a user or an instance.

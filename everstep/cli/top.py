@@ -69,7 +69,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
 def boards(
     service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]
 ) -> Iterator[tuple[board.Board, datetime]]:
-    """Poll the jobs without an end, and yield the content of the live display (the board) after each poll.
+    """Poll the jobs forever, and yield the content of the live display (the board) after each poll.
 
     Args:
         service: botocore client of this service.

@@ -55,7 +55,7 @@ _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
 
 
 def attach(trainer: Trainer) -> None:
-    """Keep every step of `trainer.train()`. Every rank calls this once, after it has created the trainer.
+    """Make `trainer.train()` take snapshots and resume from them. Each rank calls this once for a new trainer.
 
     Args:
         trainer: a `Trainer` or an object of a subclass that does not replace the trainer's training loop, for example

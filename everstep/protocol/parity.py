@@ -1,10 +1,10 @@
 """Defines the layout of a share of parity, and how a share names its shards (docs/adr/0035-parity-in-memory.md).
 
-The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. The members of a stripe are in the order of their
-ranks. Each member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*, and are its members in ascending order. Each
+member keeps its own shard and one *share*: the XOR of one part of the shard of every other member.
 
-An agent stores a share in an ordinary slot. The slot's owner number is `share_owner` of the holder's rank, and the
-index of the payload names the shards.
+An agent stores a share in an ordinary slot. The slot's owner number is `share_owner` of the member that keeps the
+share, and the index of the payload names the shards.
 
     offset       size           field
     0            share bytes    row after row, each as long as a chunk; the last row may be shorter

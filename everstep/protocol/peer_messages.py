@@ -334,7 +334,7 @@ class LoadObject(Message, frozen=True):
     A load session contains either one `LoadShard`, or one `LoadObject` per object. The answer is `ReadyToLoad` if a
     shard of the asked node uses the object, or `ShardRefused`. Then the node requests chunks with `ShardWanted`. The
     chunks are those of the object's data without its header. Each request names whole parts. The asked node sends a
-    part over the stream as soon as it has read the part from S3 for itself. The bytes are not verified.
+    part over the stream as soon as it has read the part from S3 for itself. The receiver verifies the bytes.
     """
 
     transfer: int
@@ -372,7 +372,7 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer to `OfferTensors`: the S3 object for each listed tensor, and the objects that the owner uploads."""
+    """The answer to `OfferTensors`: the object for each listed tensor, and the objects that the requester uploads."""
 
     objects: tuple[int, ...] = ()
     """For each listed item, the number of the object that holds it; -1 if the object of the owner's shard holds it.

@@ -322,7 +322,8 @@ class GenerationPlan(Message, frozen=True):
     def base_shards(self) -> tuple[tuple[Rank, tuple[ShardSource, ...]], ...]:
         """The rank that owns each shard of the restored step, and the sources of this shard.
 
-        With a relayout, the owners are ranks of the earlier generation.
+        If another job or a different number of ranks saved the step (`relayout`), the owners are ranks of that job or
+        launch.
         """
         if self.relayout is not None:
             return tuple((Rank(rank), sources) for rank, sources in enumerate(self.relayout.shards))

@@ -252,7 +252,7 @@ class EarlierTensors:
         return len(self._held), sum(map(len, self._empty.values()))
 
     def names(self) -> Sequence[str]:
-        """Return the names of all logical tensors of which the earlier shards in this rank's memory hold pieces."""
+        """Return the names of all logical tensors with pieces in the earlier shards that this rank has mapped."""
         return list(self._held)
 
     def entries(self, owner: str) -> Mapping[str, HeldTensor]:

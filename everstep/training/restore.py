@@ -58,7 +58,7 @@ def decode_values(data: bytes) -> SlotValues:
 
 
 def decode_facts(data: bytes) -> dict[str, str]:
-    """Decode the facts that `encode_facts` encoded. Raises a ValueError of msgspec if the bytes are invalid."""
+    """Decode the facts about models and optimizers from `encode_facts`. Raises ValueError if the bytes are invalid."""
     return _FACTS.decode(data)
 
 

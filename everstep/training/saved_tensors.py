@@ -26,7 +26,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     """A snapshot's tensors by name. Reading a tensor may wait until the agent has received and verified its bytes.
 
     Args:
-        gathered_bytes: the copies are collected until they have this total size, and then executed together.
+        gathered_bytes: `bring` collects saved tensors until they have this total size, and then copies them together.
 
     Invariant: when `finish` returns, all copies passed to `bring` are done, in the order of the calls.
     """

@@ -230,7 +230,7 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # Request slots now, so that the agent grants them before the first capture.
+            self._snapshotter.foresee()  # Request slots, so that the agent grants them before the first capture.
             named = link.welcome()
             with contextlib.suppress(OSError):  # If the slot cannot be mapped, `restore` raises the error later.
                 if named.base_slot_path is not None:

@@ -126,9 +126,10 @@ class _Verdict:
     """Decides, once per snapshot, whether the copy is consistent, and reports the result.
 
     A copy is consistent if no tensor changed while it was copied. Torch increments a tensor's version only when an
-    operation ends. `look` must therefore be called while the training thread executes no torch operation: at a pause
-    after the copy, or at the guard. The result is reported when the decision is made and the copy has ended. Snapshots
-    that are compared byte by byte with the state do not use this class. All methods are safe from any thread.
+    operation ends. `look` must therefore be called while the training thread executes no torch operation: at a pause of
+    the main thread after the copy, or when the training thread waits at the guard. The result is reported when the
+    decision is made and the copy has ended. Snapshots that are compared byte by byte with the state do not use this
+    class. All methods are safe from any thread.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.
@@ -335,7 +336,7 @@ class Snapshotter:
                 self._request(foreseen)
 
     def begin(self, announce: Callable[[], None]) -> None:
-        """Map the first slots in the background when they are granted, and allocate their pages.
+        """Map the first slots in the background when they are granted, and allocate their memory.
 
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 

@@ -42,9 +42,10 @@ class Marks:
 
 
 class Sources:
-    """The live tensors that a snapshot copies at the same time: right after the step, or in the background.
+    """The live tensors that a snapshot copies at one of two times: right after the step, or later in the background.
 
-    They have the order of the capture plan. Each has an alias, a second tensor with the same memory.
+    Each of these times has its own object. The tensors have the order of the capture plan. Each has an alias, a second
+    tensor with the same memory.
 
     Args:
         tensors: each tensor with its position in the capture plan (the list of tensors that snapshots copy).

@@ -106,8 +106,8 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
 
     Args:
         data: `EncodedTree.data`.
-        tensor: returns the large tensor of a path. The tree contains the returned tensor itself, so return a copy if
-            the tensor may change.
+        tensor: returns a tensor of `EncodedTree.tensors` by its path. The tree contains the returned tensor itself, so
+            return a copy if the tensor may change.
 
     Returns:
         The tree.

@@ -71,7 +71,7 @@ ALL_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class _Wait:
-    """The period during which a lifecycle hook holds a member, with its deadlines in monotonic seconds."""
+    """The period during which a lifecycle hook holds an instance of a group, with monotonic deadlines."""
 
     hook: LifecycleHook
     deadline: float

@@ -406,7 +406,7 @@ def _body(environ: dict[str, Any], service: str) -> bytes:
     limit = length if service == "s3" else MAX_API_BODY_BYTES
     if length > limit:
         raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
-    # A request with chunked transfer states no length, so read its stream to the end or beyond the limit.
+    # A request with chunked transfer states no length. One byte beyond the limit shows that the body is too large.
     if environ.get("wsgi.input_terminated"):
         content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
         if service != "s3" and len(content) > limit:

@@ -247,8 +247,8 @@ class Ec2:
     def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
         """Find an instance that has not ended.
 
-        Returns moto's backend, moto's instance, and the state that moto does not store. Raises FaultRefused if the
-        instance does not exist or has ended.
+        Returns moto's backend, moto's instance, and the instance's additional state (see `Life`). Raises FaultRefused
+        if the instance does not exist or has ended.
         """
         for backend, instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
@@ -256,7 +256,7 @@ class Ec2:
         raise FaultRefused(f"the instance {instance_id} does not exist or has ended")
 
     def life(self, instance_id: str) -> Life | None:
-        """Return the state of an instance that moto does not store, or None if the instance is unknown."""
+        """Return the additional state of an instance (see `Life`), or None if the instance is unknown."""
         return self._lives.get(instance_id)
 
     def in_order_of_launch(self) -> list[str]:

@@ -51,7 +51,7 @@ For these actions, this module first checks whether the group exists, and otherw
 
 
 def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes) -> None:
-    """Make moto call the engine for EC2 instances and Auto Scaling groups, until this process ends.
+    """Make moto call the engine (the arguments) for EC2 instances and Auto Scaling groups, until this process ends.
 
     The caller must call this function once, before the first request.
     """

@@ -229,7 +229,7 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
-    """Return whether a role sets the field `rank` of a fault.
+    """Return whether a role (a target such as `job 0 rank 5`) sets the field `rank` of a fault.
 
     For a target such as `job 0 rank 5`, the field gets the selected rank. For a target such as `job 0 shard 0`, the
     field gets the rank that owns the shard.

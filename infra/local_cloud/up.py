@@ -281,7 +281,7 @@ class LocalCluster:
         Logs and databases are kept.
 
         Args:
-            of_run: end the cluster only if the run with this id started it. Empty: end it whichever run started it.
+            of_run: end the cluster only if the `LocalCluster` with this `run_id` started it. Empty: end it in any case.
 
         Raises:
             PreflightFailed: another `up` or `down` is in progress.

@@ -102,7 +102,7 @@ class RankInspection:
         return self._stacks.shown() if self._stacks is not None else ()
 
     async def close(self) -> None:
-        """End all users' commands next to ranks, and all samples of stacks, because the generation ends."""
+        """End the commands that users started next to ranks, and stop sampling stacks, because the generation ends."""
         await self._commands.close()
         stacks, self._stacks = self._stacks, None
         if stacks is not None:

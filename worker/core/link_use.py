@@ -58,12 +58,12 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Return the link's use until `now` (monotonic seconds), when one more transfer begins to use the link."""
+        """Return the measurement until `now` (monotonic seconds), with one more transfer on the link from then on."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """Return the link's use until `now` (monotonic seconds), when one transfer ends its use of the link."""
+        """Return the measurement until `now` (monotonic seconds), with one transfer fewer on the link from then on."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 

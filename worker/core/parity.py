@@ -1,8 +1,8 @@
 """Parity in memory: the chunks that a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
 
-The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. Each member's share is the XOR of one part of the
-shard of every other member. A part of a shard is a *contribution* to the share. Any one lost shard can be rebuilt from
-the other members' shards and shares.
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*, and are its members. The share of a member is the
+XOR of one part of the shard of every other member. A part of a shard is a *contribution* to the share. Any one lost
+shard can be rebuilt from the other members' shards and shares.
 
     g = 4        A            B            C            D
     row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
@@ -30,7 +30,7 @@ CONTRIBUTION_BYTES = 320
 class Stripe:
     """A group of ranks that protect each other's shards by parity, and the layout of their parity shares.
 
-    All members divide their shards into chunks of the same size.
+    All ranks of the stripe divide their shards into chunks of the same size.
     """
 
     members: tuple[Rank, ...]
@@ -42,7 +42,7 @@ class Stripe:
         return frozenset(self.members) - {rank}
 
     def holder_of(self, rank: Rank, chunk: int) -> Rank:
-        """Return the member whose share contains a chunk of the shard of `rank`."""
+        """Return the rank whose share contains a chunk of the shard of `rank`."""
         place = self.members.index(rank)
         return self.members[(place + 1 + chunk % self.width) % len(self.members)]
 
@@ -61,11 +61,11 @@ class Stripe:
         return row * self.width + self._first(rank, holder)
 
     def contributed(self, rank: Rank, holder: Rank, payload_bytes: int) -> range:
-        """Return the chunks of the shard of `rank` that belong to the share of another member.
+        """Return the chunks of the shard of `rank` that belong to the share of another rank.
 
         Args:
-            rank: the member that owns the shard.
-            holder: the member that keeps the share.
+            rank: the rank that owns the shard.
+            holder: the rank whose share it is.
             payload_bytes: size of the shard of `rank`.
 
         Returns:
@@ -77,7 +77,7 @@ class Stripe:
         """Return the size of the share that `holder` keeps, without its index (the list of contributions).
 
         Args:
-            holder: the member that keeps the share.
+            holder: the rank whose share it is.
             payload_bytes: size of each contributor's shard, by the contributor's rank.
 
         Returns:

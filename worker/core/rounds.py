@@ -202,7 +202,7 @@ class Shard:
     def answer(self, peer: NodeId) -> Shard:
         """Record that a `peer` that was dropped from the view accepts data again.
 
-        Votes then wait until the peer has the committed step or is dropped again.
+        This shard's votes then wait until the peer has the committed step or is dropped again.
         """
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
@@ -239,7 +239,7 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Return `peer` to the view if it holds the committed step (before the first commit: the base).
+        """Put `peer` back into the view if it holds the committed step (before the first commit: the base).
 
         After this shard's vote, the view does not change.
         """

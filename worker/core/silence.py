@@ -118,7 +118,7 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """True if, at the last check, the dropped holder had stayed out of view for `apart_seconds`."""
+        """True if, at the last check, the holder had been dropped from the view for `apart_seconds`."""
         return self.looked_at >= self.returns_at
 
     @property

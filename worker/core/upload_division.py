@@ -102,7 +102,7 @@ def divide(
 
 
 class _Table:
-    """The reported tensors, numbered, so that `divide` hashes each tensor only once."""
+    """Numbers the tensors in all ranks' offers, because numbers are cheaper dict keys for `divide` than items."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()

@@ -372,8 +372,8 @@ class Member:
     async def _supply_regained(self, shard: OwnedShard) -> None:
         """Fetch the base of a shard that this node has lost, then start the senders to the shard's holders.
 
-        A connecting holder lists its sealed steps. This node accepts a listed step only if its own slots contain the
-        step too, so the base must be here before a sender connects.
+        When a sender connects to a holder, the holder lists its sealed steps. This node accepts a listed step only if
+        its own slots contain the step too, so the base must be here first.
         """
         await self.base.regain(shard)
         self._supply(shard)
@@ -447,7 +447,7 @@ class Member:
 
         These facts are:
 
-        - on the coordinator's node: whether the rounds end,
+        - on the coordinator's node: whether it proposes no further step, and the progress of a requested stop,
         - the finished uploads,
         - for each shard of this node: the facts in `OwnedShard.reported`.
 

@@ -302,7 +302,7 @@ class RankSlots:
             shard.abandon(captured.step, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
-        if not digests.is_sealed:  # It is sealed if the rank has repeated its message.
+        if not digests.is_sealed:  # A repeated `Captured` may find the slot sealed.
             self._sealing[shard.rank] = captured.step
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)

@@ -147,9 +147,10 @@ class InstanceMetadata:
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request all kinds of notices, and return them by URL path (one path per kind).
+        """Request all kinds of notices, update `told` with them, and return `told`.
 
-        Runs in a thread, one call at a time. A path whose request fails keeps its notices in `told`.
+        The keys of `told` are URL paths, one per kind of notice. If the request of a path fails, its notices do not
+        change. Runs in a thread, one call at a time.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:

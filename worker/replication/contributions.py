@@ -60,11 +60,11 @@ class Contributions:
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner number, in this node's slot store, of the share with a part of the shard of `rank`."""
+        """Return the owner number under which this node stores its share with a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
-        """Return the other members whose shards are part of the same share as the shard of `rank`."""
+        """Return the other ranks of the stripe whose shards are part of the same share as the shard of `rank`."""
         member = self.shares.memberships[rank]
         return member.stripe.others(rank) - {member.holder}
 

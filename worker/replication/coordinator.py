@@ -165,8 +165,8 @@ class RoundServer:
     def halt(self) -> None:
         """Record that the control plane has ordered the agents to kill the ranks.
 
-        After a requested stop, the coordinator then proposes no further step, and the upload of the committed step
-        starts. Without a requested stop, nothing changes.
+        If a stop was requested before, the coordinator proposes no further step, and the upload of the committed step
+        starts. Otherwise, nothing changes.
         """
         self._apply(self.core.halt())
 

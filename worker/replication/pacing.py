@@ -42,27 +42,27 @@ With fewer bytes, the rate would depend on the latency instead of the link.
 
 
 class Pacer(Protocol):
-    """Decides when a chunk may be sent. A sender asks its pacer before it sends each chunk."""
+    """Decides when a piece of a shard's chunk may be sent. A sender asks its pacer before it sends each piece."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk. The sender reads this value before each chunk, because the value may change."""
+        """Bytes per piece. The sender reads this value before each transfer, because the value may change."""
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until a chunk may be sent. The pacer admits chunks in the order of the calls.
+        """Wait until a piece may be sent. The pacer admits pieces in the order of the calls.
 
         Args:
-            bytes_count: size of the chunk.
+            bytes_count: size of the piece.
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the sending time of a chunk, if the chunk has to wait at most `SHORT_SECONDS`. Called in any thread.
+        """Reserve the sending time of a piece, if the piece has to wait at most `SHORT_SECONDS`. Called in any thread.
 
         Args:
-            bytes_count: size of the chunk.
+            bytes_count: size of the piece.
 
         Returns:
-            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None if the wait is longer; the caller then
+            Seconds until the piece may be sent, at most `SHORT_SECONDS`. None if the wait is longer; the caller then
             calls `admit`.
         """
 
@@ -339,11 +339,11 @@ class NodePacer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes per chunk that the current pacer prefers."""
+        """Bytes per piece that the current pacer prefers."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the current pacer lets the sender send the chunk (see `Pacer.admit`)."""
+        """Wait until the current pacer lets the sender send the piece (see `Pacer.admit`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:

@@ -165,7 +165,7 @@ async def _receive(
 
 
 class Rebuilding:
-    """Combines chunks of the stripe's other ranks by XOR in the slot of the rebuilt shard."""
+    """Rebuilds a shard in a slot: combines chunks of the other ranks' shards and parity shares by XOR."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
         """Create the object for a granted slot, whose bytes are undefined.

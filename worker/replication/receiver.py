@@ -127,13 +127,13 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Attach a stream to the session that it names, and serve it until the stream or the session ends.
+        """Attach a stream to the open session that its handshake names, and serve it until either of them ends.
 
         Args:
-            session: an authenticated session of kind stream.
+            session: the stream, which begins as an authenticated session of its own.
 
         Raises:
-            MalformedMessage: the peer has no such session, or the session has too many streams.
+            MalformedMessage: the stream names no open session of the peer, or a session with too many streams.
         """
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:

@@ -187,7 +187,7 @@ class RoundMember:
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Call `_on_silence` when a neighbour falls silent or sends again."""
+        """Call `_on_silence` when a neighbour (parent or child in the tree) falls silent, and when its silence ends."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)

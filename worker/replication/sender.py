@@ -332,7 +332,7 @@ class ReplicaSender:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
-        """Wait until the rank has given up the capture of `step`, so that the transfer cannot be completed."""
+        """Wait until the rank has given up the capture of `step`. The caller then ends the transfer of the step."""
         while self._shard.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
@@ -365,7 +365,7 @@ class ReplicaSender:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
 
         A slow rate is below `SLOW_RATIO` of the best rate of earlier transfers. A second in which n transfers share the
-        link counts as 1/n of a second for this transfer's rate, but fully for the best rate.
+        link counts as 1/n of a second, so that the other transfers do not make this one seem slow.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
@@ -385,8 +385,8 @@ class ReplicaSender:
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without a first stream, the holder counts as silent, because no data can be sent. The opening of a further
-            # stream does not count as silence, because this node itself pauses the data.
+            # Without a first stream, the holder counts as silent, because no data can be sent. While this node opens a
+            # further stream (`beside`), it sends no data, so the holder does not count as silent.
             beside = int(count > 0)
             self._paused(beside)
             try:
@@ -456,7 +456,7 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Check the holder at regular intervals, until cancelled."""
+        """Call `check_holder` at regular intervals, until cancelled."""
         while True:
             await asyncio.sleep(self.silence.period_seconds)
             self.check_holder(asyncio.get_running_loop().time())

@@ -574,7 +574,7 @@ class IncomingShard:
             self.missing.update(missing)
 
     def follow(self, index: range, notify: Callable[[int], None]) -> None:
-        """Report the length of the verified prefix to `notify`, now and whenever it grows.
+        """Call `notify` once the chunks of `index` are verified, and whenever the verified prefix grows.
 
         Called on the loop after all digests are announced, and the payload's digest has been verified against them.
 
@@ -755,7 +755,7 @@ class Scratch:
 class IncomingParts(IncomingShard):
     """Tracks an incoming transfer whose chunks are combined (XOR) with a share's or shard's bytes.
 
-    A chunk arrives in a buffer, because an XOR with unverified bytes could not be undone.
+    A chunk is verified in a buffer before it is combined, because damaged bytes would spoil the share or shard.
     """
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:

@@ -306,7 +306,7 @@ class TcpSession:
             if self._arrival is arrival:
                 self._arrival = None
             if arrival.done() and not arrival.cancelled():
-                arrival.exception()  # Otherwise asyncio logs the future's error.
+                arrival.exception()  # Retrieve the error, because asyncio logs unretrieved errors.
 
     def _come(self) -> None:
         """Read the available bytes for the caller that waits in `_read`.
@@ -504,7 +504,8 @@ async def _join(session: TcpSession, description: bytes) -> bool:
     """Prepare the transfer of chunks over NIXL in both directions of a session.
 
     Args:
-        session: session in its handshake; `path` is set if this side offers NIXL, and becomes None after a failure.
+        session: session in its handshake. Its attribute `path` is None if this side does not offer NIXL, or after a
+            failure.
         description: description of the peer's NIXL agent; empty if the peer does not offer NIXL.
 
     Returns:

@@ -384,7 +384,8 @@ class OwnedShard:
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
 
-        Only the first call after that step sets the time, because the clock may be adjusted later.
+        Only the first call after that step sets the time (Unix seconds). The wall clock may be adjusted before later
+        calls.
 
         Args:
             half: the part of the shared page that the rank writes.

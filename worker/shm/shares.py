@@ -1,6 +1,6 @@
 """Builds this node's parity shares from parts of other ranks' shards (contributions), and seals the shares.
 
-    contribution of a member ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
+    contribution of a rank ──begin──▶ Accumulation ──take, per verified chunk──▶ slot ──finish, by all──▶ sealed
 
 A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Other modules therefore treat a
 share like a shard (docs/adr/0035-parity-in-memory.md).
@@ -73,8 +73,8 @@ class Accumulation:
         """Combine a chunk with the share, unless the share contains the chunk already. Thread-safe.
 
         Args:
-            rank: the member that owns the chunk.
-            chunk: index of the chunk in the member's shard.
+            rank: the rank of the stripe that owns the chunk.
+            chunk: index of the chunk in this rank's shard.
             data: the bytes of the chunk, which the caller has compared with the chunk's digest.
 
         Returns:
@@ -143,7 +143,7 @@ class Shares:
 
         Args:
             store: this node's slots of the run.
-            stripes: by rank of this node, the members of its stripe; empty without parity.
+            stripes: by rank of this node, the ranks of its stripe; empty without parity.
             keep: returns which steps of a share or shard this node must not overwrite. Its second argument is the
                 newest committed step, which the owners of the shards in the share report.
             slot_count: maximum number of slots per share.

@@ -1,7 +1,7 @@
-"""One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
+"""One slot on tmpfs: a header and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
-Invariant: the header on tmpfs equals `header` of this object, and is written before the agent announces a change to
-ranks or nodes. All pages are allocated when the file is created, so that a full tmpfs never causes a SIGBUS in a rank.
+Invariant: the header on tmpfs equals `header` of this object, and is written before the agent sends a message about the
+change. All memory is allocated when the file is created, so that a full tmpfs never causes a SIGBUS in a rank.
 """
 
 from __future__ import annotations

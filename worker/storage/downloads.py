@@ -361,7 +361,7 @@ class _Filling:
             return  # The download was cancelled, so nothing uses its slot.
 
     def _begin(self, check: Callable[[], None]) -> int:
-        """Check that S3 has the shared objects, and start to read the shard's own object.
+        """Check that S3 has the objects that several shards share, and start to read the shard's own object.
 
         Copy the payload bytes of S3's first response into the slot, and return their number.
         """

@@ -28,7 +28,7 @@ class ShardObject:
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
             chunk_digests: digests of the slot's chunks, as computed when the slot was sealed. The object contains them.
-            piece_bytes: maximum bytes of one view.
+            piece_bytes: maximum bytes of one piece that `verified_pieces` yields.
             shared: groups of tensors whose data is in shared objects, as the owner's upload has formed them.
 
         Raises:
@@ -61,7 +61,7 @@ class ShardObject:
         """Yield the whole safetensors object in pieces, and verify the slot's digests during the iteration.
 
         Args:
-            check: called before each view; may raise to end the iteration.
+            check: called before each piece; may raise to end the iteration.
 
         Yields:
             The header of the safetensors format, then views of the slot's memory.

@@ -1,6 +1,6 @@
 """Divides the stored objects of one shard into parts that several nodes can read and verify separately.
 
-    part     whole chunks of the shard's payload, 8 MiB
+    part     consecutive chunks of the shard's payload, together about 8 MiB
     source   for each part: at most one range of the shard's own S3 object, and at most one of each shared object
 
 A shared object is an S3 object with tensors that several shards contain.

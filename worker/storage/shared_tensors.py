@@ -214,9 +214,9 @@ class SharedTensors:
             yield tuple(numbers)
 
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
-        """Return the digests of a group of frozen tensors.
+        """Return the digests (xxh3-128 and SHA-256) of the bytes of a group of frozen tensors.
 
-        The SHA-256 is empty if a tensor has nevertheless changed since the last upload.
+        The SHA-256 is empty if the bytes have nevertheless changed since the last upload.
         """
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()

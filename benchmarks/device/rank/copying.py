@@ -1,7 +1,7 @@
 """Measures captures (copies of a state into a slot) and restores from the slot. The floor is a plain pinned copy.
 
     capture   through the bounce ring (before registration) ─▶ registration ─▶ floor, capture, capture, floor, …
-              ─▶ a fresh slot without pages: registration ─▶ capture; after each kind every byte is compared
+              ─▶ a fresh slot without memory pages: registration ─▶ capture; after each kind every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
 Registration pins the memory of a slot with the GPU driver. The bounce ring is a set of pinned buffers, through which
@@ -85,7 +85,7 @@ class Floor:
 
 
 def order(rounds: int) -> Iterator[str]:
-    """Yield A for a plain copy and B for a capture or restore, in the order ABBA, `rounds` times each."""
+    """Yield `rounds` pairs of A (a plain copy) and B (a capture or restore), in the orders AB and BA by turns."""
     for number in range(rounds):
         yield from "AB" if number % 2 == 0 else "BA"
 

@@ -145,7 +145,7 @@ class Verified:
 
 
 class Holder:
-    """Copies the slots on the holder's node in a separate thread, before later snapshots overwrite them.
+    """Copies rank 0's slots in a separate thread, as a holder would, before later snapshots overwrite them.
 
     Args:
         memory: folder of rank 0's node on tmpfs.

@@ -105,7 +105,7 @@ class Nothing:
         self._training.step()
 
     def save(self, _: Block) -> float:
-        """Begin to store the last step, in subclasses. Return for how many seconds this blocked the training thread."""
+        """Do nothing. Subclasses begin to store the last step, and return the seconds that training was blocked."""
         return 0.0
 
     def finish(self, _: Block) -> None:
@@ -245,7 +245,7 @@ def period(settings: Settings) -> int:
 
 
 def helper_seconds() -> float:
-    """Return the CPU seconds that this rank's node and the rank's child processes have used."""
+    """Return the CPU seconds of the process that runs this rank's node, and of the rank's child processes."""
     mine = os.getpid()
     pids = [int(os.environ["BENCH_NODE_PID"]), *(pid for pid in own_tree() if pid != mine)]
     threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]

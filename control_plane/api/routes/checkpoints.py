@@ -44,7 +44,7 @@ GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31
 def create_checkpoint(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> checkpoints_schemas.CreateCheckpointResponse:
-    """Request a checkpoint in S3 of a running job's newest committed step, or of the next step that it commits.
+    """Request a checkpoint in S3 of a running job's newest committed step or of a later step.
 
     With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the
     call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the

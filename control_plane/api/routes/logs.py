@@ -233,7 +233,7 @@ async def _follow(
             return
         if is_more:
             continue
-        # Before the first generation, a read finds no lines in S3 and is cheap.
+        # Before the first generation, wait only `catch_up_seconds`: a read is cheap, because S3 has no lines yet.
         again, until, is_missing = (
             deque(ahead),
             time.monotonic() + (pauses.stored_seconds if facts.generations else pauses.catch_up_seconds),

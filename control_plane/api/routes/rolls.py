@@ -31,10 +31,11 @@ def start_fleet_roll(
 ) -> fleets_schemas.Fleet:
     """Replace or reboot all nodes of a fleet, a few at a time, and lose no step of its jobs.
 
-    The roll begins with another node only while every job of the fleet has its full protection. All ranks of a job stop
-    at the same step before the job leaves its node, as with ReplaceNode. The roll replaces or reboots spares first. It
-    skips nodes in state `held` (kept out of use). A repeated call with the same settings changes nothing. Raises
-    ConflictException while another roll of the fleet has not ended, and for a fleet that is being deleted.
+    The roll begins with another node only while every launched job of the fleet trains without an open incident and has
+    all its copies. All ranks of a job stop at the same step before the job gives up a node, as with ReplaceNode. The
+    roll replaces or reboots spares first. It skips nodes in state `held` (kept out of use). A repeated call with the
+    same settings changes nothing. Raises ConflictException while another roll of the fleet has not ended, and for a
+    fleet that is being deleted.
     """
     now = services.now()
     with services.database.write() as session:

@@ -128,8 +128,8 @@ def give_back(view: JobView) -> Decision | None:
 
     The reason is that the first job of the queue needs the nodes, or that a user lowered MaxNodeCount.
 
-    The result is None if the job keeps its nodes. It is also None while the ranks are already asked to stop, to give up
-    other nodes or to grow.
+    The result is None if the job keeps its nodes. It is also None while the ranks are already asked to stop for another
+    reason: so that the job gives up other nodes, or grows.
     """
     record, seen = view.record, view.seen
     count = record.member_count - elastic.kept_count(view.spec, record, seen.keep_count)
@@ -215,7 +215,7 @@ def grow(view: JobView) -> Decision | None:
         return start_new_generation(view, (fault,), None, decision=decision)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(growth.asked_at, last_movement_at(view)) > patience:
-        # Training has stopped making progress, so the ranks cannot agree on a stop, and a restart loses no step.
+        # Training makes no progress, so the ranks cannot agree on a stop. Restart them without this agreement.
         return start_new_generation(view, (replace(fault, at=view.now),), None, decision=decision)
     return stay(view, f"agrees on a stop, to grow with {names}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
 

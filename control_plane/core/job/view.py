@@ -1,7 +1,7 @@
 """The input of one decision about a job (a pass of the job loop), with values derived from this input.
 
-For each state of a job, one function decides. The function receives a `JobView`, changes its `record` by `with_record`,
-and returns a decision.
+For each state of a job, one function decides. The function receives a `JobView`, and returns a decision with a changed
+copy of the view's `record` (`with_record`).
 
 Invariant: all functions are pure.
 """
@@ -112,8 +112,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
-    # Ignore nodes' problems after the end of training: without further steps, a node with a problem would count as
-    # lost.
+    # Ignore nodes' problems after the end of training. A node with a problem counts as lost unless steps advance, and
+    # no step advances any more.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {

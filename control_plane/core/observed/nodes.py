@@ -52,7 +52,7 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """The cause of an incident, from the mildest to the most severe.
 
-    An incident with several causes stores the most severe cause. The first six causes are no failures:
+    An incident with several causes stores the most severe cause. The first six causes do not count as failures:
 
     - NOTICE: the job gives up a node because AWS announced the end of its instance.
     - REQUESTED: the job gives up a node because a person requested to drain, reboot or replace it.
@@ -62,7 +62,7 @@ class Cause(StrEnum):
     - DRILL: a person ordered the fault, and all other faults are its consequences.
 
     SHRUNK replaces the cause of a failure if no other node was available and the job continues on fewer nodes.
-    GROUP_LOST takes precedence over SHRUNK.
+    GROUP_LOST (all nodes that held a shard were lost) takes precedence over SHRUNK.
     """
 
     NOTICE = "notice"

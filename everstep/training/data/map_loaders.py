@@ -149,7 +149,7 @@ class PlacedSampler:
 
     def __iter__(self) -> Iterator[object]:
         # Python runs this body at the first `next`, after the DataLoader has drawn its base seed. From here on, only
-        # the sampler draws from its generators, in uninterrupted and in resumed runs, with and without workers.
+        # the sampler draws from `_generators`, in uninterrupted and in resumed runs, with and without workers.
         skip_count, self._skip_count = self._skip_count or 0, None
         if skip_count == 0:
             if self._held is not None:

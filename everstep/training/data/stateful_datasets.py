@@ -1,7 +1,7 @@
 """Resumes a DataLoader over an iterable dataset that has `state_dict`: stores and restores the states of its workers.
 
 With each batch, a worker sends a `WorkerState`: the state of its dataset and of its random generators after this batch.
-Workers prefetch, so the source stores, for each worker, the state sent with the last batch that the script received. A
+Workers prefetch, so this module stores, for each worker, the state sent with the last batch that the script received. A
 resumed run starts the workers with these states. It renumbers the workers, because a DataLoader always begins with its
 worker 0:
 

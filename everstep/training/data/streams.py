@@ -1,4 +1,4 @@
-"""Provides data streams: registered loaders whose position snapshots contain and restarts resume.
+"""Provides data streams: registered loaders. Snapshots contain their positions, and restarts resume from these.
 
 A data position consists of the epoch, the number of batches that the script received, and the state of the loader's
 `Resumable`.

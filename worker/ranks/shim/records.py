@@ -28,7 +28,7 @@ _decoder = msgspec.json.Decoder(RankRecord)
 
 
 class RankRecords:
-    """Writes and reads one file per rank of this node, with the rank's process and its end."""
+    """Writes and reads one file per rank of this node, with the pid of its process and finally its exit code."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "ranks"

@@ -400,7 +400,7 @@ class Shim:
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # The new process waits at the other end of this pipe, and exits now.
+            os.close(gate)  # The new process waits at this pipe, and exits when the pipe closes.
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -600,7 +600,7 @@ class Shim:
     def _sweep(self) -> None:
         """Kill the processes that ended ranks left behind.
 
-        These are all processes in cgroups without living ranks, and the result of `_strays`.
+        These are all processes in cgroups without living ranks, and the shim's children that `_strays` returns.
         """
         for path in list(self._emptying):
             cgroups.kill(path)
