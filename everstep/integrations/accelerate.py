@@ -1,4 +1,4 @@
-"""Keeps every optimizer step of a script that uses Hugging Face accelerate.
+"""Captures the optimizer steps of a script that uses Hugging Face accelerate, and resumes from them.
 
     keep = everstep.integrations.accelerate.prepare(accelerator, model=model, optimizer=optimizer, data=loader)
     for batch in keep.batches(until_step=10_000):

@@ -1,4 +1,4 @@
-"""Keeps every optimizer step of a Lightning `Trainer`.
+"""Captures the optimizer steps of a Lightning `Trainer`, and resumes from them.
 
     trainer = Trainer(callbacks=[EverstepCallback()], max_steps=10_000)
     trainer.fit(module, loader)

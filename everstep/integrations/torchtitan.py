@@ -1,4 +1,4 @@
-"""Keeps every optimizer step of a torchtitan trainer.
+"""Captures the optimizer steps of a torchtitan trainer, and resumes from them.
 
     config.checkpoint = everstep.integrations.torchtitan.CheckpointManager.Config()
     trainer = config.build()
@@ -79,7 +79,7 @@ _ALWAYS: Final = {
 
 
 class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
-    """A checkpoint manager of torchtitan that keeps every step with Everstep.
+    """A checkpoint manager of torchtitan that captures steps with Everstep, and resumes from them.
 
     The trainer builds it from `Config` and calls it on every rank. A script only names the configuration.
 

@@ -1,4 +1,4 @@
-"""Keeps every optimizer step of a Hugging Face `Trainer`.
+"""Captures the optimizer steps of a Hugging Face `Trainer`, and resumes from them.
 
     trainer = Trainer(model=model, args=args, train_dataset=dataset)
     everstep.integrations.transformers.attach(trainer)

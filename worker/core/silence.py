@@ -54,7 +54,7 @@ class Silence:
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Seconds for which the holder had to stay out of view after the last drop. The next drop at least doubles them."""
+    """Seconds for which the holder had to stay dropped after the last drop. The next drop at least doubles them."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Return the state after the owner's next periodic check of the holder.

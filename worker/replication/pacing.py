@@ -1,9 +1,9 @@
-"""Decides when a chunk of a shard may leave this node: immediately, or in the network's idle spans.
+"""Decides when a piece of a shard may leave this node: immediately, or in the network's idle spans.
 
 An idle span is a part of each iteration in which training does not use the network. All senders of a node share one
-pacer, because they share the node's network link.
+pacer, because they share the node's network link. A piece is the part of a chunk that a sender sends at once.
 
-Invariant: pacing delays chunks, but never drops them. If training stops or reports no finished steps, chunks are sent
+Invariant: pacing delays pieces, but never drops them. If training stops or reports no finished steps, pieces are sent
 without delay.
 """
 
@@ -24,7 +24,7 @@ from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
-"""Maximum wait of a chunk for an idle span, in iterations. If no step ends for this long, chunks do not wait at all."""
+"""Maximum wait of a piece for an idle span, in iterations. If no step ends for this long, pieces do not wait at all."""
 
 SHORT_SECONDS = 0.002
 """Longest pause in seconds that a stream's thread sleeps by itself. A busy event loop could end a short pause late.
@@ -134,22 +134,22 @@ class SharedLink:
 
 
 class Unpaced:
-    """Pacer that admits every chunk immediately."""
+    """Pacer that admits every piece immediately."""
 
     chunk_bytes = MAX_CHUNK_BYTES
 
     def book(self, bytes_count: int) -> float | None:  # noqa: ARG002 — the protocol's
-        """Return 0: every chunk may be sent immediately (see `Pacer.book`)."""
+        """Return 0: every piece may be sent immediately (see `Pacer.book`)."""
         return 0.0
 
     async def admit(self, bytes_count: int) -> None:
-        """Return immediately: every chunk may be sent (see `Pacer.admit`)."""
+        """Return immediately: every piece may be sent (see `Pacer.admit`)."""
 
 
 class SpanPacer:
-    """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the end of the last step.
+    """Pacer that sends pieces in the profiled idle spans of an iteration, relative to the end of the last step.
 
-    A chunk waits until it fits completely into the rest of an idle span.
+    A piece waits until it fits completely into the rest of an idle span.
 
     Args:
         spans: idle spans of an iteration, in order of time.
@@ -169,7 +169,7 @@ class SpanPacer:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
         # A sender waits for the middle part of an idle span (`usable`), but the kernel may wake it late. It may then
-        # still send its chunk until the end of a typical span.
+        # still send its piece until the end of a typical span.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -184,7 +184,7 @@ class SpanPacer:
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
-        """Record that a training step ended. The pacer computes when to send chunks relative to the newest boundary.
+        """Record that a training step ended. The pacer computes when to send pieces relative to the newest boundary.
 
         Args:
             at_seconds: time at which the rank finished its step, on the monotonic clock that all processes of the node
@@ -195,21 +195,21 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send chunks immediately until the next boundary."""
+        """Send pieces immediately until the next boundary."""
         self._boundary_at = None
         self._changed.notify()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until training leaves the network idle for long enough to send the chunk (see `Pacer`)."""
+        """Wait until training leaves the network idle for long enough to send the piece (see `Pacer`)."""
         now, cost = asyncio.get_running_loop().time, self.link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            # A new boundary during the wait changes the times at which chunks may be sent.
+            # A new boundary during the wait changes the times at which pieces may be sent.
             while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the next idle time of the network for a chunk (see `Pacer.book`)."""
+        """Reserve the next idle time of the network for a piece (see `Pacer.book`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -217,9 +217,9 @@ class SpanPacer:
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
-        """Return the seconds until the chunk may be sent.
+        """Return the seconds until the piece may be sent.
 
-        If the wait is at most `patience_seconds`, the pacer reserves this time for the chunk. Otherwise the sender must
+        If the wait is at most `patience_seconds`, the pacer reserves this time for the piece. Otherwise the sender must
         ask again.
         """
         with self._lock:
@@ -230,9 +230,9 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return the time, on the pacer's clock, at which a chunk may be sent.
+        """Return the time, on the pacer's clock, at which a piece may be sent.
 
-        The chunk waits for a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations.
+        The piece waits for a span of idle network time, but for at most `PATIENCE_ITERATIONS` iterations.
         """
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
@@ -244,7 +244,7 @@ class SpanPacer:
 
 
 class NodePacer:
-    """Decides for all senders of a node when chunks may be sent. The generation's `Member` object owns it.
+    """Decides for all senders of a node when pieces may be sent. The generation's `Member` object owns it.
 
     The object passes each call to another pacer, `current`: first an `Unpaced` pacer. `Traffic` replaces it by a
     `SpanPacer` after the job's idle spans have been measured.
@@ -301,13 +301,13 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Let `pacer` decide from now on when chunks are sent. Chunks that wait for the previous pacer are sent now."""
+        """Let `pacer` decide from now on when pieces are sent. Pieces that wait for the previous pacer are sent now."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
 
     def unpace(self) -> None:
-        """Stop pacing: senders send every chunk immediately, so that the link's rate can be measured again.
+        """Stop pacing: senders send every piece immediately, so that the link's rate can be measured again.
 
         Paced transfers yield no measurements of the link.
         """
@@ -347,7 +347,7 @@ class NodePacer:
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Reserve the time to send a chunk if the chunk has to wait only briefly (see `Pacer.book`)."""
+        """Reserve the time to send a piece if the piece has to wait only briefly (see `Pacer.book`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
@@ -356,6 +356,6 @@ class NodePacer:
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Send chunks without a wait for idle network time until the next step ends (see `SpanPacer.pause`)."""
+        """Send pieces without a wait for idle network time until the next step ends (see `SpanPacer.pause`)."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

@@ -32,9 +32,9 @@ class SlotFile:
 
     @classmethod
     def create(cls, path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
-        """Create the file with all pages allocated and zero, replacing a file of the same name.
+        """Create the file with all memory allocated and zero, replacing a file of the same name.
 
-        Processes that have mapped the old file can still use its memory. Called in a thread, because 1 GiB of new pages
+        Processes that have mapped the old file can still use its memory. Called in a thread, because 1 GiB of memory
         takes up to a second.
 
         Args:

@@ -111,7 +111,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
     copier = hardware.copier(registration)
     result: dict[str, object] = {"payload_bytes": slot.plan.index_offset, "tensors": len(slot.plan.entries)}
     try:
-        # Make one capture more than is counted: the first capture allocates the slot's pages, so its rate is lower.
+        # Make one capture more than is counted: the first capture allocates the slot's memory, so its rate is lower.
         result["bounce"] = _kind(hardware, copier, slot, rounds + 1)
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
