@@ -57,6 +57,23 @@ class BatchGetLossCurvesResponse(TypedDict):
     """The loss curves of the requested jobs that log a loss."""
     LossCurves: list[LossCurve]
 
+class CapacityWait(TypedDict):
+    """The wait of a job for instances that AWS does not launch."""
+    MissingNodeCount: int
+    """Number of nodes that the job lacks."""
+    InstanceType: str
+    """Instance type of the fleet. Empty if unknown."""
+    AvailabilityZone: str
+    """Zone of the fleet. Empty if unknown."""
+    Message: str
+    """AWS's message about the newest failed launch."""
+    IsOutOfCapacity: bool
+    """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
+    FailedAttemptCount: int
+    """Number of attempts that have failed so far, on Everstep's schedule."""
+    NextAttemptTime: datetime
+    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+
 class CauseReport(TypedDict):
     """The incidents with one cause."""
     Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
@@ -564,6 +581,8 @@ class Holder(TypedDict):
 class Incident(TypedDict):
     """A failure and its recovery."""
     IncidentId: str
+    Headline: str
+    """What failed, in a few words without a full stop."""
     TrainingJobName: str
     Project: str
     RunId: str
@@ -618,17 +637,15 @@ class Incident(TypedDict):
     """The person who takes care of the incident, as UpdateIncident sets it."""
     Outcome: NotRequired[Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]]
     """How the incident ended. Only in DescribeIncident."""
-    Headline: NotRequired[str]
-    """What failed, in a few words without a full stop. Only in DescribeIncident."""
     Verdict: NotRequired[str]
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     Why: NotRequired[str]
-    """The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
+    """The cause in at most four sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident."""
     Done: NotRequired[list[str]]
     """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
     ContinuingCost: NotRequired[str]
     """What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident."""
-    Wait: NotRequired[IncidentWait]
+    Wait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
@@ -649,17 +666,8 @@ class IncidentAction(TypedDict):
     """The held node that the action concerns. Absent if the action concerns the job."""
     IsRecommended: NotRequired[bool]
     """Whether Everstep recommends the action instead of waiting for instances. false unless given."""
-
-class IncidentWait(TypedDict):
-    """The wait of a recovery for instances that AWS does not launch."""
-    MissingNodeCount: int
-    """Number of nodes that the job lacks."""
-    InstanceType: str
-    AvailabilityZone: str
-    Message: str
-    """AWS's message about the newest failed launch."""
-    NextAttemptTime: datetime
-    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+    MinNodeCount: NotRequired[int]
+    """The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
@@ -1197,6 +1205,8 @@ class TrainingJob(TypedDict):
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     Reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    CapacityWait: NotRequired[CapacityWait]
+    """The wait for instances that AWS does not launch. Absent if the job waits for none."""
     FailureReason: NotRequired[str]
     """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]

@@ -9,7 +9,7 @@ log lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
-from control_plane.core import accounting, capacity, hangs, similar_incidents
-from control_plane.core.incident_accounts import Account, HeldNode, JobCourse, Outcome, outcome_of
+from control_plane.core import accounting, capacity, hangs, incident_answers, similar_incidents
+from control_plane.core.incident_accounts import Account, HeldNode, JobCourse, Outcome, outcome_of, script_error
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.postmortem import Entry, PostMortem, SimilarIncident, Stack, WrittenNote
@@ -32,7 +32,7 @@ from control_plane.db.incidents import IncidentFilter, IncidentRecord, JobOfInci
 from control_plane.db.jobs import JobRecord
 from control_plane.db.nodes import NodeRecord
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
-from control_plane.loop.records import job_record, prefix_of
+from control_plane.loop.records import capacity_wait_of, job_record, prefix_of
 from everstep.protocol.ids import Step
 
 COMPARED_INCIDENTS = 200
@@ -62,6 +62,17 @@ def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float |
     return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)
 
 
+def headlines(session: Session, found: Sequence[IncidentRecord]) -> list[str]:
+    """Return what failed in each of several incidents, in a few words. One query reads all their jobs."""
+    courses = incidents.jobs_of(session, {each.run_id for each in found})
+    return [_headline(each, courses[each.run_id]) for each in found]
+
+
+def _headline(record: IncidentRecord, job: JobOfIncident) -> str:
+    cause = Cause(record.cause)
+    return incident_answers.headline(cause, record.evidence, script_error(cause, _outcome(record, job), job.reason))
+
+
 def detail(session: Session, record: IncidentRecord, now: datetime) -> views.IncidentDetail:
     """Return the fields of an incident that DescribeIncident returns and lists of incidents omit."""
     return views.IncidentDetail(
@@ -85,6 +96,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
     outcome = _outcome(record, course)
     ended_it = outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
     reached = job.max_boundary if ended_it else record.reached_step
+    wait = capacity_wait_of(job) if record.closed_at is None else None
     return Account(
         incident_id=record.id,
         job_name=record.job_name,
@@ -116,8 +128,8 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         restored_at=_unix(record.restored_at),
         closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
-        is_acknowledged=record.acknowledged_at is not None,
-        wait=capacity.wait_of(job.reason, now.timestamp()) if record.closed_at is None else None,
+        wait=wait,
+        is_long_wait=wait is not None and capacity.is_long(wait, now.timestamp()),
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,
         price_usd_per_hour=None if fleet is None else fleet.price_usd_per_hour,

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
+from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
 from control_plane.api.schemas import events as events_schemas
 from control_plane.api.schemas import fleets as fleets_schemas
@@ -41,12 +42,14 @@ from control_plane.core import (
     rolls,
     states,
 )
+from control_plane.core.capacity import is_shortage
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incident_accounts import Account, Outcome
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.queue import Schedule
 from control_plane.core.similar_incidents import Likeness
@@ -338,6 +341,7 @@ def job(
     turns: Schedule,
     healthy_node_count: int,
     conditions: Sequence[jobs_schemas.Condition] = (),
+    wait: common_schemas.CapacityWait | None = None,
     only_project: str | None = None,
 ) -> jobs_schemas.TrainingJob:
     """Return the description of a job.
@@ -348,6 +352,7 @@ def job(
         turns: the fleet's schedule, from which the description names the jobs ahead of a queued job.
         healthy_node_count: result of `healthy_count` for the job's nodes.
         conditions: result of `job_conditions`.
+        wait: result of `capacity_wait`.
         only_project: restrict names of other jobs to this project. None: show all.
 
     Returns:
@@ -366,6 +371,7 @@ def job(
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=status_transitions(job),
         reason=reason_of(job, now),
+        capacity_wait=wait,
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
@@ -646,21 +652,25 @@ class IncidentDetail:
 
 
 def incident(
-    record: IncidentRecord, cost_usd: float | None, detail: IncidentDetail | None = None
+    record: IncidentRecord, cost_usd: float | None, headline: str, detail: IncidentDetail | None = None
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the incident's cost until now. `detail` is None if the incident is an entry of a list.
+    `cost_usd` is the incident's cost until now, and `headline` says what failed. `detail` is None if the incident is
+    an entry of a list.
     """
     described: dict[str, Any] = {}
     if detail is not None:
         described = {
             "outcome": detail.account.outcome,
-            "headline": incident_answers.headline(detail.account),
             "verdict": incident_accounts.verdict(detail.account, detail.now),
             "why": incident_answers.why(detail.account),
             "done": list(incident_answers.done(detail.account)),
-            "wait": _wait(detail.account),
+            "wait": capacity_wait(
+                detail.account.wait,
+                instance_type=detail.account.instance_type,
+                availability_zone=detail.account.availability_zone,
+            ),
             "continuing_cost": incident_accounts.continuing_cost(detail.account, detail.now) or None,
             "actions": [
                 incidents_schemas.IncidentAction(
@@ -670,6 +680,7 @@ def incident(
                     further_commands=list(each.further_commands),
                     instance_id=each.node_id,
                     is_recommended=each.is_recommended,
+                    min_node_count=each.min_node_count,
                 )
                 for each in incident_accounts.actions(detail.account)
             ],
@@ -695,6 +706,7 @@ def incident(
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
         control_plane_absent_seconds=absent_seconds(record.evidence),
         cost_usd=cost_usd,
+        headline=headline,
         rank_sources=_rank_sources(record),
         stacks_event_id=None if detail is None else detail.stacks_event_id,
         acknowledgement_time=record.acknowledged_at,
@@ -705,15 +717,20 @@ def incident(
     )
 
 
-def _wait(account: Account) -> incidents_schemas.IncidentWait | None:
-    if account.wait is None:
+def capacity_wait(
+    wait: CapacityWait | None, *, instance_type: str, availability_zone: str
+) -> common_schemas.CapacityWait | None:
+    """Return the description of a job's wait for instances of a fleet, or None without such a wait."""
+    if wait is None:
         return None
-    return incidents_schemas.IncidentWait(
-        missing_node_count=account.wait.missing_count,
-        instance_type=account.instance_type,
-        availability_zone=account.availability_zone,
-        message=account.wait.message,
-        next_attempt_time=datetime.fromtimestamp(account.wait.next_attempt_at, UTC),
+    return common_schemas.CapacityWait(
+        missing_node_count=wait.missing_count,
+        instance_type=instance_type,
+        availability_zone=availability_zone,
+        message=wait.message,
+        is_out_of_capacity=is_shortage(wait.message),
+        failed_attempt_count=wait.failed_count,
+        next_attempt_time=records.at(wait.next_attempt_at),
     )
 
 

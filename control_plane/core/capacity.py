@@ -15,46 +15,41 @@ Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrati
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
 from control_plane.core.observed.fleets import GroupObserved, Vacancies
+from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
 LONG_WAIT_SECONDS = 300.0
 """If the next retry is at least this far away, a person decides whether the job waits for it."""
-_DAY_SECONDS = 86_400
 _SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
-"""Pattern of AWS's messages about a lack of capacity. `web/src/model/capacity.ts` has the same pattern."""
-_WAIT = re.compile(
-    r"waits for (?P<count>\d+) nodes?: (?P<message>.*); Everstep (?:resumes it and )?retries at "
-    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) UTC(?: \(failed (?P<failed>once|\d+ times)\))?\Z",
-    re.DOTALL,
-)
-"""Pattern of the reason of a job that waits for instances. `waiting_words` writes the part after the first colon."""
+"""Pattern of AWS's messages about a lack of capacity."""
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityWait:
-    """A job's wait for instances whose launches fail."""
+def is_shortage(message: str) -> bool:
+    """Return whether AWS's message about a failed launch says that AWS has too few instances of the type."""
+    return _SHORTAGE.search(message) is not None
 
-    missing_count: int
-    """Number of nodes that the job lacks."""
-    message: str
-    """AWS's message about the newest failed launch."""
-    next_attempt_at: float
-    """Unix seconds. A time in the past means that the attempt is due."""
-    is_long: bool = False
-    """Whether the attempt is at least `LONG_WAIT_SECONDS` away."""
-    failed_count: int | None = None
-    """Number of failed launch attempts. None if the stored reason does not contain this number."""
 
-    @property
-    def is_out_of_capacity(self) -> bool:
-        """Whether AWS has too few instances of the type, by the message of the newest failed launch."""
-        return _SHORTAGE.search(self.message) is not None
+def is_long(wait: CapacityWait, now: float) -> bool:
+    """Return whether a person decides about a wait, because its next attempt is far away from `now` (Unix seconds)."""
+    return wait.next_attempt_at - now >= LONG_WAIT_SECONDS
+
+
+def failed_launches(group: GroupObserved) -> FailedLaunches | None:
+    """Return the failed launches of a group that Everstep retries.
+
+    Return None while launches succeed. Everstep does not retry launches that a person suspended, so the result is None
+    then, too.
+    """
+    is_suspended_by_person = group.launch_suspension is not None and not group.is_suspension_administrative
+    if (schedule := _schedule(group)) is None or is_suspended_by_person or not group.launch_failure:
+        return None
+    at, failed = schedule
+    return FailedLaunches(message=group.launch_failure.rstrip("."), count=failed, next_attempt_at=at)
 
 
 def retry_at(group: GroupObserved) -> float | None:
@@ -112,10 +107,8 @@ def waiting_words(group: GroupObserved) -> str:
     The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
     """
     when = ""
-    if (schedule := _schedule(group)) is not None:
-        at, failed = schedule
-        times = "once" if failed == 1 else f"{failed} times"
-        when = f"; Everstep retries at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC (failed {times})"
+    if (at := retry_at(group)) is not None:
+        when = f"; Everstep retries at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
     if group.launch_suspension is not None:
         words = f"its group's Launch process is suspended ({group.launch_suspension or 'AWS gives no reason'})"
         if group.is_suspension_administrative:
@@ -123,28 +116,6 @@ def waiting_words(group: GroupObserved) -> str:
             return f"{words}: AWS suspended it after failures; {retry}"
         return f"{words}: resume the process to launch instances"
     return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
-
-
-def wait_of(reason: str, now: float) -> CapacityWait | None:
-    """Return the wait for capacity that a job's stored reason describes, or None if the reason describes none.
-
-    The stored reason contains only the time of day of the next attempt. Attempts are at most `LONGEST_RETRY_SECONDS`
-    apart, so the attempt is at the moment nearest to `now` (Unix seconds) that has this time of day.
-    """
-    found = _WAIT.match(reason)
-    if found is None:
-        return None
-    of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + int(found["second"])
-    day = round((now - of_day) / _DAY_SECONDS)
-    at = float(day * _DAY_SECONDS + of_day)
-    times = found["failed"]
-    return CapacityWait(
-        int(found["count"]),
-        found["message"],
-        at,
-        is_long=at - now >= LONG_WAIT_SECONDS,
-        failed_count=None if times is None else 1 if times == "once" else int(times.split()[0]),
-    )
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

@@ -990,7 +990,8 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
         )
     there = len(seen.group.staying)
     if there < desired and (words := capacity.waiting_words(seen.group)):
-        parts.append(f"waits for {desired - there} instances: {words}")
+        missing = desired - there
+        parts.append(f"waits for {missing} instance{'s' if missing != 1 else ''}: {words}")
     policy = (
         ""
         if spec.spare_probability is None

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.core.capacity import CapacityWait
 from control_plane.core.held_nodes import advice, hourly
 from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.remedies import hardware_fault
 from control_plane.core.states import JobState
@@ -54,13 +54,6 @@ _OCCURRENCES: Mapping[Cause, str] = {
 
 Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids.
 """
-SOURCES: Mapping[str, str] = {
-    "local": "the memory of its own nodes",
-    "peer": "the memory of other nodes",
-    "parity": "parity in the memory of other nodes",
-    "s3": "a checkpoint in S3",
-}
-"""Names of the sources from which ranks restore their state."""
 
 
 def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
@@ -174,10 +167,10 @@ class Account:
     restored_at: float | None = None
     closed_at: float | None = None
     cost_usd: float | None = None
-    is_acknowledged: bool = False
-    """Whether a person has acknowledged the incident."""
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
+    is_long_wait: bool = False
+    """Whether a person decides about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
     instance_type: str = ""
     """Instance type of the fleet. Empty if unknown."""
     availability_zone: str = ""
@@ -206,11 +199,7 @@ class Account:
     @property
     def script_error(self) -> str | None:
         """The exception (class and message) with which the script ended the job, or None."""
-        if self.outcome is not Outcome.JOB_FAILED or self.cause is not Cause.RANK_EXIT:
-            return None
-        _, *traceback = self.job_reason.strip().split("\n")
-        found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
-        return None if found is None else found["error"]
+        return script_error(self.cause, self.outcome, self.job_reason)
 
     @property
     def has_ended_the_job(self) -> bool:
@@ -232,6 +221,19 @@ class Account:
         """Return the time from the failure until the end of the incident, or until `now`, in seconds."""
         moments = phase_moments(self, now)
         return moments[-1] - moments[0]
+
+
+def script_error(cause: Cause, outcome: Outcome, job_reason: str) -> str | None:
+    """Return the exception (class and message) with which the script ended the job of an incident.
+
+    `job_reason` is the reason of the job's state. Its last line is the last line of the script's traceback. None if the
+    job has not failed by an exception of its script.
+    """
+    if outcome is not Outcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
+        return None
+    _, *traceback = job_reason.strip().split("\n")
+    found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
+    return None if found is None else found["error"]
 
 
 def verdict(account: Account, now: float) -> str:
@@ -267,6 +269,8 @@ class Action:
     """The held node that the action is about. None for an action about the job."""
     is_recommended: bool = False
     """Whether Everstep recommends the action instead of waiting."""
+    min_node_count: int | None = None
+    """The MinNodeCount that the action gives the job. None for an action that leaves MinNodeCount unchanged."""
 
 
 def actions(account: Account) -> tuple[Action, ...]:
@@ -284,9 +288,9 @@ def duty(account: Account) -> str:
     step = f"{first.words[0].lower()}{first.words[1:]}"
     if account.wait is not None and first.command.startswith("everstep jobs"):
         attempt = moment_words(account.wait.next_attempt_at)
-        if account.wait.is_long and first.is_recommended:
+        if account.is_long_wait and first.is_recommended:
             return f"Decide: wait for the next attempt at {attempt}, or (recommended) {step}"
-        if account.wait.is_long:
+        if account.is_long_wait:
             return f"Decide: wait for the next attempt at {attempt} (recommended), or {step}"
         return f"Nothing to do: the next attempt is at {attempt}."
     lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: "Nobody must act. Optional"}
@@ -307,9 +311,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
         failed, rank = "the failed rank", ""
         if (number := account.failed_rank) is not None:
             failed, rank = f"rank {number}", f" --rank {number}"
-        words = (
-            f"Correct {wrong}. The command shows the last lines of {failed}. Then submit the job again, from {start}."
-        )
+        words = f"Correct {wrong}, and submit the job again from {start}. The log of {failed} shows the error."
         return (Action(Urgency.NOW, words, f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"),)
     if account.outcome is Outcome.JOB_PAUSED:
         return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
@@ -320,13 +322,18 @@ def _of_a_wait(account: Account) -> Iterable[Action]:
     """Yield what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job."""
     if account.wait is None:
         return
-    urgency = Urgency.LATER if account.wait.is_long else Urgency.OPTIONAL
+    urgency = Urgency.LATER if account.is_long_wait else Urgency.OPTIONAL
     name, left = account.job_name, account.node_count - account.wait.missing_count
-    if 0 < left < account.least_node_count:
+    if _may_shrink(account):
         words = f"Continue on {left} of {account.node_count} nodes. The job grows again when AWS launches a node."
         command = f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}"
-        yield Action(urgency, words, command, is_recommended=account.wait.is_long)
+        yield Action(urgency, words, command, is_recommended=account.is_long_wait, min_node_count=left)
     yield Action(urgency, "Pause the job, so that other jobs can use its nodes.", f"everstep jobs pause {name}")
+
+
+def _may_shrink(account: Account) -> bool:
+    """Return whether a person can let a waiting job continue on the nodes that it has."""
+    return account.wait is not None and 0 < account.node_count - account.wait.missing_count < account.least_node_count
 
 
 def _of_a_node(node: HeldNode) -> Iterable[Action]:
@@ -336,8 +343,8 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Check the control plane. Its service's log says why it was down, and the command checks its health."
-        yield Action(Urgency.OPTIONAL if account.is_acknowledged else Urgency.LATER, words, "everstep doctor")
+        words = "Check the control plane. The control plane's log says why it was down."
+        yield Action(Urgency.OPTIONAL, words, "everstep doctor")
 
 
 def _failure(account: Account) -> str:
@@ -399,13 +406,18 @@ def _loss(account: Account) -> str:
 def continuing_cost(account: Account, now: float) -> str:
     """Return what the incident costs from now on, in one or two sentences, or an empty text if it costs nothing more.
 
-    During a wait for instances, the text also says what the wait until the next attempt costs. `now`: Unix seconds.
+    During a wait for instances, the text also says that a smaller job ends this cost, if a person decides about that,
+    or what the wait until the next attempt costs. `now`: Unix seconds.
     """
     price = account.price_usd_per_hour
     if account.outcome is Outcome.JOB_FAILED:
-        nodes = "1 idle node" if account.idle_count == 1 else f"{account.idle_count} idle nodes"
-        cost = "" if price is None else f" {hourly(price * account.idle_count)}"
-        return f"You still pay{cost} for {nodes} of fleet {account.fleet_name}." if account.idle_count else ""
+        if account.idle_count == 0:
+            return ""
+        is_one = account.idle_count == 1
+        nodes = f"{account.idle_count} idle {'node' if is_one else 'nodes'} of fleet {account.fleet_name}"
+        if price is None:
+            return f"{nodes} still {'costs' if is_one else 'cost'} money."
+        return f"{nodes} {'costs' if is_one else 'cost'} {hourly(price * account.idle_count)}."
     if price is None:
         return ""
     if account.wait is not None:
@@ -413,10 +425,12 @@ def continuing_cost(account: Account, now: float) -> str:
         if idle == 0:
             return ""
         at = account.wait.next_attempt_at
-        if at <= now:
-            return f"Waiting costs {hourly(price * idle)}. No further steps are lost."
-        total = f"${price * idle * (at - now) / 3600:,.2f}"
-        return f"Waiting costs {hourly(price * idle)}: {total} until the next attempt. No further steps are lost."
+        nodes = "1 node" if idle == 1 else f"{idle} nodes"
+        is_choice = account.is_long_wait and _may_shrink(account)
+        if is_choice:
+            return f"Waiting costs {hourly(price * idle)}. Continuing on {nodes} ends this cost."
+        total = f", ${price * idle * (at - now) / 3600:,.2f} until the next attempt" if at > now else ""
+        return f"Waiting costs {hourly(price * idle)}{total}."
     if not account.held:
         return ""
     count = len(account.held)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from control_plane.core.capacity import is_shortage
 from control_plane.core.incident_accounts import (
-    SOURCES,
     Account,
     Outcome,
     capital,
@@ -21,9 +21,10 @@ from control_plane.core.incident_accounts import (
     listed,
     occurrence,
 )
-from control_plane.core.incidents import ABSENCE, absent_seconds
+from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.remedies import hardware_fault
+from everstep.protocol.ids import FIRST_STEP
 
 _MOST_NAMED: Final = 2
 _SIGNALS: Final[Mapping[str, str]] = {
@@ -41,7 +42,7 @@ _OUT_OF_MEMORY: Final = re.compile(r" ran out of (?:GPU )?memory: ")
 _SILENT: Final = re.compile(r"the agent of \S+ was silent for (?P<time>[\d.]+ s)\b")
 _TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
 _GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
-_REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times (?P<where>[^,:]+)(?P<trials>[^:]*)")
+_REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times [^,:]+(?P<trials>[^:]*)")
 _NO_PROGRESS: Final = re.compile(r"(?P<count>\d+) failures occurred since \S+ UTC without a step beyond (?P<step>\d+)")
 _TRIAL: Final = re.compile(
     r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
@@ -53,29 +54,35 @@ _TRIALS: Final[Mapping[str, str]] = {
     "also from an older state ": "from an older step",
 }
 _UP_AGAIN: Final = re.compile(rf"{ABSENCE} for \d+ s, until (?P<at>[\d:]+ UTC)")
-_AFTER_STEP: Final = re.compile(r"after step (?P<step>\d+)")
-_PROBABLE: Final = "The cause is probably the script or its data"
 _ENDINGS: Final[Mapping[str, str]] = {
-    "Client.UserInitiatedShutdown": "a user or a program terminated the instance through the EC2 API",
+    "Client.UserInitiatedShutdown": "a person or program, not Everstep, terminated the instance through the EC2 API",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
     "Server.SpotInstanceTermination": "AWS took the Spot instance back",
     "Server.SpotInstanceShutdown": "AWS took the Spot instance back",
-    "Server.InternalError": "an error of EC2 ended the instance",
+    "Server.InternalError": "AWS ended the instance because of an error in EC2",
     "Server.ScheduledStop": "AWS stopped the instance for a scheduled retirement of its host",
 }
-"""Causes of the end of an instance, by EC2's state reason code."""
+"""Who or what ended an instance, by EC2's state reason code."""
+_BY_API: Final = "Client.UserInitiatedShutdown"
+"""State reason code of an instance that any caller of EC2's API terminated, Everstep included."""
 
 
-def headline(account: Account) -> str:
-    """Return what failed, in a few words without a full stop: the script's exception, the GPU, or the cause."""
-    if (error := account.script_error) is not None:
+def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
+    """Return what failed, in a few words without a full stop: the script's exception, the GPU, or the cause.
+
+    Args:
+        cause: the cause of the incident.
+        evidence: the evidence of the incident.
+        error: the exception with which the script ended the job (`script_error`), or None.
+    """
+    if error is not None:
         return f"The training script raised {error.partition(':')[0]}"
-    hardware = _hardware(account) if account.cause is Cause.NODE_FAULT else None
+    hardware = _hardware(evidence) if cause is Cause.NODE_FAULT else None
     if hardware is not None:
         part, fault = hardware
         return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
-    down = "" if absent_seconds(account.evidence) is None else " while the control plane was down"
-    return f"{occurrence(account.cause)}{down}"
+    down = "" if absent_seconds(evidence) is None else " while the control plane was down"
+    return f"{occurrence(cause)}{down}"
 
 
 def why(account: Account) -> str:
@@ -83,24 +90,28 @@ def why(account: Account) -> str:
 
     The sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
-    words = _CAUSES.get(account.cause, _other)(account)
-    longer: list[str] = []
+    parts = [_CAUSES.get(account.cause, _other)(account)]
     if (absent := absent_seconds(account.evidence)) is not None:
         up = next((found["at"] for each in account.evidence if (found := _UP_AGAIN.match(each))), None)
-        since = "" if up is None else f" (up again since {up})"
-        longer.append(f"the control plane was down for {duration(absent)}{since}")
+        until = "" if up is None else f", until {up}"
+        parts.append(f"the control plane was down for {duration(absent)}{until}")
     if account.wait is not None:
-        short = account.wait.is_out_of_capacity
-        longer.append("AWS is out of capacity" if short else "AWS launches no replacement")
-    if longer:
-        words = ", ".join((words, *longer[:-1], f"and {longer[-1]}"))
-    return f"{capital(words).rstrip('.')}."
+        parts.append(_shortage(account))
+    return " ".join(f"{capital(each).rstrip('.')}." for each in parts)
 
 
 def done(account: Account) -> tuple[str, ...]:
     """Return what Everstep has done about an incident: one sentence with all actions, then details."""
     deeds = (*_changes(account), *_end(account))
     return (*((f"Everstep {_joined(deeds)}.",) if deeds else ()), *_details(account))
+
+
+def _shortage(account: Account) -> str:
+    """Return why a job waits for instances, as a clause."""
+    if account.wait is None or not is_shortage(account.wait.message):
+        return "AWS launches no replacement"
+    kind = f"{account.instance_type} capacity" if account.instance_type else "capacity"
+    return f"AWS has no {kind}" + (f" in {account.availability_zone}" if account.availability_zone else "")
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -126,39 +137,40 @@ def _end_words(found: re.Match[str]) -> str:
 
 
 def _of_the_script(error: str, account: Account) -> str:
-    """Return the exception, how often it occurred, and what the repetitions show about its origin."""
-    what = error.rstrip(".") + ("" if account.failed_rank is None else f" on rank {account.failed_rank}")
+    """Return the exception, how often it occurred, where it occurred again, and how far the launches came."""
+    who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
+    what = f"{who} raised {error.rstrip('.')}"
     reason = account.job_reason.partition("\n")[0]
     if (found := _REPEATED.match(reason)) is not None:
         tried = _tried(found)
-        cause = f"It also failed {tried}, so the cause is the script or its data" if tried else _PROBABLE
-        return f"the script failed {found['count']} times {_where(found['where'].strip())}: {what}. {cause}"
+        also = f", also {tried}" if tried else ""
+        return f"{what} {found['count']} times{also}. {_progress(account)}"
     if (found := _NO_PROGRESS.match(reason)) is not None:
-        step = f"{int(found['step']):,}"
-        return f"the script failed {found['count']} times without a step beyond {step}: {what}. {_PROBABLE}"
-    return f"the training script raised {what}"
+        return f"{what}. None of {found['count']} launches passed step {int(found['step']):,}"
+    return what
+
+
+def _progress(account: Account) -> str:
+    """Return how far the launches of a failed job came. The step is the last one that `Account.lost_steps` counts."""
+    if account.reached_step is None or account.reached_step <= FIRST_STEP:
+        return "No launch finished a step"
+    return f"No launch passed step {account.reached_step:,}"
 
 
 def _tried(repeated: re.Match[str]) -> str:
     return " and ".join(words for mark, words in _TRIALS.items() if mark in repeated["trials"])
 
 
-def _where(text: str) -> str:
-    """Return the step in which the script failed. The stored text names the last step that the rank had finished."""
-    found = _AFTER_STEP.fullmatch(text)
-    return text if found is None else f"in step {int(found['step']) + 1:,}"
-
-
 def _of_hardware(account: Account) -> str:
-    if (hardware := _hardware(account)) is None:
+    if (hardware := _hardware(account.evidence)) is None:
         return _other(account)
     part, fault = hardware
     return f"{'the GPU' if part.startswith('GPU ') else part} reported {fault}"
 
 
-def _hardware(account: Account) -> tuple[str, str] | None:
+def _hardware(evidence: Sequence[str]) -> tuple[str, str] | None:
     """Return the part that failed (`GPU 5 of i-1`, or `i-1`) and its reported fault. None without such a report."""
-    line = next((each for each in account.evidence if " reports " in each), "")
+    line = next((each for each in evidence if " reports " in each), "")
     fault = hardware_fault(line)
     node = re.search(r"\bthe agent of (\S+) reports ", line)
     if fault is None or node is None:
@@ -173,10 +185,12 @@ def _of_an_instance(account: Account) -> str:
         return _other(account)
     reason = found["reason"] or ""
     code = reason.partition(":")[0]
+    if code == _BY_API and found["node"] in account.terminated_ids:
+        return "Everstep terminated the instance"
     if code in _ENDINGS:
         return _ENDINGS[code]
-    told = f"gives the reason “{reason}”" if reason else "gives no reason"
-    return f"cause unknown: EC2 reports {found['node']} as {found['state']} and {told}"
+    told = f"gives the reason “{reason}”, but" if reason else "gives no reason and"
+    return f"cause unknown: EC2 reports {found['node']} as {found['state']}, {told} does not say who ended it"
 
 
 def _of_silence(account: Account) -> str:
@@ -216,7 +230,7 @@ _CAUSES: Final[Mapping[Cause, Callable[[Account], str]]] = {
 def _changes(account: Account) -> Iterator[str]:
     """Yield what Everstep did with the ranks and the nodes, as clauses in the past tense without their subject."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
-    is_failed_script = _failure_count(account) is not None
+    is_failed_script = _has_repeated(account)
     if account.outcome is Outcome.OPEN:
         yield "stopped all ranks"
     held = tuple(node.node_id for node in account.held)
@@ -243,15 +257,13 @@ def _end(account: Account) -> Iterator[str]:
     if account.outcome is Outcome.OPEN and account.wait is not None:
         count, failed = account.wait.missing_count, account.wait.failed_count
         what = "a replacement" if count == 1 else f"{count} replacements"
-        attempts = "" if failed is None else " in 1 attempt" if failed == 1 else f" in {failed} attempts"
-        yield f"requested {what} from AWS, which launched none{attempts}"
+        yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}"
     if account.outcome is Outcome.JOB_FAILED:
-        failures = _failure_count(account)
-        if failures is not None:
-            repeated = _REPEATED.match(account.job_reason)
-            tried = _tried(repeated) if repeated is not None else ""
-            yield f"restarted the job after each failure{f', once {tried},' if tried else ''}"
-        yield "gave the job up" if failures is None else f"gave up after {failures} failures"
+        if _has_repeated(account):
+            yield "restarted the job each time"
+            yield "then gave it up"
+        else:
+            yield "gave the job up"
     elif account.from_step is not None and account.restored_at is not None:
         yield f"resumed training from step {account.from_step:,}"
 
@@ -267,12 +279,11 @@ def _details(account: Account) -> Iterator[str]:
     yield f"Training resumed from step {account.from_step:,}, from {source}{_newer(account)}."
 
 
-def _failure_count(account: Account) -> int | None:
-    """Return after how many failures of its script the job failed. None for a job that failed for another reason."""
+def _has_repeated(account: Account) -> bool:
+    """Return whether the job failed because its script failed repeatedly."""
     if account.script_error is None:
-        return None
-    found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
-    return None if found is None else int(found["count"])
+        return False
+    return (_REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)) is not None
 
 
 def _skipped_step(account: Account) -> str | None:

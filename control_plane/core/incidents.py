@@ -25,6 +25,13 @@ ABSENCE = "no control plane was running"
 """First words of the evidence that no control plane was running for a while."""
 _ABSENT = re.compile(rf"{ABSENCE} for (?P<seconds>\d+) s")
 PHASES = ("detect", "replace", "restore", "rework")
+SOURCES: Mapping[str, str] = {
+    "local": "the memory of its own nodes",
+    "peer": "the memory of other nodes",
+    "parity": "parity in the memory of other nodes",
+    "s3": "a checkpoint in S3",
+}
+"""Names of the sources from which ranks restore their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from control_plane.core.incident_accounts import SOURCES, Account, Action, Outcome, actions, duty, verdict
-from control_plane.core.incidents import PHASES, phase_moments
+from control_plane.core.incident_accounts import Account, Action, Outcome, actions, duty, verdict
+from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """ANSI escape sequences, and control characters except tabs and line ends."""

@@ -309,6 +309,7 @@ class JobOfIncident:
     run_id: str
     fleet_name: str
     state: str
+    reason: str
     ended_at: datetime | None
     queued_at: tuple[datetime, ...]
     """Times at which the job entered the queue, oldest first."""
@@ -316,12 +317,14 @@ class JobOfIncident:
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
     """Return the data of several jobs that descriptions of incidents need, by run id, in one query."""
-    query = select(Job.run_id, Job.fleet_name, Job.state, Job.ended_at, Job.transitions).where(Job.run_id.in_(run_ids))
+    columns = (Job.run_id, Job.fleet_name, Job.state, Job.reason, Job.ended_at, Job.transitions)
+    query = select(*columns).where(Job.run_id.in_(run_ids))
     return {
         row.run_id: JobOfIncident(
             run_id=row.run_id,
             fleet_name=row.fleet_name,
             state=row.state,
+            reason=row.reason,
             ended_at=row.ended_at,
             queued_at=tuple(
                 datetime.fromisoformat(each["at"]) for each in row.transitions if each["state"] == JobState.QUEUED

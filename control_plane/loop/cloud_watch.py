@@ -28,8 +28,9 @@ from functools import partial
 
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
-from control_plane.core.capacity import waiting_words
+from control_plane.core.capacity import failed_launches, waiting_words
 from control_plane.core.observed.fleets import GroupObserved
+from control_plane.core.observed.jobs import FailedLaunches
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.polling import POLL_SECONDS, backoff_seconds, interval_seconds
 from control_plane.core.states import NodeState
@@ -343,6 +344,11 @@ class CloudWatch:
         """
         view = self._views.get(fleet)
         return waiting_words(view.group) if view is not None else ""
+
+    def failed_launches(self, fleet: FleetName) -> FailedLaunches | None:
+        """Return the failed launches that Everstep retries. None if there are none, or if the group is unknown."""
+        view = self._views.get(fleet)
+        return failed_launches(view.group) if view is not None else None
 
     def launch_failed_at(self, fleet: FleetName) -> float | None:
         """Return the Unix time of the newest failed launch.

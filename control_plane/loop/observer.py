@@ -294,6 +294,7 @@ class Observer:
             spare_count=sight.spare_count,
             is_fleet_blind=sight.is_blind and not is_lifted,
             waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
+            failed_launches=self._cloud.failed_launches(fleet),
             launch_failed_at=self._cloud.launch_failed_at(fleet),
             open_fleets=stored.open_fleets,
             encrypts_peers=stored.fleet is not None

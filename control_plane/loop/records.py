@@ -26,7 +26,7 @@ from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import JobRecord, JobSettings, JobSpec, Memo, Suspicion
+from control_plane.core.observed.jobs import CapacityWait, JobRecord, JobSettings, JobSpec, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import (
     NO_GENERATION,
@@ -137,6 +137,12 @@ def checkpoint_upload_of(job: jobs.JobRecord) -> CheckpointUpload | None:
     stored = job.memo.get("uploading")
     upload = None if stored is None else msgspec.convert(stored, CheckpointUpload)
     return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
+
+
+def capacity_wait_of(job: jobs.JobRecord) -> CapacityWait | None:
+    """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
+    stored = None if job.ended_at is not None else job.memo.get("capacity_wait")
+    return None if stored is None else msgspec.convert(stored, CapacityWait)
 
 
 def generation_node_count(job: jobs.JobRecord) -> int:
@@ -457,6 +463,7 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
 
 
+resolve(CapacityWait)
 resolve(CheckpointPace)
 resolve(CheckpointUpload)
 resolve(Memo)

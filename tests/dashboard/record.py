@@ -157,7 +157,7 @@ def capacity_shortage(stage: Stage) -> Iterator[None]:
     stage.strike("terminate", victim)
     stage.wait(
         "the job to wait for capacity",
-        lambda seen: f"(failed {FAILED_LAUNCHES} times)" in seen["Reason"],
+        lambda seen: seen.get("CapacityWait", {}).get("FailedAttemptCount") == FAILED_LAUNCHES,
         SHORTAGE_SECONDS,
     )
     yield

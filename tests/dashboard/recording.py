@@ -2,9 +2,10 @@
 
     recordings/<story>.json     written by `tests/dashboard/record.py`: one story with one fleet and one job
 
-Rows have the columns of the tables (`control_plane/db/models.py`), without tokens, leases and the loop's memory. Plans
-and manifests are written as JSON. A value of a metric is `[step, Unix seconds, value]`. If several nodes measured it,
-`count, least, most, node of the least, node of the most` follow.
+Rows have the columns of the tables (`control_plane/db/models.py`), without tokens and leases. Of the job loop's memory,
+a row has only the part that the API returns. Plans and manifests are written as JSON. A value of a metric is
+`[step, Unix seconds, value]`. If several nodes measured it, `count, least, most, node of the least, node of the most`
+follow.
 
 Invariant: loading restores exactly the rows that the control plane had stored, with the columns that migrations have
     added since. A recording that does not fit the tables is rejected as a whole.
@@ -52,8 +53,10 @@ KEPT: Final = (
     "metric_chunk",
     "event",
 )
-LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
-"""Columns that a recording leaves out: the state of the loops, and the digest of the client's request."""
+LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "request_digest"})
+"""Columns that a recording leaves out: the leases of the loops, and the digest of the client's request."""
+_REMEMBERED: Final = ("capacity_wait",)
+"""The fields of the job loop's memory that a recording contains."""
 
 Row = dict[str, Any]
 
@@ -150,6 +153,8 @@ def _spelled(table: str, column: str, value: Any) -> Any:
             return decode(value, GenerationPlan)
         case "checkpoint", "manifest":
             return None if value is None else decode_manifest(value)
+        case "job", "memo":
+            return {name: value[name] for name in _REMEMBERED if value.get(name) is not None}
     return value
 
 
@@ -238,7 +243,7 @@ def _added(columns: Mapping[str, Column[Any]], row: Row) -> Row:
     return {name: values.get(name) for name, column in added.items() if column.nullable or name in values}
 
 
-_EMPTY: Final[Mapping[str, Any]] = {"lease_counter": 0, "memo": {}}
+_EMPTY: Final[Mapping[str, Any]] = {"lease_counter": 0}
 
 
 def _packed(table: str, column: Column[Any], value: Any) -> Any:

@@ -139,7 +139,7 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     desk.reload()
     expect(desk.locator("tbody tr")).to_have_count(1)
     desk.locator("tbody a").first.click()
-    expect(desk.get_by_text("What was lost")).to_be_visible()
+    expect(desk.get_by_text("Response", exact=True)).to_be_visible()
     desk.go_back()
     expect(desk.get_by_role("heading", level=1, name="Incidents")).to_be_visible()
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from control_plane.core import accounting
 from control_plane.db import metrics, schema
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
@@ -35,7 +36,7 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 SEEDS = st.integers(0, 2**32)
 RULED = re.compile(
     r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a"
-    r"|c7i\.2xlarge|EC2|\bs3\b|(?i:gpu|xid) \d+|s3://\S+"
+    r"|c7i\.2xlarge|EC2|\b[Ss]3\b|(?i:gpu|xid) \d+|s3://\S+"
     r"|(?:rank|generation|code|signal) \d+|NVIDIA H100 80GB HBM3"
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
     r"|[\d,]+ bytes"
@@ -178,7 +179,8 @@ def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
     assert timedelta(microseconds=sum(job["accounting"].values())) == moment(job["accounted_until"]) - moment(
         job["created_at"]
     )
-    assert job["cost_usd"] == pytest.approx(job["node_microseconds"] * fleet["price_usd_per_hour"] / 3.6e9)
+    cost = accounting.cost_usd(job["node_microseconds"], fleet["price_usd_per_hour"])
+    assert job["cost_usd"] == pytest.approx(cost)
     for incident in found.tables["incident"]:
         took = [incident[f"{phase}_seconds"] for phase in ("detect", "replace", "restore", "rework")]
         if incident["closed_at"] is not None:

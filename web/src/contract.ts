@@ -67,6 +67,24 @@ export interface BatchGetLossCurvesResponse {
   LossCurves: LossCurve[]
 }
 
+/** The wait of a job for instances that AWS does not launch. */
+export interface CapacityWait {
+  /** Number of nodes that the job lacks. */
+  MissingNodeCount: number
+  /** Instance type of the fleet. Empty if unknown. */
+  InstanceType: string
+  /** Zone of the fleet. Empty if unknown. */
+  AvailabilityZone: string
+  /** AWS's message about the newest failed launch. */
+  Message: string
+  /** Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason. */
+  IsOutOfCapacity: boolean
+  /** Number of attempts that have failed so far, on Everstep's schedule. */
+  FailedAttemptCount: number
+  /** When Everstep next requests the instances. A time in the past means that the attempt is due. */
+  NextAttemptTime: Timestamp
+}
+
 /** The incidents with one cause. */
 export interface CauseReport {
   Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
@@ -917,6 +935,8 @@ export interface Holder {
 /** A failure and its recovery. */
 export interface Incident {
   IncidentId: string
+  /** What failed, in a few words without a full stop. */
+  Headline: string
   TrainingJobName: string
   Project: string
   RunId: string
@@ -971,18 +991,16 @@ export interface Incident {
   Owner?: string
   /** How the incident ended. Only in DescribeIncident. */
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
-  /** What failed, in a few words without a full stop. Only in DescribeIncident. */
-  Headline?: string
   /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
-  /** The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
+  /** The cause in at most four sentences. The text begins with "Cause unknown" if no stored fact explains the failure. Only in DescribeIncident. */
   Why?: string
   /** What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident. */
   Done?: string[]
   /** What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident. */
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
-  Wait?: IncidentWait
+  Wait?: CapacityWait
   /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
   Actions?: IncidentAction[]
   /** At most 100 notes, oldest first. Only in DescribeIncident. */
@@ -1003,18 +1021,8 @@ export interface IncidentAction {
   InstanceId?: string
   /** Whether Everstep recommends the action instead of waiting for instances. false unless given. */
   IsRecommended?: boolean
-}
-
-/** The wait of a recovery for instances that AWS does not launch. */
-export interface IncidentWait {
-  /** Number of nodes that the job lacks. */
-  MissingNodeCount: number
-  InstanceType: string
-  AvailabilityZone: string
-  /** AWS's message about the newest failed launch. */
-  Message: string
-  /** When Everstep next requests the instances. A time in the past means that the attempt is due. */
-  NextAttemptTime: Timestamp
+  /** The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it. */
+  MinNodeCount?: number
 }
 
 /** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */
@@ -1890,6 +1898,8 @@ export interface TrainingJob {
   SecondaryStatusTransitions: SecondaryStatusTransition[]
   /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
   Reason: string
+  /** The wait for instances that AWS does not launch. Absent if the job waits for none. */
+  CapacityWait?: CapacityWait
   /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
   /** Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended. */

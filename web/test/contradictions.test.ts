@@ -20,7 +20,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}) => ({
   RecoveryOdds: [{ LostNodes: 1, Probability: 1 }], ...changes,
 }) as DescribeProtectionResponse
 const incident = (changes: Partial<Incident> = {}) => ({
-  IncidentId: 'inc', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace',
+  IncidentId: 'inc', Headline: 'An instance was terminated', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace',
   GenerationBefore: 1, InstanceIds: ['i-b'], FaultedInstanceIds: ['i-b'], ReplacementInstanceIds: [], RankSources: [],
   Evidence: [], Decision: '', Reason: '', FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ...changes,
 }) as Incident

@@ -7,7 +7,7 @@ import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
 import { loaded } from '../src/api/pages'
-import type { Fleet, Incident, Node, TrainingJob } from '../src/contract'
+import type { CapacityWait, Fleet, Incident, Node, TrainingJob } from '../src/contract'
 import type { Act } from '../src/model/act'
 import { inLineOrder } from '../src/model/printed'
 import { buckets } from '../src/model/time'
@@ -21,15 +21,18 @@ import { drawn } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const AWS = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
-const again = new Date((NOW + 30) * 1000).toISOString().slice(11, 19)
+const CapacityWait: CapacityWait = {
+  MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Message: AWS,
+  IsOutOfCapacity: true, FailedAttemptCount: 1, NextAttemptTime: NOW + 30,
+}
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
+  IncidentId: 'inc-1', Headline: 'An instance was terminated', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
   GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ReachedStep: 78, ...changes,
 })
 const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
   incident({ IncidentId: id, Cause: cause, Phase: 'closed', FailedAt: NOW - 900, OpenedAt: NOW - 899, ClosedAt: NOW - 899 + seconds + 2, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 1, ReworkSeconds: 1 })
 const recovering = (changes: Partial<Facts> = {}): Facts => ({
-  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: `waits for 1 node: ${AWS}; Everstep retries at ${again} UTC`, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
+  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: '', CapacityWait, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
   incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()], fleet: { FleetName: 'main', FleetStatus: 'active', SpareCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Reason: '' }, now: NOW, ...changes,
 })
 
@@ -46,7 +49,7 @@ describe('a recovery', () => {
     }
   })
   test('is compared with incidents of its own kind', () => {
-    const { recovery, act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for i-b to prepare' } }))
+    const { recovery, act } = verdict(recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' } }))
     expect(recovery).toMatchObject({ usualSeconds: undefined, lateAfterSeconds: 300, isLate: false })
     expect(act.urgency).toBe('None')
   })
@@ -55,7 +58,7 @@ describe('a recovery', () => {
   })
   test('that is late shows the limit that it has passed, and commands', () => {
     const late = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 58 })
-    const { act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for i-b to prepare' }, incidents: [closed('instance_terminated', 4, 'a'), late] }))
+    const { act } = verdict(recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' }, incidents: [closed('instance_terminated', 4, 'a'), late] }))
     expect(act.text).toBe('This phase has taken longer than 30 s: it usually takes 4.0 s after this kind of failure.')
     expect(commands(act)).toEqual(['everstep fleets describe main', 'everstep events list --job gpt'])
   })

@@ -5,7 +5,7 @@ import type { Incident } from '../src/contract'
 import { filtered, NO_OWNER, troubleFirst, valuesOf, type IncidentFilter } from '../src/model/incidentList'
 
 const incident = (IncidentId: string, changes: Partial<Incident> = {}): Incident => ({
-  IncidentId, TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed', Evidence: [],
+  IncidentId, Headline: 'GPU 5 of i-a failed', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed', Evidence: [],
   Decision: '', Reason: '', GenerationBefore: 1, RankSources: [], InstanceIds: [], FaultedInstanceIds: [],
   ReplacementInstanceIds: [], FailedAt: 0, OpenedAt: 0, ClosedAt: 10, ...changes,
 })
@@ -37,6 +37,7 @@ test('the text finds nodes, owners and causes in words', () => {
   expect(names({ text: 'I-LOST' })).toEqual(['closed old'])
   expect(names({ text: 'i-faulted' })).toEqual(['open'])
   expect(names({ text: ' ann ' })).toEqual(['closed new'])
+  expect(names({ text: 'GPU 5 of i-a' })).toHaveLength(4)
   expect(names({ text: 'training process' })).toEqual(['closed new'])
 })
 

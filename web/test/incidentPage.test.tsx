@@ -11,7 +11,7 @@ import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const incident: Incident = {
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed',
+  IncidentId: 'inc-1', Headline: 'The ranks hung', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed',
   Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'], Decision: 'restart all ranks', Reason: '',
   GenerationBefore: 1, GenerationAfter: 2, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'],
   ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('without training until the job failed')
+  screen.getByText('until the job failed')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -91,6 +91,7 @@ test('an urgent action leads the verdict and shows its command', () => {
 const Wait = {
   MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', NextAttemptTime: NOW + 720,
   Message: 'We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed',
+  IsOutOfCapacity: true, FailedAttemptCount: 5,
 }
 const waiting: Partial<Incident> = {
   ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined, Wait,
@@ -98,36 +99,45 @@ const waiting: Partial<Incident> = {
 }
 const at = new Date(Wait.NextAttemptTime * 1000).toISOString()
 
-test('a long shortage leads with the recommendation and the next attempt, in amber, and quotes AWS', () => {
+test('a long shortage leads with the recommendation and the next attempt, in amber, and quotes AWS', async () => {
   const choices = ['Continue on 2 of 3 nodes. It grows.', 'Pause the job, so that others run.']
   const Actions = choices.map((Description, index) =>
-    action({ Urgency: 'Later', Description, Command: Description, IsRecommended: index === 0 }))
+    action({
+      Urgency: 'Later', Description, Command: `command ${index}`,
+      ...(index === 0 ? { IsRecommended: true, MinNodeCount: 2 } : {}),
+    }))
+  const asked = served({ '/v1/training-jobs/run': { body: {} } })
   page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
-  expect(head.textContent).toMatch(new RegExp(
-    `^Decide: continue on 2 of 3 nodes \\(recommended\\), or wait for the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min\\)\\.$`,
-  ))
+  expect(head.textContent).toBe(
+    `Decide: continue on 2 of 3 nodes (recommended), or wait for the attempt at ${at.slice(11, 16)} UTC.`,
+  )
   screen.getByText('for idle nodes')
   screen.getByText('without training so far')
   screen.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
   expect(screen.getByText('Waiting for AWS').className).toBe('status tone-warn')
-  const present = screen.getByText('Now').nextElementSibling!
-  expect(present.textContent).toBe('The job waits for 1 p5.48xlarge in us-east-2a. ')
+  expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
   expect(quote.closest('details')!.open).toBe(false)
   expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
   expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('It grows.')
-  todo.getByText('If nobody decides, Everstep tries again every 15 min.')
+  const undecided = todo.getByText('If nobody decides, Everstep tries again every 15 min.')
+  expect(undecided.closest('details')!.open).toBe(false)
+  expect(todo.queryByText('command 0')).toBeNull()
+  fireEvent.click(todo.getByRole('button', { name: 'Continue on 2 nodes' }))
+  await waitFor(() => expect(asked.map(({ method, path, body }) => [method, path, body])).toContainEqual(
+    ['POST', '/v1/training-jobs/run', { ElasticConfig: { MinNodeCount: 2 } }],
+  ))
   expect(todo.getByText('Other choices (1)').closest('details')!.textContent).toContain('Pause the job')
   expect(todo.queryByText('Not urgent')).toBeNull()
 })
 
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
-  expect(screen.getByRole('status').textContent).toMatch(
-    new RegExp(`^Decide: wait for the next attempt at ${at.slice(11, 16)} UTC \\(in 1[12] min; recommended\\), or pause the job\\.$`),
+  expect(screen.getByRole('status').textContent).toBe(
+    `Decide: wait for the attempt at ${at.slice(11, 16)} UTC (recommended), or pause the job.`,
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
@@ -141,10 +151,6 @@ test('a short wait demands nothing, although it has choices', () => {
   expect(head.getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
   card('What to do').getByText(/^Nothing: the job waits for the next attempt\./)
-  const present = screen.getByText('Now').nextElementSibling!
-  expect(present.textContent).toMatch(
-    /^The job waits for 1 p5\.48xlarge in us-east-2a\. Next attempt at \d\d:\d\d:\d\d UTC\.$/,
-  )
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
@@ -181,9 +187,8 @@ test.each([
   expect(phases.getByRole('img').getAttribute('aria-label')!.toLowerCase()).toContain(name.toLowerCase())
 })
 
-test('an absence of the control plane is part of the title, and has its own color', () => {
+test('an absence of the control plane has its own color', () => {
   page({ ControlPlaneAbsentSeconds: 45, ReplaceSeconds: 7 })
-  screen.getByRole('heading', { level: 1, name: 'The ranks hung while the control plane was down' })
   const keys = [...document.querySelectorAll<HTMLElement>('.legend .key')].map((key) => key.style.background)
   expect(keys.slice(0, 2)).toEqual(['var(--b-unaccounted)', 'var(--b-replace)'])
 })
@@ -197,7 +202,7 @@ test('an open incident shows its phase, and an optional action demands nothing',
   screen.getByText('Recovering')
   screen.getByText('replacing nodes', { selector: '.status' })
   screen.getByText(/^Everstep is replacing nodes, for /)
-  screen.getByText('Lost steps: not known yet.')
+  screen.getByText('0 steps; recomputed steps not known yet.')
 })
 
 test('a held node is decided about on the page', async () => {
@@ -236,7 +241,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const link = await card('What to do').findByRole('link', { name: 'Edit and submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
-  screen.getByText('steps lost (11 to 12): no checkpoint has them')
+  screen.getByText('steps (11 to 12): only memory had them')
 })
 
 test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {

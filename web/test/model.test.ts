@@ -22,7 +22,7 @@ describe('figures', () => {
   test.each([[0, '0 B'], [1023, '1023 B'], [1536, '1.5 KiB'], [2 ** 31, '2.0 GiB']])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
   test.each([[0.4, 'just now'], [59, '59 s ago'], [61, '1 min ago'], [200_000, '2 d ago'], [-90, 'in 1 min 30 s']])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
   test.each([['', ''], ['waits', 'Waits.'], ['error (1)\nTraceback:\n  File x\nRuntimeError: no', 'Error (1). RuntimeError: no.']])('of %j is told', (text, said) => expect(headline(text)).toBe(said))
-  test.each([[12, 'in 12 s'], [119.6, 'in 2 min'], [3600, 'in 1 h']])('%s s ahead is %s', (ahead, text) => expect(soon(NOW + ahead, NOW)).toBe(text))
+  test.each([[12, 'in 12 s'], [119.6, 'in 2 min'], [955, 'in 16 min'], [3600, 'in 1 h']])('%s s ahead is %s', (ahead, text) => expect(soon(NOW + ahead, NOW)).toBe(text))
   test('a moment has the reader’s time beside UTC, if it differs', () => {
     expect(moment(NOW, 'Europe/Berlin')).toBe('2027-01-15 08:00:00 UTC · 2027-01-15 09:00:00 CET')
     expect([local(NOW, 'UTC'), moment(NOW, 'UTC')]).toEqual(['', '2027-01-15 08:00:00 UTC'])
@@ -49,7 +49,7 @@ describe('where the time went', () => {
 })
 
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
+  IncidentId: 'inc-1', Headline: 'An instance was terminated', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
   InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
 })
 
@@ -106,8 +106,7 @@ test('the bar of a recovery has the words of what happened', () => {
 describe('whether an incident is over', () => {
   test('an open one names its phase and how long the phase has taken', () => {
     const open = incident({ ClosedAt: undefined, Phase: 'restore' })
-    const title = 'Everstep is restoring state, for 57 s so far.'
-    expect(presentWords(open, NOW)).toEqual({ title, text: '' })
+    expect(presentWords(open, NOW)).toBe('Everstep is restoring state, for 57 s so far.')
     expect(standingOf(open)).toEqual({ tone: 'busy', word: 'Recovering' })
   })
   test.each([

@@ -32,7 +32,7 @@ const job: Facts['job'] = {
 const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }
 const protection: Facts['protection'] = { CommittedStep: 1203, CommittedAt: NOW - 1, ProtectionState: 'Protected', RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard] }
 const incident: Incident = {
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Why: 'GPU 5 failed.', Done: ['Everstep stopped all ranks.'], Reason: 'the plan follows', GenerationBefore: 1,
+  IncidentId: 'inc-1', Headline: 'A node reported a fault', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Why: 'GPU 5 failed.', Done: ['Everstep stopped all ranks.'], Reason: 'the plan follows', GenerationBefore: 1,
   RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
 }
 const of = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
@@ -87,8 +87,8 @@ describe('the latest incident', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
-      'What failed', 'What was lost', 'Why', 'What Everstep did', 'A node reported a fault', 'GPU 5 failed.',
-      'Everstep stopped all ranks.', 'Details (1)', 'Lost steps: not known yet.', 'Now', 'Recovering',
+      'What failed', 'Lost', 'Why', 'Response', 'A node reported a fault', 'GPU 5 failed.',
+      'Everstep stopped all ranks.', 'Details (1)', '0 steps; recomputed steps not known yet.', 'Now', 'Recovering',
     ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
     expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2 s replacing nodes 1\d s so far$/)
@@ -101,7 +101,7 @@ describe('the latest incident', () => {
   test('claims no cause before the account of the incident arrives', () => {
     drawIncident({ Why: undefined, Done: undefined })
     expect(screen.getByText('Why').nextElementSibling!.querySelector('p')!.textContent).toBe('–')
-    expect(screen.getByText('What Everstep did').nextElementSibling!.textContent).toBe('–')
+    expect(screen.getByText('Response').nextElementSibling!.textContent).toBe('–')
   })
   test('is acknowledged with one click, and then names the person', async () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })

@@ -3,7 +3,9 @@ import { join } from 'node:path'
 
 import { describe, expect, test } from 'vitest'
 
-import type { DescribeProtectionResponse, Fleet, Incident, SecondaryStatusTransition, TrainingJob } from '../src/contract'
+import type {
+  CapacityWait, DescribeProtectionResponse, Fleet, Incident, IncidentAction, SecondaryStatusTransition, TrainingJob,
+} from '../src/contract'
 import { RESUMED_BY_A_PERSON } from '../src/model/act'
 import type { HeldNode } from '../src/model/facts'
 import { phaseLengths, phaseTexts, type Phase } from '../src/model/figures'
@@ -29,7 +31,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
 })
 const progress = (changes: Partial<Progress> = {}): Progress => ({ boundary: 1204, movedAt: NOW - 1, rate: 2, usualRate: 2, watchedSince: NOW - 100, ...changes })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
+  IncidentId: 'inc-1', Headline: 'An instance was terminated', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: 'lost',
   GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2, ...changes,
 })
 const closed = (seconds: number, id: string): Incident =>
@@ -125,11 +127,14 @@ describe('the verdict in one line', () => {
   const short = 'We currently do not have sufficient c7i.2xlarge capacity in the Availability Zone you requested (us-east-1a)'
   const retry = new Date((NOW + 120) * 1000).toISOString().slice(11, 19)
   const fleet: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'active', InstanceType: 'c7i.2xlarge', AvailabilityZone: 'us-east-1a' }
-  const waits = `waits for 1 node: ${short}; Everstep retries at ${retry} UTC`
+  const CapacityWait: CapacityWait = {
+    MissingNodeCount: 1, InstanceType: 'c7i.2xlarge', AvailabilityZone: 'us-east-1a', Message: short,
+    IsOutOfCapacity: true, FailedAttemptCount: 2, NextAttemptTime: NOW + 120,
+  }
   const cases: [string, Partial<Facts>, string, string][] = [
     ['training', {}, 'good', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Nothing to do.'],
-    ['a shortage during a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: waits }), incidents: [incident()], fleet }, 'busy', `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
-    ['a shortage before the first launch', { job: job({ SecondaryStatus: 'Starting', Reason: waits, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }), fleet }, 'busy', `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
+    ['a shortage during a recovery', { job: job({ SecondaryStatus: 'Restarting', CapacityWait }), incidents: [incident()], fleet }, 'busy', `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
+    ['a shortage before the first launch', { job: job({ SecondaryStatus: 'Starting', CapacityWait, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }), protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }), fleet }, 'busy', `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`],
     ['a recovery', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()] }, 'busy', 'Recovering: replacing nodes for 10 s. | Nothing to do.'],
     ['a recovery without protection', { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()], protection: protection({ ProtectionState: 'Unprotected', Reason: 'no rank has reported its holders' }) }, 'busy', 'Recovering: replacing nodes for 10 s. | Unprotected: no rank has reported its holders. Nothing to do.'],
     ['a frozen fleet', { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } }, 'warn', 'Training at step 1,204. | Any 1 node can fail without the loss of a step. Act now: unfreeze the fleet.'],
@@ -168,19 +173,36 @@ describe('the phase of a recovery', () => {
 describe('a wait for capacity', () => {
   const short = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a). Launching EC2 instance failed'
   const midnight = Date.UTC(2026, 2, 1) / 1000
-  const asks = (at: string, now: number, said = short) =>
-    all({ job: job({ SecondaryStatus: 'Starting', Reason: `waits for 1 node: ${said}; Everstep retries at ${at} UTC` }), fleet: { FleetStatus: 'active', InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a' }, now }).act.text
+  const asks = (NextAttemptTime: number, now: number, changes: Partial<CapacityWait> = {}) =>
+    all({
+      job: job({
+        SecondaryStatus: 'Starting',
+        CapacityWait: {
+          MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Message: short,
+          IsOutOfCapacity: true, FailedAttemptCount: 1, NextAttemptTime, ...changes,
+        },
+      }),
+      now,
+    }).act
   test('says what AWS lacks, when the next attempt is, and quotes AWS', () => {
-    expect(asks('09:20:19', midnight + 9 * 3600 + 20 * 60 + 7)).toBe(`AWS has no p5.48xlarge capacity in us-east-2a. Everstep makes the next attempt in 12 s (09:20:19 UTC). AWS reports: “${short}.”`)
-    expect(asks('00:05:00', midnight - 600)).toMatch(/next attempt in 15 min \(00:05:00 UTC\)/)
-    expect(asks('23:59:00', midnight + 10)).toMatch(/next attempt now \(23:59:00 UTC\)/)
-    expect(asks('09:00:00', midnight, 'You have no permission')).toMatch(/^AWS launched no instance\..* AWS reports: “You have no permission\.”$/)
-    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain('"; Everstep retries at {')
+    const nine = midnight + 9 * 3600 + 20 * 60
+    expect(asks(nine + 19, nine + 7).text).toBe(`AWS has no p5.48xlarge capacity in us-east-2a. Everstep makes the next attempt in 12 s (09:20:19 UTC). AWS reports: “${short}.”`)
+    expect(asks(midnight + 300, midnight - 655).text).toMatch(/next attempt in 16 min \(00:05:00 UTC\)/)
+    expect(asks(midnight - 60, midnight + 10).text).toMatch(/next attempt now \(23:59:00 UTC\)/)
+    expect(asks(nine, midnight, { Message: 'You have no permission', IsOutOfCapacity: false }).text).toMatch(/^AWS launched no instance\..* AWS reports: “You have no permission\.”$/)
+    expect(asks(nine, midnight, { InstanceType: '', AvailabilityZone: '' }).text).toMatch(/^AWS has no instance capacity in this zone\./)
+  })
+  test('that a person decides about has the title of a decision, and the recommended choice in its sentence', () => {
+    const choice: IncidentAction = { Urgency: 'Later', Description: 'Continue on 2 of 3 nodes. It grows.', Command: 'x', FurtherCommands: [], IsRecommended: true, MinNodeCount: 2 }
+    const wait = { MissingNodeCount: 1, InstanceType: 'p5', AvailabilityZone: 'us', Message: short, IsOutOfCapacity: true, FailedAttemptCount: 5, NextAttemptTime: midnight + 900 }
+    const { act } = all({ job: job({ SecondaryStatus: 'Restarting', CapacityWait: wait }), incidents: [incident()], actions: [choice], now: midnight })
+    expect([act.title, act.brief]).toEqual(['Decide', 'Decide: continue on 2 of 3 nodes (recommended), or wait for the attempt at 00:15 UTC.'])
+    expect(act.steps.map(({ shrink }) => shrink)).toEqual([{ runId: 'run', nodes: 2 }])
   })
 })
 
 describe('what to do', () => {
-  const suspended: Partial<Fleet> = { FleetName: 'main', AutoScalingGroupName: 'asg-1', FleetStatus: 'active', Reason: `waits for 1 instances: its group's Launch process is suspended (User suspended): ${RESUMED_BY_A_PERSON}` }
+  const suspended: Partial<Fleet> = { FleetName: 'main', AutoScalingGroupName: 'asg-1', FleetStatus: 'active', Reason: `waits for 1 instance: its group's Launch process is suspended (User suspended): ${RESUMED_BY_A_PERSON}` }
   const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'the group is not as needed', Drift: ['ReplaceUnhealthy is not suspended'] }
   const cases: [string, Partial<Facts>, boolean, RegExp][] = [
     ['training', {}, false, /^Everstep recovers the job by itself after a failure\.$/],

@@ -76,8 +76,9 @@ def list_incidents(
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
         costs = [incident_reports.cost_usd(session, record, services.now()) for record in shown]
+        headlines = incident_reports.headlines(session, shown)
     return incidents_schemas.ListIncidentsResponse(
-        incidents=[views.incident(record, cost) for record, cost in zip(shown, costs, strict=True)], next_token=more
+        incidents=[views.incident(*each) for each in zip(shown, costs, headlines, strict=True)], next_token=more
     )
 
 
@@ -88,7 +89,8 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
         record = _visible(session, incident_id, caller)
         now = services.now()
         detail = incident_reports.detail(session, record, now)
-    return views.incident(record, detail.account.cost_usd, detail)
+        (headline,) = incident_reports.headlines(session, [record])
+    return views.incident(record, detail.account.cost_usd, headline, detail)
 
 
 @router.post("/{IncidentId}", operation_id="UpdateIncident")
@@ -112,7 +114,7 @@ def update_incident(
                 session, record, "IncidentOwnerChanged", f"{caller.name} {change} of the incident {incident_id}.", now
             )
         record = incidents.get(session, incident_id)
-        return views.incident(record, incident_reports.cost_usd(session, record, now))
+        return _changed(session, record, now)
 
 
 @router.get("/{IncidentId}/similar", operation_id="ListSimilarIncidents")
@@ -179,7 +181,13 @@ def acknowledge_incident(
                 f": {request.note}" if request.note else "."
             )
             _tell(session, record, "IncidentAcknowledged", message, now)
-        return views.incident(incidents.get(session, incident_id), incident_reports.cost_usd(session, record, now))
+        return _changed(session, incidents.get(session, incident_id), now)
+
+
+def _changed(session: Session, record: IncidentRecord, now: datetime) -> incidents_schemas.Incident:
+    """Return the response about an incident that a person has changed."""
+    (headline,) = incident_reports.headlines(session, [record])
+    return views.incident(record, incident_reports.cost_usd(session, record, now), headline)
 
 
 def _visible(session: Session, incident_id: str, caller: Caller) -> IncidentRecord:

@@ -55,6 +55,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobRecord, JobSpec, NewJob
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
+from control_plane.loop.records import capacity_wait_of
 from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
@@ -138,9 +139,10 @@ def describe_training_job(
     with services.database.read() as session:
         found = descriptions.find(session, training_job_name, caller.project_filter)
         job = found.job
-        turns = schedule((), 0, 0.0)
+        turns, stored_wait = schedule((), 0, 0.0), capacity_wait_of(job)
+        is_waiting = job.state == JobState.QUEUED or stored_wait is not None
+        fleet = fleets.find(session, job.fleet_name) if is_waiting else None
         if job.state == JobState.QUEUED:
-            fleet = fleets.find(session, job.fleet_name)
             turns = schedule_of(
                 fleet,
                 jobs.unfinished(session, job.fleet_name),
@@ -154,6 +156,11 @@ def describe_training_job(
         turns=turns,
         healthy_node_count=views.healthy_count(found.node_ids, agents),
         conditions=views.job_conditions(job, found.node_ids, agents, services.database.disk.full()),
+        wait=views.capacity_wait(
+            stored_wait,
+            instance_type="" if fleet is None else fleet.instance_type,
+            availability_zone="" if fleet is None else fleet.availability_zone,
+        ),
         only_project=caller.project_filter,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema, model_validator
@@ -79,6 +80,25 @@ class Shape(BaseModel):
         ser_json_temporal="seconds",
         ser_json_inf_nan="strings",
     )
+
+
+class CapacityWait(Shape):
+    """The wait of a job for instances that AWS does not launch."""
+
+    missing_node_count: int
+    """Number of nodes that the job lacks."""
+    instance_type: str
+    """Instance type of the fleet. Empty if unknown."""
+    availability_zone: str
+    """Zone of the fleet. Empty if unknown."""
+    message: str
+    """AWS's message about the newest failed launch."""
+    is_out_of_capacity: bool
+    """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
+    failed_attempt_count: int
+    """Number of attempts that have failed so far, on Everstep's schedule."""
+    next_attempt_time: datetime
+    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
 
 
 class SentObject(dict[str, Any]):

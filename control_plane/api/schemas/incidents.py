@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from control_plane.api.schemas.common import Request, Shape, ShortText
+from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
 from control_plane.api.schemas.notes import Note
 from control_plane.core.incident_accounts import Outcome, Urgency
 from control_plane.core.observed.nodes import Cause
@@ -36,25 +36,16 @@ class IncidentAction(Shape):
     """The held node that the action concerns. Absent if the action concerns the job."""
     is_recommended: bool = False
     """Whether Everstep recommends the action instead of waiting for instances."""
-
-
-class IncidentWait(Shape):
-    """The wait of a recovery for instances that AWS does not launch."""
-
-    missing_node_count: int
-    """Number of nodes that the job lacks."""
-    instance_type: str
-    availability_zone: str
-    message: str
-    """AWS's message about the newest failed launch."""
-    next_attempt_time: datetime
-    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+    min_node_count: int | None = None
+    """The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it."""
 
 
 class Incident(Shape):
     """A failure and its recovery."""
 
     incident_id: str
+    headline: str
+    """What failed, in a few words without a full stop."""
     training_job_name: str
     project: str
     run_id: str
@@ -129,12 +120,10 @@ class Incident(Shape):
     """The person who takes care of the incident, as UpdateIncident sets it."""
     outcome: Outcome | None = None
     """How the incident ended. Only in DescribeIncident."""
-    headline: str | None = None
-    """What failed, in a few words without a full stop. Only in DescribeIncident."""
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
-    """The cause in one or two sentences. The text begins with "Cause unknown" if no stored fact explains the failure.
+    """The cause in at most four sentences. The text begins with "Cause unknown" if no stored fact explains the failure.
 
     Only in DescribeIncident.
     """
@@ -145,7 +134,7 @@ class Incident(Shape):
 
     Only in DescribeIncident.
     """
-    wait: IncidentWait | None = None
+    wait: CapacityWait | None = None
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     actions: list[IncidentAction] | None = None
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""

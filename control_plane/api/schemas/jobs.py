@@ -20,6 +20,7 @@ from control_plane.api.schemas.common import (
     MIN_CHECKPOINT_OVERHEAD,
     MIN_COST_USD,
     AbsolutePath,
+    CapacityWait,
     Changes,
     ChannelName,
     Environment,
@@ -564,6 +565,8 @@ class TrainingJob(Shape):
     secondary_status_transitions: list[SecondaryStatusTransition]
     reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    capacity_wait: CapacityWait | None
+    """The wait for instances that AWS does not launch. Absent if the job waits for none."""
     failure_reason: str | None
     """Why the job failed. Absent if the job has not failed."""
     conditions: list[Condition]

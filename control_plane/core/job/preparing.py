@@ -19,7 +19,13 @@ from control_plane.core.job.roster import (
 )
 from control_plane.core.job.ruling import with_ruling
 from control_plane.core.job.sources import step_left_in_s3
-from control_plane.core.job.view import JobView, waiting_words, watched_seconds, with_record
+from control_plane.core.job.view import (
+    JobView,
+    waiting_words,
+    watched_seconds,
+    with_capacity_wait,
+    with_record,
+)
 from control_plane.core.states import IncidentEvent, JobEvent
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import Prepare
@@ -75,6 +81,7 @@ def prepare(view: JobView) -> Decision:
     if roll.unreachable:
         waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold shards of the committed step")
     aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""
+    view = with_capacity_wait(view, roll.vacancy_count)
     return stay(view, aim + "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
 
 
@@ -141,7 +148,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     incident = view.record.incident
     source = restore.farthest
     reason = (
-        f"restores step {plan.base_step} from {source}"
+        f"restores step {plan.base_step} from {incidents.SOURCES[source]}"
         if source is not None
         else "starts from the script's own initial state"
     )

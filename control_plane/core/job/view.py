@@ -24,7 +24,7 @@ from control_plane.core.evidence import (
     track_impairments,
     track_silences,
 )
-from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, NodeObserved
 from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
@@ -143,6 +143,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         silences=silences,
         impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _reached_limit(record, spec, now, seen.price_usd_per_hour),
+        capacity_wait=None,  # A decision that waits for nodes sets it again (`with_capacity_wait`).
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
     )
     return JobView(
@@ -303,6 +304,20 @@ def last_progress_at(view: JobView) -> float:
         before.proposed,
     )
     return view.now if has_moved else record.progress_at
+
+
+def with_capacity_wait(view: JobView, missing: int) -> JobView:
+    """Return the view, with the wait for `missing` nodes in its record if the fleet's launches fail."""
+    launches = view.seen.failed_launches
+    if launches is None or missing <= 0:
+        return view
+    wait = CapacityWait(
+        missing_count=missing,
+        message=launches.message,
+        failed_count=launches.count,
+        next_attempt_at=launches.next_attempt_at,
+    )
+    return with_record(view, capacity_wait=wait)
 
 
 def waiting_words(view: JobView, missing: int) -> str:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from control_plane.core import capacity, elastic, launch, queue
 from control_plane.core.actions import Decision
 from control_plane.core.job.outcome import change_state, end_job, stay
-from control_plane.core.job.view import JobView, durable_words, waiting_words, with_record
+from control_plane.core.job.view import JobView, durable_words, waiting_words, with_capacity_wait, with_record
 from control_plane.core.states import JobEvent, JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from everstep.protocol.ids import FleetName, Generation
@@ -37,7 +37,8 @@ def wait_for_nodes(view: JobView) -> Decision:
         # nodes.
         if view.seen.assigned:
             return stay(view, "admitted; waits until its former nodes have returned to the fleet")
-        return change_state(view, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
+        waiting = with_capacity_wait(view, spec.node_count)
+        return change_state(waiting, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
     if view.seen.gives_way_to:
         return change_state(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
     count = len(view.seen.assigned)
@@ -50,7 +51,7 @@ def wait_for_nodes(view: JobView) -> Decision:
             return _change_fleet(view, fleet, missing)
         if has_none_come:
             return _stand_aside(view, missing)
-        return stay(view, _gang_words(view, missing))
+        return stay(with_capacity_wait(view, missing), _gang_words(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
     ready = with_record(
         view,

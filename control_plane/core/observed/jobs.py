@@ -286,6 +286,32 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedLaunches:
+    """The launches of a fleet's instances that have failed since the last successful launch."""
+
+    message: str
+    """AWS's message about the newest failed launch."""
+    count: int
+    """Number of failed launches on Everstep's schedule, at least 1."""
+    next_attempt_at: float
+    """Unix time at which Everstep next requests the instances. A time in the past means that the attempt is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityWait:
+    """A job's wait for instances whose launches fail, as the job loop stores it with each decision."""
+
+    missing_count: int
+    """Number of nodes that the job lacks, at least 1."""
+    message: str
+    """AWS's message about the newest failed launch."""
+    failed_count: int
+    """Number of failed launches on Everstep's schedule, at least 1."""
+    next_attempt_at: float
+    """Unix time of the next attempt. A time in the past means that the attempt is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
     """The part of a job's record that the database stores in one JSON column.
 
@@ -353,6 +379,8 @@ class Memo:
 
     None if no member is missing, and while a person has paused the job.
     """
+    capacity_wait: CapacityWait | None = None
+    """The wait for instances whose launches fail. None if the job lacks no node or no launch has failed."""
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0
@@ -451,6 +479,9 @@ class JobObserved:
     """Whether most of the fleet is silent while AWS reports its instances running. If so, silence proves nothing."""
     waiting_words: str = ""
     """AWS's reason for failed instance launches. Empty if no launch fails."""
+    failed_launches: FailedLaunches | None = None
+    """The fleet's failed launches that Everstep retries. None while launches succeed, and if a person suspended them.
+    """
     launch_failed_at: float | None = None
     """Time of the fleet's newest failed launch, in Unix seconds. None while launches succeed."""
     open_fleets: frozenset[FleetName] = frozenset()

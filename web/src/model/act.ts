@@ -1,14 +1,14 @@
 /** What a person must do for a job, or can do. Pure. The first rule that applies decides; `duty.ts` says how urgent. */
-import type { IncidentAction } from '../contract'
+import type { CapacityWait, IncidentAction } from '../contract'
 import { ACT, STATE } from '../words/job'
 import { logsCommand } from '../words/commands'
 import { DUTIES, DUTY } from '../words/duty'
-import { capacityWords, type CapacityWait } from './capacity'
 import {
   decision, dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency,
 } from './duty'
 import { STALE_SECONDS } from './figures'
-import { ago, duration, minute, sentence, soon } from './format'
+import { ago, clock, duration, minute, sentence } from './format'
+import { attemptWords } from './incident'
 import type { Facts, JobState, PhaseNow, Statement } from './facts'
 import { isOver, hasReleasedNodes, unrecoveredReason, type Tone } from './standing'
 
@@ -133,7 +133,7 @@ function ofEndedJob({ job, actions, protection }: Facts, { checkpointStep }: Der
   if (job.TrainingJobStatus === 'Completed') return none(ACT.ended.completed)
   if (job.TrainingJobStatus === 'Stopped') return none(ACT.ended.stopped, 'idle')
   const words = ACT.failed
-  const named = stepsOf(actions).filter((each) => each.urgency === 'Now')
+  const named = stepsOf(actions, job.RunId).filter((each) => each.urgency === 'Now')
   const own = [step('Now', words.read, logsCommand(job.TrainingJobName))]
   return must({
     section: 'failed', tone: 'bad', brief: words.brief, text: words.text,
@@ -177,14 +177,23 @@ function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: Capacit
     ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
     : `everstep fleets describe ${name}`
   const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
-  const choice = stepsOf(actions).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
-  const at = minute(wait.retryAt)
-  return none(capacityWords(wait, fleet), choice ? 'warn' : 'busy', {
-    brief: choice ? decision(at, soon(wait.retryAt, now), choice) : words.brief(`${at} UTC`),
+  const choice = stepsOf(actions, job.RunId).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
+  const at = minute(wait.NextAttemptTime)
+  return none(shortageWords(wait, now), choice ? 'warn' : 'busy', {
+    ...(choice ? { title: DUTY.decision } : {}),
+    brief: choice ? decision(at, choice) : words.brief(`${at} UTC`),
     // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',
   })
+}
+
+/** Return what AWS lacks, when Everstep tries again, and AWS's own message, in sentences. */
+function shortageWords(wait: CapacityWait, now: number): string {
+  const words = ACT.shortage
+  const lack = words.text(wait.InstanceType || words.type, wait.AvailabilityZone || words.zone)
+  const attempt = words.attempt(attemptWords(wait, now), clock(wait.NextAttemptTime))
+  return [wait.IsOutOfCapacity ? lack : words.none, attempt, words.said(sentence(wait.Message))].join(' ')
 }
 
 function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Rule {
@@ -250,8 +259,8 @@ function weakWords(word: string): string {
 }
 
 /** Add what the API names for the latest incident beside urgent steps and held nodes, which have their own rules. */
-function withOptionalSteps(rule: Rule, { actions }: Facts): Rule {
-  const optional = stepsOf(actions).filter((each) => each.urgency !== 'Now' && each.nodeId === undefined)
+function withOptionalSteps(rule: Rule, { actions, job }: Facts): Rule {
+  const optional = stepsOf(actions, job.RunId).filter((each) => each.urgency !== 'Now' && each.nodeId === undefined)
   return optional.length ? { ...rule, steps: [...(rule.steps ?? []), ...optional] } : rule
 }
 

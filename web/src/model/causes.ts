@@ -1,7 +1,6 @@
 /** Words for the cause, the phase and the source of an incident. Pure. */
 import { causeTitles, restoreSources, type Incident } from '../contract'
 import { HAPPENINGS, PHASES } from '../words/causes'
-import { INCIDENT } from '../words/incident'
 import { words } from './format'
 
 const TITLES: Readonly<Record<string, string>> = causeTitles
@@ -10,10 +9,6 @@ const PHASE_WORDS: Readonly<Record<string, string>> = PHASES
 
 /** Return what happened as a title. A cause that a newer server adds keeps its own name. */
 export const causeTitle = (cause: string): string => TITLES[cause] ?? words(cause)
-
-/** Return the title of an incident. A list of incidents has no headlines, so the cause stands for one there. */
-export const incidentTitle = ({ Cause, Headline, ControlPlaneAbsentSeconds: absent }: Incident): string =>
-  Headline ?? (absent === undefined ? causeTitle(Cause) : INCIDENT.down(causeTitle(Cause)))
 
 /** Return what happened as a clause. */
 export function causeWords(cause: string): string {

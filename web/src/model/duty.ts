@@ -17,6 +17,8 @@ export interface Step {
   nodeId?: string
   /** Whether Everstep recommends the step instead of waiting. */
   isRecommended?: boolean
+  /** The job that a button lets continue on fewer nodes: its run, and the new MinNodeCount. */
+  shrink?: { runId: string; nodes: number }
   /** A page on which the person does it. */
   link?: { to: string; label: string }
 }
@@ -60,11 +62,12 @@ export function dutySentence(steps: readonly Step[]): string {
 
 const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + text.slice(1)
 
-/** Return the steps that the API names for an incident. */
-export const stepsOf = (actions: readonly IncidentAction[] = []): Step[] =>
+/** Return the steps that the API names for an incident. `runId`: of its job. */
+export const stepsOf = (actions: readonly IncidentAction[] = [], runId?: string): Step[] =>
   actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId, ...rest }) => ({
     urgency, text, commands: [Command, ...(FurtherCommands ?? [])], ...(nodeId === undefined ? {} : { nodeId }),
     ...(rest.IsRecommended ? { isRecommended: true } : {}),
+    ...(rest.MinNodeCount === undefined || runId === undefined ? {} : { shrink: { runId, nodes: rest.MinNodeCount } }),
   }))
 
 /** Return the steps for nodes that a person must release or terminate. Everstep itself releases other held nodes. */
@@ -101,15 +104,14 @@ export function incidentLine(
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
-    const when = attemptWords(Wait, now)
-    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(when) }
-    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), when, statedStep(steps, true)!) }
+    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(attemptWords(Wait, now)) }
+    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), statedStep(steps, true)!) }
   }
   if (isRecoveredButPressing({ Outcome }, steps)) return { tone, lead: DUTY.recovered(dutySentence(steps)) }
   const isCalm = tone === 'good' || tone === 'idle'
   return { tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone, lead: dutySentence(steps) }
 }
 
-/** Return the sentence that leaves a long wait to a person. `time`: of the next attempt. `when`: until then. */
-export const decision = (time: string, when: string, choice: Step): string =>
-  DUTY.decideWait(time, when, briefOf(choice), choice.isRecommended ?? false)
+/** Return the sentence that leaves a long wait to a person. `time`: of the next attempt. */
+export const decision = (time: string, choice: Step): string =>
+  DUTY.decideWait(time, briefOf(choice), choice.isRecommended ?? false)

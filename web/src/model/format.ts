@@ -27,7 +27,10 @@ export function ago(at: number, now: number): string {
 }
 
 /** Return when `at` comes: "in 12 s", "in 2 min". Not for moments in the past. */
-export const soon = (at: number, now: number): string => `in ${coarse(Math.round(at - now))}`
+export function soon(at: number, now: number): string {
+  const seconds = Math.round(at - now)
+  return `in ${coarse(seconds < 60 ? seconds : Math.round(seconds / 60) * 60)}`
+}
 
 function coarse(seconds: number): string {
   if (seconds < 60) return `${Math.floor(seconds)} s`
@@ -41,13 +44,6 @@ export const utc = (at: number): string => `${new Date(at * 1000).toISOString().
 
 /** Return a moment in UTC and, if it differs, in the reader's time zone. */
 export const moment = (at: number, zone?: string): string => [utc(at), local(at, zone)].filter(Boolean).join(' · ')
-
-/** The moment nearest to `now` at which a clock shows `12:00:05` in UTC. */
-export function nearest(time: string, now: number): number {
-  const [hours = 0, minutes = 0, seconds = 0] = time.split(':').map(Number)
-  const at = Math.floor(now / 86400) * 86400 + hours * 3600 + minutes * 60 + seconds
-  return at + Math.round((now - at) / 86400) * 86400
-}
 
 /** Return the time of day in UTC: 12:00:05. */
 export const clock = (at: number): string => new Date(at * 1000).toISOString().slice(11, 19)

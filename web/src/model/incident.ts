@@ -1,9 +1,9 @@
 /** Whether an incident is over. Pure. */
-import type { Incident } from '../contract'
+import type { CapacityWait, Incident } from '../contract'
 import { INCIDENT, OUTCOMES } from '../words/incident'
 import { phaseWords } from './causes'
 import { phaseLengths } from './figures'
-import { clock, duration, soon } from './format'
+import { duration, soon } from './format'
 import type { Tone } from './standing'
 
 type Outcome = NonNullable<Incident['Outcome']>
@@ -12,18 +12,16 @@ type Outcome = NonNullable<Incident['Outcome']>
 export const outcomeOf = ({ Outcome: outcome, ClosedAt }: Pick<Incident, 'Outcome' | 'ClosedAt'>): Outcome =>
   outcome ?? (ClosedAt === undefined ? 'Open' : 'Recovered')
 
-type Wait = NonNullable<Incident['Wait']>
-
 /** Return the missing nodes: "1 p5.48xlarge in us-east-2a". */
-export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone }: Wait): string =>
+export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone }: CapacityWait): string =>
   INCIDENT.wait.missing(MissingNodeCount, InstanceType, AvailabilityZone)
 
 /** Return when the next attempt is: "in 12 min", or "now". `now`: Unix seconds. */
-export const attemptWords = ({ NextAttemptTime: at }: Wait, now: number): string =>
+export const attemptWords = ({ NextAttemptTime: at }: CapacityWait, now: number): string =>
   at <= now + 1 ? INCIDENT.wait.due : soon(at, now)
 
 /** Return the first sentence of AWS's own words. */
-export const quoteOf = ({ Message }: Wait): string =>
+export const quoteOf = ({ Message }: CapacityWait): string =>
   INCIDENT.wait.quote(Message.split('. ')[0]!.replace(/\.$/, ''))
 
 /** For this long after its end, an incident is as important as an open one. */
@@ -33,18 +31,15 @@ const RECENT_SECONDS = 900
 export const isRecent = (incident: Incident, now: number): boolean =>
   now - (incident.ClosedAt ?? now) < RECENT_SECONDS || outcomeOf(incident) === 'JobFailed'
 
-/** Return what happens now in an open incident. undefined: the incident is closed. `now`: Unix seconds. */
-export function presentWords(incident: Incident, now: number): { title: string; text: string } | undefined {
-  const { ClosedAt, Wait: wait } = incident
-  if (ClosedAt !== undefined) return undefined
-  if (wait !== undefined) {
-    const words = INCIDENT.wait
-    // The verdict of a decision names the next attempt.
-    const text = hasDecision(incident) ? '' : words.text(clock(wait.NextAttemptTime))
-    return { title: words.title(missingWords(wait)), text }
-  }
+/**
+ * Return what happens now in an open incident. `now`: Unix seconds.
+ *
+ * undefined: the incident is closed, or the job waits for AWS, which the verdict and the cause say.
+ */
+export function presentWords(incident: Incident, now: number): string | undefined {
+  if (incident.ClosedAt !== undefined || incident.Wait !== undefined) return undefined
   const seconds = phaseLengths(incident, now).at(-1)?.seconds ?? 0
-  return { title: INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds)), text: '' }
+  return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
 /** Return how the incident stands, as a word with its tone. A wait that a person decides about has its tone. */

@@ -24,7 +24,7 @@ export function filtered(incidents: readonly Incident[], filter: IncidentFilter)
     if (filter.project && each.Project !== filter.project) return false
     const nodes = [...(each.FaultedInstanceIds ?? []), ...(each.InstanceIds ?? [])]
     const cause = [each.Cause, causeWords(each.Cause)]
-    const words = [each.TrainingJobName, ...cause, each.IncidentId, each.Owner ?? '', ...nodes]
+    const words = [each.TrainingJobName, each.Headline, ...cause, each.IncidentId, each.Owner ?? '', ...nodes]
     return words.join(' ').toLowerCase().includes(text)
   })
 }

@@ -3,14 +3,14 @@
  *
  * The verdict contains only what the API reports. A fact that the API does not report is left out, or is "unknown".
  */
-import type { Incident, TrainingJob } from '../contract'
+import type { CapacityWait, Incident, TrainingJob } from '../contract'
 import { BANNERS, KEPT, STATE } from '../words/job'
 import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
-import { capacityWait, type CapacityWait } from './capacity'
 import { phaseWords } from './causes'
 import type { Facts, JobState, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
 import { ago, count, duration, headline, percent, plural, sentence } from './format'
+import { attemptWords, missingWords } from './incident'
 import { isOver, reachedStep, hasReleasedNodes, stateOf, unrecoveredReason, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
@@ -40,11 +40,11 @@ export const openIncident = (incidents: Incident[] = []): Incident | undefined =
   incidents.filter((each) => each.ClosedAt === undefined).at(-1)
 
 export function verdict(facts: Facts): Verdict {
-  const { job, fleet, now } = facts
+  const { job } = facts
   const figures = jobFigures(job, facts)
   const recovery = recoveryOf(facts)
   const hasNodes = isOver(job) || job.SecondaryStatus === 'Training'
-  const wait = hasNodes ? undefined : capacityWait(job.Reason ?? '', now, fleet)
+  const wait = hasNodes ? undefined : job.CapacityWait
   const fresh = stateOfJob(facts, figures, recovery, wait)
   const protection = protectionOf(facts, figures)
   const act = actOf(facts, {
@@ -84,7 +84,7 @@ function staleState(known: JobState, { staleSeconds = 0, refusal }: Facts): JobS
 const stated = (tone: Tone, title: string, text: string, detail = ''): JobState => ({ tone, title, text, detail })
 
 function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait?: CapacityWait): JobState {
-  const { job } = facts
+  const { job, now } = facts
   const highest = reachedStep(job)
   const reached = highest >= 0 ? count(highest) : undefined
   const step = figures.step === undefined ? undefined : count(figures.step)
@@ -109,7 +109,7 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
       return stated('idle', TITLES.paused, STATE.atStep(TITLES.paused, reached), why)
     case 'Pending':
       return wait
-        ? stateOfWait('idle', TITLES.queued, wait)
+        ? stateOfWait('idle', TITLES.queued, wait, now)
         : stated('idle', TITLES.queued, STATE.atStep(TITLES.queued), why)
     case undefined:
       return stated('idle', TITLES.unknown, STATE.unknown)
@@ -119,27 +119,27 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
   }
   if (job.SecondaryStatus === 'Interrupted' && !recovery) {
     const title = hasReleasedNodes(job) ? TITLES.interrupted : TITLES.returning
-    return wait ? stateOfWait('warn', title, wait) : stated('warn', title, STATE.atStep(title, reached), why)
+    return wait ? stateOfWait('warn', title, wait, now) : stated('warn', title, STATE.atStep(title, reached), why)
   }
   if (recovery || job.SecondaryStatus === 'Restarting') {
     if (unrecoveredReason(job)) {
       const text = STATE.notRecovering(job.TakenOverBy ?? STATE.person)
       return stated('bad', TITLES.notRecovering, text, reached ? STATE.reached(reached) : '')
     }
-    if (wait) return stateOfWait('busy', TITLES.recovering, wait)
+    if (wait) return stateOfWait('busy', TITLES.recovering, wait, now)
     if (!recovery) return stated('busy', TITLES.recovering, STATE.atStep(TITLES.recovering), why)
     const { words, elapsedSeconds, usualSeconds } = recovery
     const usual = usualSeconds === undefined ? undefined : duration(usualSeconds)
     const text = STATE.recovering(words, duration(elapsedSeconds), usual)
     return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, text, why)
   }
-  if (wait) return stateOfWait('busy', TITLES.starting, wait)
+  if (wait) return stateOfWait('busy', TITLES.starting, wait, now)
   return stated('busy', TITLES.starting, STATE.atStep(TITLES.starting, step), why)
 }
 
-function stateOfWait(tone: Tone, title: string, { need, zone, isShort, when }: CapacityWait): JobState {
-  const text = need === undefined ? STATE.atStep(title) : STATE.waiting(title, need, zone)
-  return stated(tone, title, text, STATE.nextAttempt(isShort, when))
+function stateOfWait(tone: Tone, title: string, wait: CapacityWait, now: number): JobState {
+  const detail = STATE.nextAttempt(wait.IsOutOfCapacity, attemptWords(wait, now))
+  return stated(tone, title, STATE.waiting(title, missingWords(wait)), detail)
 }
 
 function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobState {

@@ -11,7 +11,7 @@ import {
 } from '../api/queries'
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
-import { incidentTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
+import { phaseColor, phaseWords, sourceWords } from '../model/causes'
 import {
   incidentLine, isPressing, isRecoveredButPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step,
 } from '../model/duty'
@@ -66,7 +66,8 @@ function Described({ incident }: { incident: Incident }) {
   const shared: Shared = { incident, figures, fleet: job?.FleetName }
   const { checkpointStep } = jobFigures(job ?? {}, { protection })
   // Before the answer about checkpoints, the page does not know from which step the job can start.
-  const steps = withResubmission(stepsOf(incident.Actions), protection === undefined ? {} : job!, checkpointStep)
+  const named = stepsOf(incident.Actions, incident.RunId)
+  const steps = withResubmission(named, protection === undefined ? {} : job!, checkpointStep)
   return (
     <div className="stack">
       <Head {...shared} steps={steps} address={address} />
@@ -117,7 +118,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           <JobLink name={incident.TrainingJobName} address={address} />
         </>
       }
-      title={<Unbroken text={incidentTitle(incident)} />}
+      title={<Unbroken text={incident.Headline} />}
       status={
         <>
           {!isRecoveredButPressing(incident, steps) && <Status {...standingOf(incident)} />}
@@ -200,10 +201,10 @@ function Choices({ steps, stated, isDecision }: { steps: readonly Step[]; stated
     <>
       {recommended.length === 0 && <p>{isDecision ? words.recommended : words.nothing}</p>}
       <Steps steps={recommended} isChoice stated={stated} />
-      {isDecision && <p>{words.undecided}</p>}
       {others.length > 0 && (
         <details>
           <summary className="dim">{words.other(others.length)}</summary>
+          {isDecision && <p>{words.undecided}</p>}
           <Steps steps={others} isChoice />
         </details>
       )}

@@ -6,7 +6,6 @@ import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
 import { clock, sentence, utc } from '../model/format'
 import { presentWords, quoteOf } from '../model/incident'
-import { incidentTitle } from '../model/causes'
 import { Ago, NodeLink, Unbroken, useNow } from './Basics'
 import { INCIDENT } from '../words/incident'
 
@@ -26,10 +25,10 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const [done, ...explained] = incident.Done ?? []
   const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
   const details = [...quote, ...explained, ...(incident.Evidence ?? [])]
-  const title = incidentTitle(incident)
+  const title = incident.Headline
   const all = incident.FaultedInstanceIds ?? []
-  // A script that fails on node after node is not a failure of these nodes.
-  const isOfScript = figures.unsavedSteps !== undefined && all.length > 1
+  // The failure of a script is not a failure of the nodes on which it ran.
+  const isOfScript = incident.Outcome === 'JobFailed' && incident.Cause === 'rank_exit'
   const failed = isOfScript ? [] : all.filter((id) => !title.includes(id))
   const now = useNow()
   const present = presentWords(incident, now)
@@ -56,21 +55,24 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
           <dt>{words.now}</dt>
           <dd>
             <strong>
-              <Unbroken text={present.title} />
-            </strong>{' '}
-            {present.text}
-            {jobReason && incident.Wait === undefined && <Sentences texts={[jobReason]} />}
+              <Unbroken text={present} />
+            </strong>
+            {jobReason && <Sentences texts={[jobReason]} />}
           </dd>
         </>
       )}
       <dt>{words.lost}</dt>
       <dd>
         <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
-        {incident.ContinuingCost && <Sentences texts={[incident.ContinuingCost]} />}
-        {incident.ContinuingCost && incident.Outcome === 'JobFailed' && fleet !== undefined && (
-          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
-            {words.fleet(fleet)}
-          </Link>
+        {incident.ContinuingCost && (
+          <p>
+            <Unbroken text={sentence(incident.ContinuingCost)} />{' '}
+            {incident.Outcome === 'JobFailed' && fleet !== undefined && (
+              <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
+                {words.fleet}
+              </Link>
+            )}
+          </p>
         )}
         {details.length > 0 && (
           <details>
@@ -103,7 +105,7 @@ function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: b
           <Loss figures={figures} field="costUsd" words={words.costs} />
         )}
       </ul>
-      {unsaved === undefined && recomputed === undefined && <p className="dim">{words.unknown}</p>}
+      {figures.isOpen && recomputed === undefined && <p className="dim">{words.unknown}</p>}
     </>
   )
 }

@@ -6,8 +6,8 @@ import { duration } from '../model/format'
 import {
   hook, incidentFigures, phaseHook, phaseLengths, phaseTexts, shown, type IncidentFigures,
 } from '../model/figures'
-import { causeTitle, phaseColor, phaseWords, sourceWords } from '../model/causes'
-import { Ago, JobLink, Status, useNow } from './Basics'
+import { phaseColor, phaseWords, sourceWords } from '../model/causes'
+import { Ago, JobLink, Status, Unbroken, useNow } from './Basics'
 
 interface Listed {
   incidents: Incident[]
@@ -27,7 +27,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
       <table className="grid stacked">
         <thead>
           <tr>
-            <th>Cause</th>
+            <th>What failed</th>
             {withJob && <th>Job</th>}
             <th>Phase</th>
             <th>Failed</th>
@@ -41,8 +41,10 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
         <tbody>
           {incidents.map((each) => ({ each, figures: of(each) })).map(({ each, figures }) => (
             <tr key={each.IncidentId}>
-              <td data-name="Cause">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{causeTitle(each.Cause)}</Link>
+              <td data-name="What failed">
+                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
+                  <Unbroken text={each.Headline} />
+                </Link>
               </td>
               {withJob && (
                 <td data-name="Job">

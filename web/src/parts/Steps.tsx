@@ -4,11 +4,13 @@ import { useQuery } from '@tanstack/react-query'
 import { Suspense, useState } from 'react'
 import { Link } from 'react-router'
 
+import { call } from '../api/client'
 import { lazyPart } from '../api/pages'
 import { nodesQuery, useRole } from '../api/queries'
 import { restOf, urgentFirst, type Step } from '../model/duty'
 import { actionsOf } from '../model/nodes'
 import { DUTIES, DUTY } from '../words/duty'
+import { ActionButton } from './ActionButton'
 import { Command, Status, Unbroken } from './Basics'
 
 const NodeDialog = lazyPart(() => import('./NodeDialog'))
@@ -26,21 +28,20 @@ interface Props {
 }
 
 export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props) {
+  const { mayRun } = useRole()
   if (!steps.length) return null
   return (
     <ul className="plain actions">
       {urgentFirst(steps).map((step) => (
         <li key={step.text}>
-          {!isChoice && (step.urgency !== urgency || urgency === 'Optional') && (
+          {!isChoice && step !== stated && (step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
           {step.isRecommended && <strong>{DUTY.recommended}</strong>}
           <p>
             <Unbroken text={step === stated ? restOf(step) : step.text} />
           </p>
-          {step.commands.map((command) => (
-            <Command key={command} text={command} />
-          ))}
+          {step.shrink && mayRun ? <Shrink {...step.shrink} /> : <Commands texts={step.commands} />}
           <div className="row">
             {step.link && (
               <Button component={Link} to={step.link.to} size="xs" variant="default">
@@ -54,6 +55,17 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
     </ul>
   )
 }
+
+const Commands = ({ texts }: { texts: readonly string[] }) => texts.map((text) => <Command key={text} text={text} />)
+
+/** Lets a waiting job continue on the nodes that it has. The job grows again, so the button asks nothing. */
+const Shrink = ({ runId, nodes }: NonNullable<Step['shrink']>) => (
+  <ActionButton
+    action={() => call('UpdateTrainingJob', { TrainingJobName: runId, ElasticConfig: { MinNodeCount: nodes } })}
+  >
+    {DUTY.shrink(nodes)}
+  </ActionButton>
+)
 
 /** Opens the dialog of a held node. A role that cannot act on nodes gets a link to the node instead. */
 function NodeButton({ id, fleet }: { id: string; fleet: string }) {

@@ -27,10 +27,13 @@ export const DUTY = {
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   recovered: (lead: string) => `Recovered. ${lead}`,
-  decideWait: (time: string, when: string, choice: string, isRecommended: boolean) =>
+  /** Title of a card with a decision of a person. */
+  decision: 'Decide',
+  decideWait: (time: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide: ${choice} (recommended), or wait for the next attempt at ${time} UTC (${when}).`
-      : `Decide: wait for the next attempt at ${time} UTC (${when}; recommended), or ${choice}.`,
+      ? `Decide: ${choice} (recommended), or wait for the attempt at ${time} UTC.`
+      : `Decide: wait for the attempt at ${time} UTC (recommended), or ${choice}.`,
+  shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',
     text:

@@ -23,14 +23,11 @@ export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
-  down: (title: string) => `${title} while the control plane was down`,
   waiting: 'Waiting for AWS',
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
     due: 'now',
-    title: (missing: string) => `The job waits for ${missing}.`,
-    text: (time: string) => `Next attempt at ${time} UTC.`,
     pauses: 'Pauses between attempts double from 30 s up to 15 min.',
     quote: (quote: string) => `AWS reports: “${quote}”.`,
     nothing: 'Nothing: the job waits for the next attempt.',
@@ -47,22 +44,23 @@ export const INCIDENT = {
     where: 'Where, when',
     when: 'When',
     why: 'Why',
-    done: 'What Everstep did',
+    done: 'Response',
     now: 'Now',
-    lost: 'What was lost',
+    lost: 'Lost',
     details: (pieces: number) => `Details (${count(pieces)})`,
-    noneLost: 'steps lost,',
+    noneLost: 'steps,',
     recomputed: 'recomputed',
     /** `last`: the newest step of the job. */
     unsaved: (steps: number, last: number) =>
-      steps === 0 ? 'steps lost'
-        : steps === 1 ? `step lost (${count(last)}): no checkpoint has it`
-          : `steps lost (${count(last - steps + 1)} to ${count(last)}): no checkpoint has them`,
-    fleet: (name: string) => `Show fleet ${name}`,
+      steps === 0 ? 'steps'
+        : steps === 1 ? `step (${count(last)}): only memory had it`
+          : `steps (${count(last - steps + 1)} to ${count(last)}): only memory had them`,
+    /** The page of the fleet has a field of this name. */
+    fleet: 'Keep fewer idle nodes',
     interrupted: (isOpen: boolean, hasFailed: boolean) =>
-      isOpen ? 'without training so far' : hasFailed ? 'without training until the job failed' : 'without training',
+      isOpen ? 'without training so far' : hasFailed ? 'until the job failed' : 'without training',
     costs: 'for idle nodes',
-    unknown: 'Lost steps: not known yet.',
+    unknown: '0 steps; recomputed steps not known yet.',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
   people: {

@@ -27,10 +27,9 @@ export const STATE = {
   reached: (step: string) => `Training had reached step ${step}.`,
   recovering: (phase: string, elapsed: string, usual?: string) =>
     `Recovering: ${phase} for ${elapsed}${usual === undefined ? '' : `, usually ${usual}`}.`,
-  waiting: (title: string, need: string, zone?: string) => `${title}: waiting for ${need}${zone ? ` in ${zone}` : ''}.`,
+  waiting: (title: string, missing: string) => `${title}: waiting for ${missing}.`,
   nextAttempt: (isShort: boolean, when: string) =>
     `${isShort ? 'AWS is out of capacity' : 'AWS launched no instance'}; next attempt ${when}.`,
-  nextAttemptNow: 'now',
   notRecovering: (person: string) => `Not recovering: ${person} has taken over the job.`,
   person: 'a person',
   unknown: 'The control plane has not reported a status for this job.',

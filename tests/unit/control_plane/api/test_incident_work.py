@@ -166,7 +166,9 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     assert (described["Project"], described["Outcome"]) == ("default", "Open")
     assert described["Verdict"].startswith("i-1 and i-2 were terminated. Everstep is recovering the job")
     assert described["Actions"] == [], "Everstep recovers the job, so nobody has to act"
-    assert "Verdict" not in client.list_incidents()["Incidents"][0]
+    (listed,) = client.list_incidents()["Incidents"]
+    assert "Verdict" not in listed
+    assert listed["Headline"] == described["Headline"] == "An instance was terminated"
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-1", initial_state="held", now=service.clock(), state="held", hold="inspection")
@@ -179,7 +181,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     assert described["Outcome"] == "JobFailed"
     assert described["Verdict"].endswith("The job failed; 26 steps are lost.")
     assert described["Headline"] == "An instance was terminated"
-    assert described["ContinuingCost"].endswith(" for 1 idle node of fleet main.")
+    assert described["ContinuingCost"].startswith("1 idle node of fleet main ")
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
         ("Now", "everstep jobs logs gpt --tail 50"),
         ("Later", "everstep nodes describe i-1"),
@@ -190,25 +192,43 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
     job.write(incidents.change, "inc-1", evidence=("x", "no control plane was running for 9 s, until 12:00:00 UTC"))
     assert "Wait" not in client.describe_incident(IncidentId="inc-1")
     next_at = START + timedelta(minutes=5)
-    reason = f"waits for 1 node: no capacity; Everstep retries at {next_at:%H:%M:%S} UTC (failed 3 times)"
-    job.write(jobs.change, reason=reason)
+    wait = {"missing_count": 1, "message": "no p5", "failed_count": 3, "next_attempt_at": next_at.timestamp()}
+    job.write(jobs.change, memo={"capacity_wait": wait})
     described = client.describe_incident(IncidentId="inc-1")
+    assert described["Wait"] == client.describe_training_job(TrainingJobName="gpt")["CapacityWait"]
     assert described["Wait"] == {
         "MissingNodeCount": 1,
         "InstanceType": "p5.48xlarge",
         "AvailabilityZone": "us-east-1a",
-        "Message": "no capacity",
+        "Message": "no p5",
+        "IsOutOfCapacity": False,
+        "FailedAttemptCount": 3,
         "NextAttemptTime": next_at,
     }
-    assert described["Why"] == (
-        "X, the control plane was down for 9.0 s (up again since 12:00:00 UTC), and AWS launches no replacement."
+    assert (
+        described["Why"] == "X. The control plane was down for 9.0 s, until 12:00:00 UTC. AWS launches no replacement."
     )
-    assert described["Done"][0].endswith("from AWS, which launched none in 3 attempts.")
+    assert described["Done"][0].endswith("requested a replacement 3 times.")
+    job.write(jobs.change, memo={"capacity_wait": {**wait, "message": "InsufficientInstanceCapacity"}})
+    short = client.describe_incident(IncidentId="inc-1")
+    assert short["Wait"]["IsOutOfCapacity"]
+    assert short["Why"].endswith("AWS has no p5.48xlarge capacity in us-east-1a.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
     assert not {"Why", "Done", "Wait"} & listed.keys()
     job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
     assert "Wait" not in client.describe_incident(IncidentId="inc-1")
+
+
+def test_the_list_of_incidents_names_the_exception_with_which_the_script_ended_the_job(client, job):
+    ended_at = START + timedelta(seconds=5)
+    reason = "error (1)\nTraceback\nKeyError: 'labels'"
+    job.write(incidents.change, "inc-1", cause="rank_exit", closed_at=ended_at)
+    job.write(jobs.transition, before="queued", after="failed", now=ended_at, reason=reason)
+    job.write(jobs.change, ended_at=ended_at)
+    (listed,) = client.list_incidents()["Incidents"]
+    assert listed["Headline"] == "The training script raised KeyError"
+    assert client.describe_incident(IncidentId="inc-1")["Headline"] == listed["Headline"]
 
 
 def test_everstep_is_said_to_have_terminated_only_the_nodes_that_it_gave_up(client, job, service):

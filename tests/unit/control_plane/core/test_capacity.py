@@ -1,4 +1,4 @@
-"""Tests the wait for capacity that a job's stored reason describes."""
+"""Tests failed launches: their number, the next attempt, and whether AWS lacks capacity."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from control_plane.core.capacity import (
     LONG_WAIT_SECONDS,
     LONGEST_RETRY_SECONDS,
-    CapacityWait,
+    failed_launches,
+    is_long,
+    is_shortage,
     pause_seconds,
     retry_at,
-    wait_of,
     waiting_words,
 )
 from control_plane.core.observed.fleets import GroupObserved
+from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 
 MESSAGE = "We do not have sufficient capacity: try later. Launching EC2 instance failed"
-SUSPENDED = "its group's Launch process is suspended (Administrative): AWS suspended it after failures"
 
 
 def group(failing_since: float, failed_at: float) -> GroupObserved:
@@ -37,25 +38,13 @@ def group(failing_since: float, failed_at: float) -> GroupObserved:
     )
 
 
-@given(
-    since=st.integers(1_700_000_000, 1_900_000_000),
-    length=st.integers(0, 100_000),
-    passed=st.floats(0.0, 40_000.0),
-    count=st.integers(1, 64),
-)
-def test_the_wait_has_the_attempt_that_the_control_plane_plans(
-    since: int, length: int, passed: float, count: int
-) -> None:
-    """A reader gets the planned time back, at every moment from the failure until long after the attempt."""
+@given(since=st.integers(1_700_000_000, 1_900_000_000), length=st.integers(0, 100_000))
+def test_failed_launches_have_their_number_and_the_attempt_that_everstep_plans(since: int, length: int) -> None:
     seen = group(since, since + length)
     planned = retry_at(seen)
     assert planned is not None
-    assert planned - (since + length) <= LONGEST_RETRY_SECONDS
-    nodes = "node" if count == 1 else "nodes"
-    now = since + length + passed
-    found = wait_of(f"waits for {count} {nodes}: {waiting_words(seen)}", now)
-    is_long = planned - now >= LONG_WAIT_SECONDS
-    assert found == CapacityWait(count, MESSAGE, planned, is_long=is_long, failed_count=scheduled(length))
+    assert 0 < planned - (since + length) <= LONGEST_RETRY_SECONDS
+    assert failed_launches(seen) == FailedLaunches(message=MESSAGE, count=scheduled(length), next_attempt_at=planned)
 
 
 def scheduled(length: float) -> int:
@@ -67,20 +56,27 @@ def scheduled(length: float) -> int:
     return count
 
 
-def test_a_reason_of_an_older_version_has_no_count_of_failures() -> None:
-    found = wait_of("waits for 1 node: no capacity; Everstep retries at 00:00:30 UTC", 0.0)
-    assert found == CapacityWait(1, "no capacity", 30.0)
-
-
-def test_a_suspension_by_aws_has_a_next_attempt_and_one_by_a_user_has_none() -> None:
+def test_everstep_retries_launches_that_aws_suspended_and_none_that_a_person_suspended() -> None:
     suspended = replace(group(1e9, 1e9), launch_suspension="Administrative", is_suspension_administrative=True)
-    assert wait_of(f"waits for 1 node: {waiting_words(suspended)}", 1e9) == CapacityWait(
-        1, SUSPENDED, 1e9 + 30, failed_count=1
-    )
-    by_user = replace(suspended, is_suspension_administrative=False)
-    assert wait_of(f"waits for 1 node: {waiting_words(by_user)}", 1e9) is None
+    assert failed_launches(suspended) == FailedLaunches(message=MESSAGE, count=1, next_attempt_at=1e9 + 30)
+    assert waiting_words(suspended).endswith("Everstep resumes it and retries at 01:47:10 UTC")
+    assert failed_launches(replace(suspended, is_suspension_administrative=False)) is None
+    assert failed_launches(replace(suspended, launch_failure="", failed_at=None, failing_since=None)) is None
 
 
-@pytest.mark.parametrize("reason", ["", "waits for 1 node", "trains from step 3", "waits for i-1 to prepare"])
-def test_other_reasons_are_no_wait_for_capacity(reason: str) -> None:
-    assert wait_of(reason, 1e9) is None
+@pytest.mark.parametrize(
+    ("message", "is_short"),
+    [
+        ("We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested", True),
+        ("InsufficientInstanceCapacity", True),
+        ("The image id 'ami-1' does not exist", False),
+    ],
+)
+def test_a_shortage_is_known_by_the_message_of_aws(message: str, is_short: bool) -> None:
+    assert is_shortage(message) is is_short
+
+
+def test_a_wait_is_long_if_a_person_has_time_to_decide() -> None:
+    wait = CapacityWait(missing_count=1, message=MESSAGE, failed_count=1, next_attempt_at=1000.0)
+    assert is_long(wait, 1000.0 - LONG_WAIT_SECONDS)
+    assert not is_long(wait, 1001.0 - LONG_WAIT_SECONDS)

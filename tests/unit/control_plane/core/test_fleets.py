@@ -672,7 +672,7 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     again = RetryLaunch(group="group", desired_count=3, failed_at=NOW - 30)
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
-    assert "waits for 1 instances: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
+    assert "waits for 1 instance: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
     # The second retry is due 90 s after the first failure. RetryLaunch contains the time of the newest failure.
     asked = replace(again, failed_at=NOW - 60)
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.capacity import CapacityWait
 from control_plane.core.incident_accounts import (
     Account,
     HeldNode,
@@ -22,6 +21,7 @@ from control_plane.core.incident_accounts import (
     verdict,
 )
 from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import JobState
 from everstep.protocol.ids import Step
@@ -35,7 +35,7 @@ RECOVERED = Account(
     outcome=Outcome.RECOVERED,
     evidence=("EC2 reports i-1 as terminated",),
     decision="replace i-1 and restart all ranks",
-    reason="restores step 10 from peer",
+    reason="restores step 10 from the memory of other nodes",
     job_reason="trains from step 10",
     reached_step=Step(12),
     from_step=Step(10),
@@ -100,13 +100,12 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
     absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
-    assert duty(absent).startswith("Not urgent: check the control plane. ")
-    assert duty(replace(absent, is_acknowledged=True)).startswith("Nobody must act. Optional: check the control plane")
+    assert duty(absent).startswith("Nobody must act. Optional: check the control plane. ")
     assert duty(FAILED) == (
-        "Act now: correct the cause. The command shows the last lines of the failed rank. Then submit the job again, "
-        "from the checkpoint of step 5."
+        "Act now: correct the cause, and submit the job again from the checkpoint of step 5. The log of the failed rank "
+        "shows the error."
     )
-    assert "submit the job again, from the beginning." in duty(replace(FAILED, kept_step=None))
+    assert "submit the job again from the beginning." in duty(replace(FAILED, kept_step=None))
 
 
 def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
@@ -141,25 +140,35 @@ def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
     assert continuing_cost(replace(one, price_usd_per_hour=None), 500.0) == ""
     assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04), 500.0) == ""
     failed = replace(FAILED, price_usd_per_hour=55.04, idle_count=3)
-    assert continuing_cost(failed, 500.0) == "You still pay $165.12 per hour for 3 idle nodes of fleet main."
+    assert continuing_cost(failed, 500.0) == "3 idle nodes of fleet main cost $165.12 per hour."
     unpriced = replace(failed, price_usd_per_hour=None, idle_count=1)
-    assert continuing_cost(unpriced, 500.0) == "You still pay for 1 idle node of fleet main."
+    assert continuing_cost(unpriced, 500.0) == "1 idle node of fleet main still costs money."
     assert continuing_cost(replace(failed, idle_count=0), 500.0) == ""
 
 
 def test_the_cost_of_a_wait_has_a_total_until_the_next_attempt() -> None:
     waiting = replace(WAITING, price_usd_per_hour=55.04)
-    assert continuing_cost(waiting, 300.0) == (
-        "Waiting costs $110.08 per hour: $27.52 until the next attempt. No further steps are lost."
-    )
-    assert continuing_cost(replace(waiting, node_count=2), 300.0) == (
-        "Waiting costs $55.04 per hour: $13.76 until the next attempt. No further steps are lost."
-    )
+    assert continuing_cost(waiting, 300.0) == "Waiting costs $110.08 per hour, $27.52 until the next attempt."
+    one = replace(waiting, node_count=2)
+    assert continuing_cost(one, 300.0) == "Waiting costs $55.04 per hour, $13.76 until the next attempt."
     assert continuing_cost(replace(waiting, node_count=1), 300.0) == ""
-    assert continuing_cost(waiting, 1200.0) == "Waiting costs $110.08 per hour. No further steps are lost."
+    assert continuing_cost(waiting, 1200.0) == "Waiting costs $110.08 per hour."
+    only_pause = replace(waiting, is_long_wait=True, least_node_count=2)
+    assert continuing_cost(only_pause, 300.0) == continuing_cost(waiting, 300.0)
 
 
-SHORT = CapacityWait(1, "We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed", 1200.0)
+def test_the_cost_of_a_long_wait_names_the_choice_that_ends_it() -> None:
+    long = replace(WAITING, price_usd_per_hour=55.04, is_long_wait=True)
+    assert continuing_cost(long, 300.0) == ("Waiting costs $110.08 per hour. Continuing on 2 nodes ends this cost.")
+    assert continuing_cost(replace(long, node_count=2), 300.0).endswith(" Continuing on 1 node ends this cost.")
+
+
+SHORT = CapacityWait(
+    missing_count=1,
+    message="We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed",
+    failed_count=2,
+    next_attempt_at=1200.0,
+)
 WAITING = replace(
     OPEN,
     job_reason="waits for 1 node: …",
@@ -179,9 +188,9 @@ def test_a_shortage_says_what_is_missing_and_when_the_next_attempt_is() -> None:
 
 
 def test_a_long_wait_is_a_decision_of_a_person() -> None:
-    long = replace(WAITING, wait=replace(SHORT, is_long=True))
+    long = replace(WAITING, is_long_wait=True)
     assert {each.urgency for each in actions(long)} == {Urgency.LATER}
-    assert [each.is_recommended for each in actions(long)] == [True, False]
+    assert [(each.is_recommended, each.min_node_count) for each in actions(long)] == [(True, 2), (False, None)]
     assert duty(long).startswith(
         "Decide: wait for the next attempt at 00:20:00 UTC, or (recommended) continue on 2 of 3 nodes."
     )
@@ -227,9 +236,7 @@ def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps
         "Everstep recovered the job; no step was lost."
     )
     (step,) = actions(absent)
-    assert (step.urgency, "why it was down" in step.words) == (Urgency.LATER, True)
-    (step,) = actions(replace(absent, is_acknowledged=True))
-    assert step.urgency is Urgency.OPTIONAL
+    assert (step.urgency, "why it was down" in step.words) == (Urgency.OPTIONAL, True)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_document_has_its_sections_in_order() -> None:
 
 replace i-1 and restart all ranks
 
-restores step 10 from peer
+restores step 10 from the memory of other nodes
 
 ## Last lines before the failure
 
@@ -124,5 +124,5 @@ def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> N
     assert "- Unsaved steps: 28\n" in written
     assert "- Newest checkpoint: step 5\n" in written
     assert "Resumed from" not in written
-    assert "1. Correct the cause. The command shows the last lines of the failed rank" in written
+    assert "1. Correct the cause, and submit the job again from the checkpoint of step 5. The log of" in written
     assert "`everstep jobs logs gpt --tail 50`" in written

@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.job import decide as decide_job
-from control_plane.core.observed.jobs import JobObserved, JobRecord, Policy
+from control_plane.core.observed.jobs import CapacityWait, FailedLaunches, JobObserved, JobRecord, Policy
 from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder
@@ -49,6 +49,19 @@ def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back()
     """
     assert decide(JobState.QUEUED, is_admitted=True, assigned=("i-1",)).state is JobState.QUEUED
     assert decide(JobState.QUEUED, is_admitted=True).state is JobState.ALLOCATING
+
+
+def test_a_job_stores_its_wait_for_capacity_only_while_it_lacks_nodes_and_launches_fail() -> None:
+    failed = FailedLaunches(message="no p5", count=3, next_attempt_at=NOW + 60)
+    wait = CapacityWait(missing_count=1, message="no p5", failed_count=3, next_attempt_at=NOW + 60)
+    old = {"capacity_wait": replace(wait, missing_count=2)}
+    one, both = ("i-1",), ("i-1", "i-2")
+    assert decide(JobState.ALLOCATING, assigned=one, record=old, failed_launches=failed).capacity_wait == wait
+    admitted = decide(JobState.QUEUED, is_admitted=True, failed_launches=failed)
+    assert admitted.capacity_wait == replace(wait, missing_count=2)
+    assert decide(JobState.ALLOCATING, assigned=one, record=old).capacity_wait is None
+    assert decide(JobState.ALLOCATING, assigned=both, record=old, failed_launches=failed).capacity_wait is None
+    assert decide(JobState.QUEUED, record=old, failed_launches=failed).capacity_wait is None
 
 
 def test_a_gang_gives_way_before_it_starts_even_when_it_is_complete() -> None:

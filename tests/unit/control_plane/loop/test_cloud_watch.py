@@ -28,9 +28,10 @@ from control_plane.db import fleets, notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CLOSE_SECONDS, CloudWatch
+from control_plane.loop.records import capacity_wait_of
 from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
-from tests.unit.control_plane.loop.world import FLEET, GROUP, World
+from tests.unit.control_plane.loop.world import FLEET, GROUP, START, World
 
 FACTS = Facts(
     version="1",
@@ -327,6 +328,9 @@ async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_jo
     words = world.job().reason
     assert "waits for 4 nodes: We currently do not have sufficient p5.48xlarge capacity" in words
     assert "Everstep retries at 00:00:31 UTC" in words
+    wait = capacity_wait_of(world.job())
+    assert wait is not None
+    assert (wait.missing_count, wait.message, wait.failed_count) == (4, words.partition(": ")[2].partition(";")[0], 1)
     world.operator.change_group(GROUP, world.suspended("Amazon EC2 Auto Scaling suspended this process"))
     world.operator.capacity = None
     await world.tick(1)
@@ -334,21 +338,22 @@ async def test_launches_that_aws_suspended_after_failures_are_resumed_and_the_jo
     assert ("resume_processes", GROUP) not in world.operator.calls
     await world.until(lambda: ("resume_processes", GROUP) in world.operator.calls)
     await world.running()
+    assert capacity_wait_of(world.job()) is None
 
 
 async def test_a_group_that_tries_every_second_moves_no_moment_at_which_it_is_asked_again(world: World) -> None:
     world.operator.launch_retry = timedelta(seconds=1)
     world.operator.capacity = 2
     world.submit()
-    words = []
+    seen = []
     for _ in range(60):
         await world.tick(1)
-        words.append(world.job().reason)
+        record = world.job()
+        if (wait := capacity_wait_of(record)) is not None:
+            seen.append((record.reason.rpartition(" at ")[2], wait.next_attempt_at, wait.failed_count))
     assert len(world.operator.recent_launch_failures(GROUP)) > 50
-    assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "Everstep retries" in said)) == [
-        "00:00:31 UTC (failed once)",
-        "00:01:31 UTC (failed 2 times)",
-    ]
+    first = START.timestamp()
+    assert list(dict.fromkeys(seen)) == [("00:00:31 UTC", first + 31, 1), ("00:01:31 UTC", first + 91, 2)]
 
 
 async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_does_not_come(
