@@ -29,7 +29,7 @@ from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.ports import ReservedPort
-from tests.unit.control_plane.loop.world import BUCKET, World
+from tests.unit.control_plane.loop.world import BUCKET, InTurn, World
 
 T = TypeVar("T")
 
@@ -130,6 +130,8 @@ class Living(Served):
     def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         super().__init__(directory, world, port)
         self._loop = asyncio.new_event_loop()
+        # The simulation waits for every call of a thread, so it runs them inline.
+        self._loop.set_default_executor(InTurn())
         # a daemon thread, so that a failed simulation does not keep the process alive
         self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)
         self._thread.start()
