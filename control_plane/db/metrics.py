@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -137,9 +137,23 @@ def _store_generation(
                 )
                 spread = metrics.across(point.step, point.at_seconds, of_nodes)
                 by_name[name][point.step] = spread or metrics.logged(point.step, point.at_seconds, value)
+    chunks = _chunks(session, log.run_id, by_name)
     for name, found in by_name.items():
-        _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)])
+        _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)], chunks)
     return dropped_count
+
+
+def _chunks(
+    session: Session, run_id: str, by_name: Mapping[str, Collection[int]]
+) -> Mapping[tuple[str, int], MetricChunk]:
+    """Return the stored chunks of finest resolution for the given steps of metrics, by name and number.
+
+    One statement reads all of them.
+    """
+    numbers = {metrics.chunk_of(step, 1) for steps in by_name.values() for step in steps}
+    query = select(MetricChunk).where(MetricChunk.run_id == run_id, MetricChunk.width == 1)
+    found = session.scalars(query.where(MetricChunk.name.in_(by_name), MetricChunk.number.in_(numbers)))
+    return {(row.name, row.number): row for row in found}
 
 
 def _can_be_named(name: str) -> bool:
@@ -160,7 +174,14 @@ def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | 
     return session.scalar(select(func.min(Generation.base_step)).where(Generation.run_id == run_id, is_later))
 
 
-def _append(session: Session, run_id: str, name: str, metric: Metric | None, fresh: Sequence[Point]) -> None:
+def _append(
+    session: Session,
+    run_id: str,
+    name: str,
+    metric: Metric | None,
+    fresh: Sequence[Point],
+    chunks: Mapping[tuple[str, int], MetricChunk],
+) -> None:
     fine_from = metric.fine_from_step if metric is not None else 0
     fresh = [point for point in fresh if point.step >= fine_from]
     if not fresh:
@@ -174,7 +195,10 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
     by_chunk: defaultdict[int, list[Point]] = defaultdict(list)
     for point in fresh:
         by_chunk[metrics.chunk_of(point.step, 1)].append(point)
-    has_new_chunk = [_merge(session, run_id, name, 1, chunk, points) for chunk, points in by_chunk.items()]
+    has_new_chunk = [
+        _merge(session, (run_id, name, 1, chunk), chunks.get((name, chunk)), points)
+        for chunk, points in by_chunk.items()
+    ]
     if any(has_new_chunk):
         session.flush()
         _fold(session, metric)
@@ -182,11 +206,11 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
         _note_last(metric, fresh[-1])
 
 
-def _merge(session: Session, run_id: str, name: str, width: int, chunk: int, fresh: Iterable[Point]) -> bool:
+def _merge(session: Session, key: tuple[str, str, int, int], row: MetricChunk | None, fresh: Iterable[Point]) -> bool:
     """Add points to a chunk (a row of points) of a metric, or create the row. Return whether the row is new."""
-    row = session.get(MetricChunk, (run_id, name, width, chunk))
     is_new = row is None
     if row is None:
+        run_id, name, width, chunk = key
         row = MetricChunk(run_id=run_id, name=name, width=width, number=chunk, points=b"", nodes=())
         session.add(row)
     _put(row, metrics.replaced(_points(row), fresh))
@@ -216,7 +240,8 @@ def _fold(session: Session, metric: Metric) -> None:
         for number in surplus:
             row = session.get_one(MetricChunk, (metric.run_id, metric.name, width, number))
             wider = metrics.folded(_points(row), width * FOLD)
-            _merge(session, metric.run_id, metric.name, width * FOLD, number // FOLD, wider)
+            key = (metric.run_id, metric.name, width * FOLD, number // FOLD)
+            _merge(session, key, session.get(MetricChunk, key), wider)
             session.delete(row)
             if width == 1:
                 metric.fine_from_step = max(metric.fine_from_step, metrics.first_step(number + 1, 1))

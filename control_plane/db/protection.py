@@ -97,7 +97,18 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    return sum(_record_shard(session, lease.key, shard, now) for shard in shards)
+    run_id, ranks = lease.key, [shard.rank for shard in shards]
+    of_shards = select(Shard).where(Shard.run_id == run_id, Shard.rank.in_(ranks))
+    rows = {row.rank: row for row in session.scalars(of_shards)}
+    replicas: dict[int, dict[str, Replica]] = {rank: {} for rank in ranks}
+    for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank.in_(ranks))):
+        replicas[replica.rank][replica.holder_node_id] = replica
+    for shard in shards:
+        _record_shard(session, run_id, rows.get(shard.rank), shard, now)
+    session.flush()
+    change_count = sum(_record_holders(session, run_id, replicas[shard.rank], shard, now) for shard in shards)
+    session.flush()
+    return change_count
 
 
 def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardTotals]:
@@ -161,8 +172,7 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
     )
 
 
-def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: datetime) -> int:
-    row = session.get(Shard, (run_id, shard.rank))
+def _record_shard(session: Session, run_id: str, row: Shard | None, shard: ShardRecord, now: datetime) -> None:
     if row is None:
         row = Shard(run_id=run_id, rank=shard.rank)
         session.add(row)
@@ -173,12 +183,12 @@ def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: dateti
     row.reason = shard.reason
     row.verified = [{"node_id": each.node_id, "step": each.step, "at": each.at.timestamp()} for each in shard.verified]
     row.updated_at = now
-    session.flush()
 
-    known = {
-        replica.holder_node_id: replica
-        for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank))
-    }
+
+def _record_holders(
+    session: Session, run_id: str, known: Mapping[str, Replica], shard: ShardRecord, now: datetime
+) -> int:
+    """Store the holders of a shard, and return how many changed. `known` contains the stored ones by node."""
     gone = known.keys() - {holder.node_id for holder in shard.holders}
     if gone:
         session.execute(
@@ -198,5 +208,4 @@ def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: dateti
         replica.is_in_view = holder.is_in_view
         replica.changed_at = now
         change_count += 1
-    session.flush()
     return change_count
