@@ -2,7 +2,7 @@
 
 The command line uses this module. Programs that use the SDK can handle botocore's errors directly.
 
-Invariant: every error that a client call raises deliberately becomes an `everstep.errors.EverstepError`.
+Invariant: every error of botocore or of `everstep.validation` becomes an `everstep.errors.EverstepError`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     PUT Url      ──▶ S3                  without a token, because the signed URL is the permission
     CompleteSource                       the service reads the uploaded object and accepts it
 
-Invariant: the archive is sent over https or to this machine, and only to a server whose certificate matches the
-service's URL.
+Invariant: the archive is sent only to this machine, or over https to a server whose certificate matches the host of the
+signed URL.
 """
 
 from __future__ import annotations

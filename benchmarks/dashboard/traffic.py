@@ -1,7 +1,8 @@
 """Measures how many bytes an open page receives, how many bytes its first load needs, and how its layout shifts.
 
 The browser's clock is simulated: each simulated second, the fleet trains one step, and the page's timers run. Requests
-are real. An hour of polling is therefore extrapolated from a minute that takes a few real seconds.
+are real and take real time. The bytes per hour are therefore extrapolated from one simulated minute, which takes a few
+real seconds.
 """
 
 from __future__ import annotations

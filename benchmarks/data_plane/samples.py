@@ -1,4 +1,4 @@
-"""Converts the samples of all launches to milliseconds per GiB of a rank's state, by metric. The functions are pure.
+"""Computes the metrics below from the samples of all launches. Times are in ms per GiB of a rank's state. Pure.
 
 A span is a wait in each step that replaces forward and backward. Everstep audits the first snapshots of a launch: it
 copies them whole at the boundary and compares them byte by byte, which takes longer.

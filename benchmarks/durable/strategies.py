@@ -66,7 +66,7 @@ class Line:
 
 
 def parse(text: str) -> list[Line]:
-    """Return the lines of a trace; an incomplete last line is skipped."""
+    """Return the finished steps in the text of a rank's trace, without an incomplete last line."""
     return [
         Line(int(generation), int(step), float(at), float(blocked))
         for generation, step, at, blocked in whole_rows(text)

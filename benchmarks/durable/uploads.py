@@ -129,8 +129,8 @@ def _rotated(number: int) -> Iterator[str]:
 def slowdown_ratio(blocks: Sequence[UploadBlock], system: str) -> float:
     """Return the slowdown of training during an upload of a system: the median over its blocks.
 
-    Without a system (`FLOOR`), the result tells how much the machine alone changes the first steps of a block. It
-    takes as many first steps as Everstep's uploads lasted.
+    Without a system (`FLOOR`), no upload runs, and the result is the change that the machine alone causes. It then
+    compares as many first steps of a block as the median upload of Everstep lasts.
     """
     count = None
     if system == FLOOR:

@@ -3,10 +3,11 @@
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
 - Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
-  Everstep skips a due retry if AWS has retried by itself since the retry became due.
+  The next retry is at the first time of this schedule after the newest failed launch, also if AWS itself made that
+  launch.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-Everstep computes the times of its retries from the time of the first failure alone.
+Everstep computes this schedule from the time of the first failure alone.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -55,8 +56,8 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
 def retry_at(group: GroupObserved) -> float | None:
     """Return the Unix time at which Everstep next retries failed launches of a group, or None if no launch has failed.
 
-    The result is the first time of Everstep's schedule after the newest failure. If AWS itself retried after a
-    scheduled time, Everstep skips this time.
+    The result is the first time of Everstep's schedule after the newest failure. The newest failure may be that of a
+    retry by AWS itself.
     """
     schedule = _schedule(group)
     return None if schedule is None else schedule[0]

@@ -225,8 +225,7 @@ def is_stuck(
 ) -> bool:
     """Return whether the ranks cannot reach the requested stop, because training makes no progress.
 
-    The control plane then ends the generation. This loses no step, because training has completed no new step since the
-    request.
+    The control plane then ends the generation without an agreed stop.
 
     Args:
         known: all departures (planned losses of nodes) of the job.

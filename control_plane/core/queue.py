@@ -171,8 +171,8 @@ class _Shares:
     def left_for(self, head: FleetJob) -> int:
         """Return how many nodes remain for the first job of the queue (the head).
 
-        Jobs that hold nodes first receive up to `FleetJob.claim_count` nodes, unless they let the head start first. A
-        negative result is the number of nodes that these jobs lack.
+        Before the head, each job that already holds nodes receives up to `FleetJob.claim_count` nodes, unless it lets
+        the head start before it (`yields_to`). A negative result is the number of nodes that these jobs lack.
         """
         after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
         after.raise_to_claims(head)

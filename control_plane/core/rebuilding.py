@@ -41,8 +41,8 @@ def rebuilds(
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong rebuild.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: origin generations and steps for which the result also contains rebuilds of shards that still exist,
-            in stripes without a missing shard. Otherwise, the result contains only rebuilds of missing shards.
+        existing: contents of which a stripe without a missing shard gets a rebuild of every shard. In all other cases,
+            the result contains only rebuilds of missing shards.
 
     Returns:
         At most one rebuild per shard, origin generation and step.

@@ -143,7 +143,7 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of nodes between the ring (the last group) and the `PARTNERS` most suitable other groups."""
+        """Yield exchanges of nodes between the ring and `PARTNERS` other groups, groups with exposed shards first."""
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:

@@ -3,6 +3,8 @@
     copies m:  slots · m         × the state of the node's ranks      own shards, and m - 1 copies for other nodes
     parity g:  slots · g/(g - 1) × the state of the node's ranks      own shards, and one share per rank
 
+`slots` is the number of slots per shard, and g is the number of nodes in a parity group.
+
 Invariant: agents reserve slots by the same rule (docs/design.md#slots).
 """
 

@@ -21,7 +21,7 @@ class Guardian:
 
     Args:
         state_dir: state directory of the cluster that the guardian ends if the maker dies.
-        run: id of this run, which `up` writes to the state directory before it starts anything.
+        run: id of this start of the local cloud, which `up` writes to the state directory before it starts anything.
     """
 
     def __init__(self, state_dir: Path, run: str) -> None:

@@ -215,7 +215,7 @@ class Lifecycle:
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
 
     def load(self, plan: GenerationPlan, key: bytes) -> None:
-        """Begin to load the generation of `plan` in the background.
+        """Begin to start the ranks of the generation of `plan`, and to load their shards, in the background.
 
         A repeated call, or a plan of a generation that the node has not promised, changes nothing.
         """

@@ -77,8 +77,8 @@ class MetricOutbox:
             now: monotonic seconds.
 
         Returns:
-            Values of one run with consecutive numbers, oldest first. None if the queue is empty, or for `AGAIN_SECONDS`
-            after a message that is not confirmed yet.
+            The oldest logged steps in the queue that are of one run and have consecutive numbers. None if the queue is
+            empty, or for `AGAIN_SECONDS` after a message that is not confirmed yet.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None

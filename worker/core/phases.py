@@ -49,8 +49,9 @@ class PhaseClock:
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The new clock. If the rank has changed its phase, boundary or limit since the last reading, `longest` also
-            counts the time that the rank spent in the previous phase at the previous boundary.
+            The new clock. If the rank's phase, boundary or announced time limit has changed since the last reading,
+            `longest` also counts the time of the previous phase at the previous boundary, unless the script announced a
+            limit for that phase.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):

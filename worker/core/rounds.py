@@ -317,7 +317,7 @@ class Coordinator:
     """Ranks whose full protection the coordinator announces (`worker.core.strays.strayed`).
 
     A rank is fully protected when all planned holders have its shard. The set contains the ranks with a stray (a shard
-    on a node to which the new plan does not assign it), and all ranks on the same nodes.
+    on a node to which the new plan does not assign it), and all other ranks of the nodes that run these ranks.
     """
     is_relayout: bool = False
     """True if another number of ranks than the current one captured the base (a relayout).
@@ -634,7 +634,9 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if fewer than `max_uploads` steps are being uploaded, and all of them are in `marked`."""
+        """True if a further step may be marked for upload to S3: fewer than `max_uploads` upload, all of them in
+        `marked`.
+        """
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}
 

@@ -145,8 +145,8 @@ class Strays:
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose shards' copies the coordinator watches, so that nodes can drop strays.
 
-    These are the ranks with a stray, and all other ranks on the same nodes. The coordinator announces each of them once
-    all planned holders have its shard.
+    These are the ranks whose shard is a stray on some node, and all other ranks of the nodes that run these ranks. The
+    coordinator announces each of them once all planned holders have its shard.
     """
     if plan.relayout is not None:
         return frozenset()

@@ -1,7 +1,7 @@
 """Selects which chunks of a shard to transfer, and over how many streams.
 
 Streams are TCP connections that transfer chunks of one shard in parallel. Invariant: a receiver never requests a chunk
-that another slot of the same shard already contains.
+if another of its slots of the same shard contains a chunk with the same index and digest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Loads the base of a generation, the step that training continues from: one verified shard per local rank.
 
-    own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ verified slot ─▶ the rank copies it while it arrives
+    own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ slot ─▶ the rank copies verified bytes while others arrive
 
 A peer is another node that holds the shard. With parity, the shard can be rebuilt from the shares of other nodes.
 
-Invariant: a rank never receives a base that does not match the plan's digest.
+Invariant: a rank never restores a base that does not match the plan's digest.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class ObjectSupply:
     def __init__(
         self, loads: NodeLoads, room: asyncio.Semaphore, *, expected: Collection[Rank], is_loaded: asyncio.Event
     ) -> None:
-        """Create the object; `serve` serves one session.
+        """Create the supply; `serve` answers the requests of one other node.
 
         Args:
             loads: this node's loads from S3.

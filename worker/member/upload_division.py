@@ -42,7 +42,7 @@ Items = tuple[Item, ...]
 
 @dataclass(slots=True)
 class _Gathering:
-    """The lists of tensors that the coordinator's node has received for one step."""
+    """The ranks' lists of captured tensors for one step, which the coordinator's agent collects for the division."""
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The listed tensors of each rank.

@@ -129,10 +129,10 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
-    # A script with DeepSpeed compiles a C++ extension with `ninja`, which is in this interpreter's folder.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
         inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, environment_key())
+    # A script with DeepSpeed compiles C++ extensions with `ninja`, which is in the folder of this interpreter.
     programs = os.path.dirname(sys.executable)
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])

@@ -144,13 +144,14 @@ class Nixl:
             return len(self._free)
 
     def reserve(self, node_id: NodeId) -> list[int] | None:
-        """Reserve the blocks of one stream.
+        """Reserve blocks of this node's registered memory for one stream.
 
         Args:
             node_id: node at the other end of the stream.
 
         Returns:
-            The offsets of the blocks. None if too few blocks are free, or NIXL has failed with this node recently.
+            The offsets of `BLOCKS_PER_LINE` blocks in the registered memory. None if too few blocks are free, or NIXL
+            has failed with this node recently.
         """
         with self._lock:
             self._reclaim()

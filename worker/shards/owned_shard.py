@@ -178,9 +178,10 @@ class OwnedShard:
 
     @property
     def view(self) -> frozenset[NodeId]:
-        """The peers in view: the holders on other nodes for which a vote waits.
+        """The peers in view: the holders on other nodes for whose copies a commit waits.
 
-        The shard votes ACKED on a step only after each of these peers has acknowledged that it holds the step.
+        The owner's agent votes for the commit of a step (ACKED) only after each of these peers has acknowledged its
+        copy.
         """
         return self._core.view
 

@@ -189,7 +189,7 @@ class Shares:
         return slot is not None and self._is_of(member, slot) and contribution in contributions_of(slot.file)
 
     def accumulation(self, holder: Rank, content: Content) -> Accumulation | None:
-        """Return the unfinished share of a holder for the step and generation in `content`, or None."""
+        """Return the unfinished share that rank `holder` keeps, for the step and generation in `content`, or None."""
         return self._accumulations.get((holder, content))
 
     async def reserve(self, contributor: Rank, shard_bytes: int) -> None:

@@ -3,7 +3,8 @@
 Huge pages are allocated ten times as fast as normal pages. The mount outlives the agent, like the slots in it, and ends
 with the instance.
 
-Invariant: without the permission to mount, or if the kernel refuses, the agent uses the folder without a mount.
+Invariant: without the permission to mount, or if the kernel refuses, the agent stores the slots in the folder without a
+mount. The default folder is in /dev/shm, so they still are in memory.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def leave(view: JobView) -> Decision | None:
     The job loop stores the request to stop before it sends the request. Otherwise, it could treat the stopped ranks as
     a completed job.
 
-    The result is None while the job continues to train. `view` must describe a job in state RUNNING.
+    The result is None while no node is due to leave. `view` must describe a job in state RUNNING.
     """
     record, plan, timeouts = view.record, view.plan, view.policy.timeouts
     leaving = moves.asked(record.moves)
@@ -47,8 +47,8 @@ def leave(view: JobView) -> Decision | None:
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
-            # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation, which loses no
-            # step. `asked_at` stays set only for nodes that the job returns to the fleet.
+            # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation without one, and
+            # withdraw the requests to stop (`asked_at`), except for nodes that the job returns to the fleet.
             unasked = tuple(move if move.is_returned else replace(move, asked_at=None) for move in record.moves)
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None

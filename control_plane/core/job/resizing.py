@@ -194,8 +194,7 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Decide how a job continues on more nodes: stop all ranks at an agreed step, then start a new generation.
 
-    Further calls repeat the request to stop until the ranks have stopped. The result is None while the job continues to
-    train.
+    Further calls repeat the request to stop until the ranks have stopped. Before the first request, the result is None.
     """
     record, growth = view.record, view.record.growth
     if growth is None:

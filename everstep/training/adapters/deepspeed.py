@@ -251,14 +251,14 @@ class DeepSpeedAdapter:
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # If this rank's partition of the ZeRO optimizer contains only padding, it belongs to no parameter. Then use the
-        # state entries of all parameters.
+        # `known` supplies the keys and dtypes of the state. If this rank's partition of the ZeRO optimizer contains
+        # only padding, it belongs to no parameter, and the entries of all parameters supply them.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[Target] = []
         if not any(known.values()):
-            # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition,
-            # for example because the partition contains only padding. Request a scalar, such as the step count: if a
-            # later shard contains it, the earlier optimizer had state.
+            # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition.
+            # Add the step count of one parameter as an optional target. Until a shard contains it, the rank maps
+            # further shards, and finds any state in them.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

@@ -7,8 +7,8 @@
                         ◀─────             Forked | ForkFailed
 
 The template forks twice and ends the intermediate process, so that the shim becomes the rank's parent. The template
-never runs user code. It never reads a job's start message, because the message contains secrets and all later ranks
-inherit the template's memory.
+never runs user code. Only the fork reads the file with the start message (StartRank): the message contains secrets, and
+all later ranks inherit the template's memory. The fork waits at the gate, a pipe, until the shim lets it run.
 
 The template compiles nothing. Before a fork, it loads DeepSpeed's C++ extension if ranks have compiled it.
 
