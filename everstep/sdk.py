@@ -223,7 +223,8 @@ class Conveniences:
             AfterEventId: begin after this event. Default: begin now.
 
         Returns:
-            An endless iterator, which the caller must close. After an error, pass its `last_event_id` as AfterEventId.
+            An endless iterator, which the caller must close. To continue after an error, pass the iterator's
+            `last_event_id` as AfterEventId.
 
         Raises:
             ClientError: the service rejects the request.

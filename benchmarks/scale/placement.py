@@ -67,7 +67,7 @@ class Known:
 
     @property
     def falls_short(self) -> bool:
-        """True if the computed value differs from the published value."""
+        """True if the computed value, rounded to four decimals, is lower or higher than the published value."""
         return round(self.found, 4) != self.expected
 
 

@@ -248,9 +248,8 @@ def due(
             such a checkpoint.
 
     Returns:
-        Manifests, oldest step first: one per step whose shards are all in S3 and belong to the newest generation's
-        history. The result omits checkpoints that are complete or deleted, and ignores shards outside the generation's
-        own S3 folder.
+        Manifests, oldest step first: one per step whose shards are all in the S3 folder of the newest generation. Each
+        shard was captured on this generation's path. The result omits checkpoints that are complete or deleted.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)

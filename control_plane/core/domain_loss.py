@@ -71,7 +71,7 @@ def recovery_probability(losses: Losses, domains: Mapping[NodeId, str], lost_cou
 
 
 def domain_count(losses: Losses, domains: Mapping[NodeId, str]) -> int:
-    """Return the number of failure domains that contain at least one holder of a shard."""
+    """Return the number of failure domains that contain at least one holder of any shard of the job."""
     return len(frozenset[Domain]().union(*_edges(losses, domains)))
 
 

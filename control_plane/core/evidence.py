@@ -231,8 +231,8 @@ def _own_word(
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
     """Return the verdict on a node whose agent reports to the control plane, but does not answer other members.
 
-    The node is GONE only if it has not answered for T_max (`exclude_seconds`). The verdict is never final, because the
-    node may hold the only copy of its own shards.
+    The node is GONE only if it has not answered for T_max (`exclude_seconds`). A later report can return the node to
+    the job (`is_final` stays False), because the node may hold the only copy of its own shards.
     """
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
@@ -242,7 +242,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        # The fleet keeps the node until a person decides: Everstep must not terminate a node whose agent reports.
+        # The node waits for a person's decision, because Everstep never terminates a node whose agent still reports.
         remedy=Remedy.RETIRE,
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict

@@ -735,10 +735,7 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the group's desired capacity without the pending launches that the fleet does not need.
-
-    The reduction stops at the number of existing instances.
-    """
+    """Return the group's desired capacity, lowered towards `desired` as far as this ends no existing instance."""
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 

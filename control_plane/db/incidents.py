@@ -253,7 +253,7 @@ def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, f
 
 
 def totals_of(row: Sequence[Any]) -> IncidentTotals:
-    """Convert a result row of the query that `totals_where_run` returns to a record."""
+    """Convert a row to a record. The row is a result of the query from `totals_where_run`."""
     count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = row
     return IncidentTotals(
         count=count,

@@ -1,4 +1,4 @@
-"""Quotas: limits of a project's jobs and sources, and the AWS resources that its submitters may use.
+"""Quotas: limits of a project's jobs and source archives, and the AWS resources that its submitters may use.
 
 Invariant: a quota never stops a running job. It applies only to new and waiting jobs.
 """

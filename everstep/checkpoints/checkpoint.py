@@ -135,7 +135,7 @@ class Checkpoint:
         each rank holds some columns, the whole tensor is one piece.
 
         Args:
-            tensors: values of `tensors`.
+            tensors: values of the attribute `Checkpoint.tensors`.
 
         Yields:
             The tensor that a piece belongs to, and the piece. The caller must not change the piece.

@@ -135,7 +135,7 @@ class Device(Protocol):
     def gather(
         self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
     ) -> None:
-        """Enqueue copies of tensors into the device buffer `memory`, on the given stream (`gather_now`)."""
+        """Enqueue copies of tensors into the device buffer `memory` on the given stream, as `gather_now` describes."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""

@@ -80,7 +80,7 @@ class RankState:
         adapters: objects that capture and restore the models and optimizers.
         objects: other registered objects, by name.
         streams: the loaders, by name.
-        environment: environment of the rank.
+        environment: the rank's parsed environment variables.
         pretrained: content of `SlotValues.pretrained`: the configurations of transformers models.
 
     Raises:

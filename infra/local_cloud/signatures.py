@@ -3,7 +3,7 @@ time.
 
 The server calls these functions before it handles a request:
 
-    stray(...)    is the request addressed to this server, and sent by a program rather than a web page?
+    stray(...)    is the request addressed to another server, or sent by a web page?
     verify(...)   which key signed the request, and does the signature cover the whole request?
 
 `verify` computes the expected signature with botocore's own signer, so it accepts all signatures of boto3 and the AWS

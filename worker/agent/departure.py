@@ -83,14 +83,15 @@ class Departure:
         return self._waiting is not None and not self._waiting.done()
 
     async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:
-        """End a run's ranks on this node. Remove the run once its output is uploaded or the uploads stall.
+        """End a run's ranks on this node, and begin to wait until its output is uploaded or the uploads stall.
 
         A repeated call changes nothing.
 
         Args:
             run: the run that no longer needs this node. The call does nothing if the node works for another run.
-            then: called after the wait for uploads, with the node's `Membership` from before the wait, which the caller
-                later passes to `finish`. Without uploads, `begin` removes the run without this call.
+            then: called after the wait, with the node's `Membership` from before the wait. The caller then removes the
+                run with `finish` and this value. Without pending uploads, `begin` removes the run itself and does not
+                call `then`.
         """
         if self._promise.run not in (None, run) or self.has_begun:
             return

@@ -181,8 +181,8 @@ class Share:
     def begin(self, contribution: Contribution) -> Share:
         """Record that a member of the stripe has announced the shard that it contributes.
 
-        If the member has announced another shard before, the share becomes empty. The agent then asks all members for
-        their contributions again.
+        If the member has announced a shard with another digest before, the share becomes empty. The agent then asks all
+        members for their contributions again.
         """
         earlier = {each for each in self.announced if each.rank == contribution.rank}
         share = Share(self.contributors) if earlier - {contribution} else self

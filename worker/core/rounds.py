@@ -634,9 +634,7 @@ class Coordinator:
 
     @property
     def _may_mark(self) -> bool:
-        """True if a further step may be marked for upload to S3: fewer than `max_uploads` upload, all of them in
-        `marked`.
-        """
+        """True if another step may be marked for upload to S3 (see `max_uploads` and `marked`)."""
         running = self.uploads_in_flight
         return len(running) < self.max_uploads and running <= {*self.marked}
 
@@ -760,8 +758,8 @@ class Coordinator:
         snapshots (`distance`) does not apply to them.
         """
         is_wanted = self.wanted > self.persist
-        # After a commit, an agent first pins the slot of the marked step for the upload and then reports the commit.
-        # Until all agents have reported the commit, `uploads_in_flight` may lack this step.
+        # After the commit of the step to upload (`persist`), an agent first pins the step's slot and then reports the
+        # commit. Until all agents have reported the commit, `uploads_in_flight` may lack this step.
         is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
         is_busy = is_marking or not self._may_mark
         if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):

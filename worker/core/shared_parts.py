@@ -32,7 +32,7 @@ The owner waits at least twice as long as its own slowest part took.
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A part of a shard that its owner asked a helper node to transfer, and that the helper has not finished yet."""
+    """An unfinished part of a shard that the owner asked a helper node to upload to S3 or to load from S3."""
 
     helper: NodeId
     since: float
@@ -43,7 +43,7 @@ class Outstanding:
 class SharedParts:
     """The parts of one upload or load, and the nodes that transfer them.
 
-    The owner's agent holds one object per attempt. Each method returns the next state.
+    The owner's agent holds one `SharedParts` per attempt to upload or load. Each method returns the next state.
     """
 
     part_count: int

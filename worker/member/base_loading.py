@@ -1,6 +1,6 @@
 """Loads the base of a generation, the step that training continues from: one verified shard per local rank.
 
-    own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ slot ─▶ the rank copies verified bytes while others arrive
+    own slot, else a peer, else shares, else S3 ─▶ BaseLoading ─▶ slot ─▶ the rank copies what is verified
 
 A peer is another node that holds the shard. With parity, the shard can be rebuilt from the shares of other nodes.
 

@@ -39,12 +39,12 @@ class EarlierShards:
     def __init__(
         self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore, contents: KeptContents
     ) -> None:
-        """Create the object; `fetch` loads a shard of the earlier launch.
+        """Create the object; `fetch` loads an earlier shard for a rank.
 
         Args:
-            plan: plan of the generation; if the number of ranks is unchanged, the object serves no shard.
+            plan: plan of the generation. Only a plan with a changed number of ranks (`relayout`) has earlier shards.
             here: the plan's entry for this node.
-            loading: its `load_earlier` loads one shard of the earlier launch into a slot of this node.
+            loading: its `load_earlier` loads one earlier shard into a slot of this node.
             store: this node's slots.
             contents: records which earlier shards ranks still load, so that their slots are not overwritten.
         """

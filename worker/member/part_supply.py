@@ -41,10 +41,7 @@ as sent.
 
 
 class PartSupply:
-    """The parts of one payload (a shard or a shared S3 object) that another node has requested.
-
-    A part belongs to the object until all of its chunks are sent.
-    """
+    """The parts of one payload (a shard or a shared S3 object) that another node has requested."""
 
     def __init__(
         self,

@@ -175,7 +175,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The handler of a later request of this rank grants the slots.
+            return  # The rank has sent a new request meanwhile, whose handler continues.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)

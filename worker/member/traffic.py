@@ -109,7 +109,8 @@ class Traffic:
 
         While the coordinator proposes every step, the first trial applies. It counts a step as lost if the transfer of
         the last snapshot prevents the capture of this step. Once the budget (the limit of the slowdown by snapshots)
-        has lengthened the interval between snapshots, the second trial applies until the ranks end.
+        has lengthened the interval between snapshots, the second trial applies until the ranks end. It compares only
+        the durations of iterations, without lost steps.
         """
         return self._trials[self._is_every_step]
 

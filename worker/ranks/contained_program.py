@@ -44,8 +44,8 @@ def main(words: list[str]) -> NoReturn:
     """Run the program, kill the processes that it left, and end with its exit code or signal.
 
     Args:
-        words: the cgroup's path, or `-` for none; the user (as `written` returns it, or `CONFINED`); the program and
-            its arguments.
+        words: the cgroup's path, or `-` for none; the user's ids as `written` returns them, or `CONFINED` for the user
+            of this process; the program and its arguments.
     """
     cgroup, user, *argv = words
     parent = os.getppid()
@@ -57,7 +57,7 @@ def main(words: list[str]) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
             rank_user.become(read_user(user))
-        _die_with(parent)  # A change of user (`become`) clears the parent-death signal, so this call follows it.
+        _die_with(parent)  # Called after `become`: a change of user clears the parent-death signal.
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         here = os.getpid()

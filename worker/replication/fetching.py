@@ -1,4 +1,4 @@
-"""Fetches a shard from the memory of another node, while this node loads a generation.
+"""Fetches a shard of a generation's base from the memory of another node.
 
 This module calls the other node the holder, even if the plan does not name it as a holder.
 

@@ -113,13 +113,13 @@ class SharedLink:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Record that one more transfer has data to send over this link. Return the use of the link until now."""
+        """Record that one more transfer has data to send. Return for how long the link was used until now."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """Record that a transfer has no more data to send over this link. Return the use of the link until now."""
+        """Record that a transfer has no more data to send. Return for how long the link was used until now."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use

@@ -54,8 +54,8 @@ class Accumulation:
     def begin(self, contribution: Contribution) -> bool:
         """Record that a rank of the stripe begins to contribute a part of its shard to this share.
 
-        Return False if the same rank has begun to contribute a different shard before. The caller must then begin with
-        a new object, because the chunks of that shard cannot be removed from the share.
+        Return False if the same rank has begun to contribute a shard with another digest for this step before. The
+        caller must then begin with a new object, because the chunks of that shard cannot be removed from the share.
         """
         with self._lock:
             begun = self.share.begin(contribution)

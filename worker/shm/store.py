@@ -10,8 +10,8 @@ A grant permits a rank or a transfer to overwrite a slot.
 Invariant: before `grant` returns a slot, it cancels and joins every reader of the slot. No task therefore reads or
 digests the old content of a granted slot.
 
-The module has more than 500 lines. It stays one module, because grants, readers and digests share the state of a slot.
-In separate modules, a reader could see a slot that was already granted to a writer.
+The module has more than 500 lines. It stays one module, because grants, readers and digests change the same state of a
+slot.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def create_training_job(
 ) -> jobs_schemas.CreateTrainingJobResponse:
     """Create a training job, which starts once enough nodes are free.
 
-    The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan.
-    Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if
-    the project has a job with this name.
+    The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns a forecast for
+    the job (Plan). Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises
+    ConflictException if the project has a job with this name.
     """
     project = caller.choose_project(request.project)
     if jobs.RUN_ID.fullmatch(request.training_job_name):

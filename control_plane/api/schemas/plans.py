@@ -1,4 +1,4 @@
-"""API models: the plan of a job that is not created yet, with probabilities and costs."""
+"""API models: the forecast for a job before its creation, with probabilities and costs."""
 
 from __future__ import annotations
 

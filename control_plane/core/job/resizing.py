@@ -152,8 +152,8 @@ def give_back(view: JobView) -> Decision | None:
 def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
     """Return the record by which the job returns a node to its fleet once all ranks have stopped.
 
-    `departure` is an earlier plan to give up the node, or None. The result keeps the fault in this plan, so that the
-    fleet still applies the remedy for the fault.
+    `departure` is the record of an earlier decision to give up the node, or None. The result keeps its remedy, which
+    the fleet still applies.
     """
     evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
@@ -194,7 +194,7 @@ def with_growth(view: JobView) -> JobView:
 def grow(view: JobView) -> Decision | None:
     """Decide how a job continues on more nodes: stop all ranks at an agreed step, then start a new generation.
 
-    Further calls repeat the request to stop until the ranks have stopped. Before the first request, the result is None.
+    Further calls repeat the request to stop until the ranks have stopped. The result is None while no growth is due.
     """
     record, growth = view.record, view.record.growth
     if growth is None:

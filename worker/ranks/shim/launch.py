@@ -114,9 +114,9 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become `python -u script` without an exec: this fork of the template runs the script (a warm start).
+    """Become `python -u script` without an exec, in a process that the template has forked (a warm start).
 
-    The template's fork calls this after `settle`, as the last call of its main function.
+    The forked process calls this after `settle`, as the last call of its main function.
 
     Args:
         start: the script, its arguments and its environment.
