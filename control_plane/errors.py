@@ -6,7 +6,7 @@ The API and the cloud client define further errors: `api/errors.py`, `cloud/erro
     ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends the pass
     ├── ImpossiblePlacement   the copies need more nodes than there are        permanent: shown to the user
     ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
-    ├── ImplausibleClock      the clock contradicts the stored times           permanent: a restore does not start
+    ├── ImplausibleClock      the clock contradicts the stored times           permanent: a backup is not restored
     └── InvalidTimeouts       the timeouts contradict each other               permanent: the server does not start
 
 The attribute `retryable` of each type says whether a caller may retry.

@@ -191,7 +191,7 @@ def copy(task: Operation) -> Outcome:
 
 
 def export(task: Operation) -> Outcome:
-    """Write the model as safetensors files, from the files of the system's own checkpoint."""
+    """Write the model as safetensors files, from the checkpoint that `prepare` wrote in the format of `task.system`."""
     from safetensors.torch import load_file
 
     folder = Path(task.folder)

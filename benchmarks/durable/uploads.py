@@ -46,7 +46,10 @@ class UploadBlock:
 
     @property
     def is_whole(self) -> bool:
-        """Whether at least a third of the counted steps (`steps`) began after the end of the upload."""
+        """Whether the block has enough steps without the upload for a comparison.
+
+        At least a third of `steps` then began after the end of the upload.
+        """
         return self.slowed_count <= len(self.steps) * 2 // 3
 
     @property

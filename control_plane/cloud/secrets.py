@@ -55,7 +55,7 @@ class ManagedSecrets:
             with translated():
                 self._client.put_secret_value(SecretId=self._id(name), SecretString=value, ClientRequestToken=version)
         except InvalidRequest as error:
-            if error.code != "ResourceExistsException":  # Another server has already stored this secret.
+            if error.code != "ResourceExistsException":  # Ignore this code: another server stored the secret first.
                 raise
 
     def _id(self, name: str) -> str:

@@ -376,8 +376,7 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
     one silent member stops the shares of its whole group, so that all members of the group report each other. The
-    messages of the commit rounds, which agents send along a tree, then identify the silent member. The coordinator is
-    the last choice, because more members would report a coordinator that is cut off.
+    messages of the commit rounds, which agents send along a tree, then identify the silent member.
 
     Args:
         reports: the reports of the members that are not silent.

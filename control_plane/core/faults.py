@@ -183,7 +183,7 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
     """Return one fault that lists the shards that the remaining nodes neither hold nor can rebuild.
 
-    Empty if every shard has a holder, and every parity group has lost at most one node.
+    Empty without such shards. With parity, a shard is lost with its owner and another node of the group.
     """
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:

@@ -721,7 +721,7 @@ def _desired(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
 def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
     """Return the first desired capacity of a fleet without jobs and history.
 
-    CreateFleet reports this capacity before the fleet exists.
+    The response of CreateFleet contains this capacity, which the fleet loop requests later.
 
     Args:
         spec: the fleet as its user registered it.

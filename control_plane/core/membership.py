@@ -6,7 +6,8 @@
             b    ├────────┤
             c             ├─────────┤         ├────▶
 
-A node that takes part in consecutive launches has one period for all of them.
+A node that takes part in consecutive launches has one period for all of them, unless the job released its nodes between
+them.
 """
 
 from __future__ import annotations

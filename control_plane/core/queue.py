@@ -188,7 +188,7 @@ class _Shares:
 
         Returns:
             True if enough nodes for the head are then free and within its project's quota. Jobs that have precedence
-            over the head first receive up to `FleetJob.claim_count` nodes.
+            over the head receive up to `FleetJob.claim_count` nodes before it.
         """
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(

@@ -355,11 +355,11 @@ def stored(survey: Survey, base: Step) -> CheckpointRecord | None:
 
 
 def _keep(survey: Survey, node: NodeId, base: Step, *, is_relayout: bool = False) -> tuple[SlotReference, ...]:
-    """Return the slots that a node must not overwrite before the base is committed.
+    """Return the slots that a node must not overwrite before the new generation commits the base.
 
-    The base is the restored step. The result contains slots of the base and of earlier steps. If a node lacks a shard
-    of the base, it needs one free slot to receive this shard. In its other slots, the node keeps first the newest
-    committed step, and then the newest other steps.
+    The base is the step that the new generation restores. The result contains slots of the base and of earlier steps.
+    If a node lacks a shard of the base, it needs one free slot to receive this shard. In its other slots, the node
+    keeps first the newest step that an earlier generation committed, and then the newest other steps.
 
     In a relayout (a restore on another number of ranks), the new generation does not commit the base itself. Each node
     needs one free slot for the new generation's first step. In its other slots, the node prefers the base.

@@ -184,7 +184,8 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
 
     Args:
         database: the result of `load`.
-        file: the backup file. The function reads the schema revision of a PostgreSQL database from it.
+        file: the backup file. The function reads the schema revision of a PostgreSQL backup from it. A loaded SQLite
+            database contains its revision.
         changes: the changes that the objects in S3 require, by run id.
         now: the time in UTC.
 

@@ -226,9 +226,9 @@ def _put(row: MetricChunk, points: Sequence[Point]) -> None:
 
 
 def _fold(session: Session, metric: Metric) -> None:
-    """Join points of a metric's oldest chunks to points that cover more steps.
+    """Join a metric's oldest points to points that cover more steps, until each resolution is within its limit.
 
-    The function repeats this until no resolution has more chunks than its limit.
+    The limit is a number of chunks, the rows of the table `metric_chunk`.
     """
     width = 1
     while True:

@@ -95,7 +95,8 @@ class Database:
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # The isolation level is explicit, because the database's default may differ.
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            # READ COMMITTED: a write transaction sees all commits that precede its acquisition of the lock.
+            # READ COMMITTED: a write transaction first waits for the writers' advisory lock, and then sees all earlier
+            # commits.
             self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")
 
     @property

@@ -119,7 +119,7 @@ def conditions_of(
 
     The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
     A member that a hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if
-    the answer before did not list it either. A new instance that EC2 does not list yet stays UNKNOWN.
+    the answer before did not list it either. It stays UNKNOWN while the group lists it as Pending.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

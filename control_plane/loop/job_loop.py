@@ -126,7 +126,7 @@ class JobLoop:
         await self._scheduler.close()
 
     def cancel(self) -> None:
-        """Cancel all decisions about jobs that are in progress, because the server cannot wait for them."""
+        """Cancel all unfinished decisions about jobs. The runner calls this before it releases the leases."""
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:

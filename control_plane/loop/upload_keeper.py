@@ -31,7 +31,7 @@ POLL_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
-    """The loop that deletes old uploads.
+    """The loop that deletes uploads of source archives that no client has completed within `KEPT`.
 
     Several servers may run this loop, because deletion is idempotent.
     """

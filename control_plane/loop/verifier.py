@@ -54,7 +54,8 @@ S3 itself ends connections that are idle for too long.
 class Verifier:
     """The background loop that verifies checkpoints.
 
-    `idle_bytes` limits how long a connection to S3 stays open and idle (see `IDLE_BYTES`). Tests pass a smaller value.
+    The verifier closes its connection to an object after it has read `idle_bytes` from other objects (see
+    `IDLE_BYTES`). Tests pass a smaller value.
     """
 
     def __init__(

@@ -96,8 +96,8 @@ def export_safetensors(
         to: folder, as a path or as `s3://bucket/prefix`. It must not hold an exported model: after an interruption,
             files of two steps could look like one model.
         strip: prefix to remove from names, up to a dot. For example, `actor` exports only the model that the script
-            registered as `actor`: tensors without the prefix are skipped. None: the path of the transformers model, if
-            the checkpoint has exactly one.
+            registered as `actor`: tensors without the prefix are skipped. None: the name prefix of the transformers
+            model if the checkpoint has exactly one, otherwise no prefix.
         dtype: one of `FLOATS`, to which all floating point tensors are converted. None: the dtypes of the checkpoint.
         config: content of `config.json`. None: the configuration that the training script's model had, if it came from
             transformers.

@@ -39,7 +39,7 @@ def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
 
 
 def verdict_of(service: Any, name: str) -> Shown:
-    """Wait until a determinism check has ended, and return its verdict. Exit code 0 only if all its runs were equal.
+    """Wait until a determinism check has ended. The exit code is 0 only for the verdict "deterministic".
 
     Args:
         service: botocore client of this service.

@@ -300,7 +300,7 @@ class _Logger:
 
 
 def _named(parts: Iterable[Any]) -> Any:
-    """Return the models, optimizers or schedulers in one of torchtitan's containers, each by its number as text.
+    """Return the parts of a torchtitan container, such as its optimizers, in a dict with the keys "0", "1", ….
 
     If the container has only one element, return the element itself.
     """

@@ -267,11 +267,10 @@ class CheckpointPace(Message, frozen=True):
 
 
 class RoundStatus(Message, frozen=True):
-    """The state of a generation's commit rounds.
+    """The state of a generation's commit rounds. Only the agent that is the coordinator reports this state.
 
     In a round, the agents of all ranks vote on whether a step is committed.
 
-    Only the coordinator's agent reports it.
     """
 
     committed: Step

@@ -14,11 +14,11 @@ tensors pass through the gather buffer, too.
 
 The copier's thread registers the memory of slots with the driver, piece by piece. Copies to registered pages are as
 fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn
-(the ring). The guard (`everstep.training.guard`) waits for these copies.
+(the ring).
 
 Invariant: apart from copies through the ring, the training thread waits for the device in two cases only: for an
-audited snapshot, and if the host would run more than one boundary ahead of the device. Sources stay alive until their
-copies have ended. `__init__` allocates all memory.
+audited snapshot (`everstep.training.guard`), and if the host would run more than one boundary ahead of the device.
+Sources stay alive until their copies have ended. `__init__` allocates all memory.
 
 Tests run this module with a fake of the few device calls that it makes. Its speed on a GPU has not been measured.
 
@@ -281,7 +281,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """A run: a contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
+    """A contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]

@@ -1,8 +1,8 @@
 """The command line of a conformance run: `everstep aws-conformance` starts `python -P -m infra.aws_conformance`.
 
 A run asks questions: it calls AWS and records how AWS behaves. The exit code is 0 after a complete run, 1 if a question
-has no answer or AWS refuses the setup, and 2 if the user declines. boto3 finds the account, the region and the endpoint
-as usual.
+has no answer or AWS refuses the setup, and 2 if the user does not confirm the start of the run. boto3 finds the
+account, the region and the endpoint as usual.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class _Printed:
 
 
 def main() -> None:
-    """Run the command line. An operating error prints one line on stderr and exits with code 1."""
+    """Run the command line. A `LocalCloudError` or `UnusableKeys` prints one line on stderr, and the exit code is 1."""
     try:
         app(prog_name="everstep local")
     except (LocalCloudError, UnusableKeys) as error:

@@ -114,7 +114,7 @@ class _Record:
 
 
 class AutoScaling:
-    """The engine of the simulated Auto Scaling: implements operations of its API, and moves all groups on over time.
+    """The engine of the simulated Auto Scaling: implements operations of its API, and advances all groups in passes.
 
     One engine serves all accounts and regions.
 

@@ -217,7 +217,7 @@ class ControlClient:
             await self.changed.wait(seen, self._interval_seconds)
 
     async def _ping(self, line: ClientConnection) -> None:
-        """Send pings. Raise TimeoutError if the server does not answer a ping within the lease."""
+        """Send pings. Raise TimeoutError if the server does not answer one within `Timeouts.lease_seconds`."""
         while True:
             answered = await line.ping()
             try:

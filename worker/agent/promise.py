@@ -178,9 +178,8 @@ class CurrentPromise:
         lapsed = msgspec.structs.replace(self.value, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
         try:
             self._file.write(lapsed)
-        except (
-            OSError
-        ) as error:  # The caller deletes the files of the run nevertheless, which can free space on a full disk.
+        except OSError as error:
+            # Raise nothing: the caller then deletes the files of the run, which can free space on a full disk.
             log.warning(
                 "run %s is released, but its promise on disk still has phase %s: %s",
                 lapsed.run,

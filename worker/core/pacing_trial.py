@@ -70,8 +70,8 @@ class Tries:
     def kept_seconds(self) -> float:
         """Training seconds per captured step.
 
-        The value is the median iteration time, multiplied by 1 plus the mean number of steps that are not captured
-        because the last snapshot is still being sent.
+        The value is the median iteration time, multiplied by 1 plus the mean number of lost steps per iteration (see
+        `lost`).
         """
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 

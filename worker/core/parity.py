@@ -69,7 +69,7 @@ class Stripe:
             payload_bytes: size of the shard of `rank`.
 
         Returns:
-            Indices of chunks, in the order of the share's rows.
+            Indices of chunks, in the order of the share's rows. Each row contains at most one of them.
         """
         return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
 
@@ -161,9 +161,9 @@ class Missing:
 class Share:
     """State of a parity share while other ranks contribute to it, kept by the holder's agent.
 
-    The agent combines a chunk with the slot only if `accepts` returns True, and records it with `apply` in the same
-    call. A restarted agent cannot see which chunks a slot contains. The agent empties the slot, and all members
-    contribute again.
+    The agent combines a chunk with the slot only if `accepts` returns True, and then records it with `apply`, both
+    under one lock (`worker.shm.shares`). A restarted agent cannot see which chunks a slot contains. The agent empties
+    the slot, and all members contribute again.
     """
 
     contributors: frozenset[Rank]

@@ -494,7 +494,8 @@ class Coordinator:
     def held(self) -> tuple[Rank, ...]:
         """Ranks in `strayed` whose shards all planned holders have sealed, at the base or a later step.
 
-        A rank with a holder out of view is not included, because commits do not wait for that holder's copy.
+        The coordinator announces these ranks, so that nodes drop their strays. A rank with a holder out of view is left
+        out: its steps are committed without that holder's copy.
         """
         return tuple(
             each.rank
@@ -544,8 +545,8 @@ class Coordinator:
     def _is_storing(self) -> bool:
         """True from the moment a step is marked for upload until no agent uploads the step any more.
 
-        An agent's first report of the commit also contains its running upload. Until all agents have reported the
-        commit, the value therefore stays True.
+        Until an agent has reported the commit of this step, the coordinator does not know whether the agent uploads the
+        step. The value therefore stays True until all agents have reported the commit.
         """
         return self.persist != NONE and any(
             each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
@@ -592,7 +593,7 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        # No rank captures the base, because it is already in slots. A vote to abandon the base is therefore ignored.
+        # The base is already in slots and is not captured, so ignore votes to abandon its capture.
         abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]
         late = any(each.is_late for each in abandoned)
         if abandoned:
@@ -684,9 +685,9 @@ class Coordinator:
     def _left_behind(self) -> Coordinator:
         """Mark the newest complete step for upload once all ranks of a job with a stop request have finished.
 
-        The newest complete step is the committed step; without a commit, it is the base. The method also marks it if
-        the final step was marked for upload but never committed. Agents have then cancelled an older upload in favour
-        of the final step.
+        The newest complete step is the committed step; without a commit, it is the base. Without a stop request, the
+        method marks it only if the final step was marked before its commit and never committed. To free a slot for the
+        final step, agents have then cancelled the upload of an older step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation

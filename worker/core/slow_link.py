@@ -73,7 +73,7 @@ class SlowLink:
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
-        """Measure the rate of the running transfer, and set or lift the limit for snapshots on this link.
+        """Measure the rate of the running transfer, and set or lift the rate limit for snapshots on this link.
 
         Args:
             sent_bytes: bytes that the transfer has sent.
@@ -81,7 +81,7 @@ class SlowLink:
             sound: rate in bytes per second from which a link does not count as slow.
 
         Returns:
-            The state with the limit for the following bytes.
+            The new state. Its `limit` applies to the bytes that are sent from now on.
         """
         lasted = seconds - self.begun[1]
         if not self.carries or lasted < (LOOK_SECONDS if self.limit is None else self.retry_seconds):

@@ -104,9 +104,10 @@ class Strays:
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
-        """Store the committed step that the coordinator has announced, and add the announced ranks to `held`.
+        """Store the committed step that the coordinator has announced, and add the announced ranks to the field `held`.
 
-        `held` names ranks whose shards are complete on all planned holders, so their strays are no longer needed.
+        The argument `held` names ranks whose shards are complete on all planned holders, so their strays are no longer
+        needed.
         """
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 

@@ -60,13 +60,14 @@ def divide(
 ) -> dict[Rank, Division]:
     """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
 
-    Each frozen object (with tensors that training does not change) has exactly one writer. Tensors that the same ranks
-    hold are divided into objects of about the same size, largest tensors first. No tensor is divided.
+    Each frozen object (with tensors that training does not change) becomes one S3 object with one writer. Other tensors
+    that the same ranks hold, at least two, are grouped into S3 objects of about the same size, each with one writer. No
+    tensor is split.
 
     Args:
         offers: the tensors (`Item`) that each rank holds, in the order of the data in the rank's slot.
         least_bytes: minimum mean size in bytes of the objects with equal tensors. It limits the number of objects.
-        max_writers: maximum number of ranks among which equal tensors are divided, by default `MAX_WRITERS`.
+        max_writers: maximum number of writers for the equal tensors of one set of ranks.
 
     Returns:
         The division of each rank. Equal arguments give equal divisions.

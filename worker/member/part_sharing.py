@@ -33,7 +33,7 @@ RETRY_SECONDS = 0.1
 class PartSharing:
     """Divides the parts of one upload to S3, or load from S3, between a shard's owner and other nodes (its helpers).
 
-    The owner creates one object per attempt.
+    The owner creates one `PartSharing` per attempt to upload or load.
     """
 
     def __init__(self, state: SharedParts, peers: Sequence[NodeId], name: str) -> None:

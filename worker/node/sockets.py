@@ -27,7 +27,8 @@ def tune(line: TunableLine, *, silence_seconds: float) -> None:
 
     Both keepalive and TCP_USER_TIMEOUT are needed. Keepalive detects a lost peer on a connection without unacknowledged
     bytes. While bytes are unacknowledged, keepalive is inactive, and TCP_USER_TIMEOUT detects the lost peer. The kernel
-    counts keepalive in whole seconds, so an idle connection needs at least 2 s.
+    counts keepalive in whole seconds, so it detects the loss of an idle connection after 2 s at the earliest, even if
+    `silence_seconds` is lower.
 
     Args:
         line: a TCP socket, connected or not.

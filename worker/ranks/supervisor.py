@@ -247,7 +247,8 @@ class Supervisor:
                 empty, ranks have no cgroup.
             user: the Linux user or users that this node's ranks run as; None means the agent's own user.
             memory_paths: paths of the kernel's files with memory statistics.
-            launcher: a command that executes the shim's command in its own process, as `scope_command` returns it.
+            launcher: first words of a command that replaces itself with the shim by exec, as `scope_command` returns
+                them.
         """
         self._launcher = tuple(launcher)
         self._memory_paths = memory_paths

@@ -543,7 +543,7 @@ class OwnedShard:
         )
 
     def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
-        """Replace the pure state of this shard, write the rank's page, and wake waiting tasks.
+        """Replace this object's immutable `Shard` by `core`, write the rank's page, and wake waiting tasks.
 
         Then call `on_change`.
         """

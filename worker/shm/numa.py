@@ -71,7 +71,8 @@ def _node(path: Path) -> int:
 def set_policy(node: int | None) -> int | None:
     """Set the NUMA node on which the kernel allocates the calling thread's new memory (see `Policy`).
 
-    A policy other than the default, for example from numactl, stays unchanged. None restores the default policy.
+    If the thread has a policy other than the default, for example from numactl, only None changes it. None sets the
+    default policy. Return the previous policy, or None if the kernel refused.
     """
     if _SET_GET is None:
         return None

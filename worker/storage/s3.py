@@ -332,8 +332,8 @@ class _S3Reader:
     def _read_side_by_side(self, target: memoryview, spans: Sequence[Span]) -> None:
         range_bytes = self._store.range_bytes
         head = self._open.end - self._position
-        # The response to `open` carries the rest of the object, which would delay a large read. A large read therefore
-        # requests all ranges anew.
+        # If the open response covers more than one range, its one connection would be slower than several. Request all
+        # ranges anew.
         if head > range_bytes:
             head = 0
         with bulk.side_by_side("s3-get", CONNECTIONS) as (begin, errors):

@@ -99,7 +99,7 @@ class Slot:
     """A slot file on tmpfs that holds one captured state.
 
     Args:
-        path: path on tmpfs; the file is created without pages.
+        path: path on tmpfs; the created file has no allocated memory yet.
         state: the state to store.
     """
 

@@ -237,7 +237,7 @@ SYSTEMS: dict[str, Callable[[Training, Settings], Nothing]] = {
 
 
 def period(settings: Settings) -> int:
-    """Return the number of steps during which one system stores a checkpoint, before the next system does.
+    """Return the number of steps in the turn of one system. In its turn, a system stores one checkpoint.
 
     This is also the number of steps between two checkpoints of Everstep.
     """

@@ -547,7 +547,7 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    # CPU Adam updates the powers only in a step. Make as many steps as the optimizer's state counts, on dummy tensors.
+    # CPU Adam changes the powers only in its steps. Make as many steps as the state counts, on dummy tensors.
     weights = [torch.zeros(1) for _ in range(4)]
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)

@@ -303,7 +303,7 @@ class PlainAdapter:
         return plain_rewrap(parameter, local)
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Reject an accumulated gradient whose form differs from the result of `rewrap`.
+        """Reject an accumulated gradient that a restore would not rebuild, such as a DTensor with partial sums.
 
         Args:
             name: name of the parameter, for the error.
@@ -311,7 +311,7 @@ class PlainAdapter:
             gradient: a gradient that a snapshot would contain.
 
         Raises:
-            CannotResume: a restored gradient would have a different form than the current one.
+            CannotResume: a restored gradient would differ from the current one.
         """
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:

@@ -105,7 +105,7 @@ class FileOrder:
             begin: number of the first batch that any rank receives.
 
         Returns:
-            Numbers in the numbering of all ranks, in ascending order.
+            Batch numbers in ascending order. One numbering covers the batches of all ranks (see the module).
         """
         count = max(0, self.batches - begin) // self.replicas
         return range(begin + rank, begin + count * self.replicas, self.replicas)

@@ -48,7 +48,7 @@ class PreloadFailed(Exception):
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether torch is installed.
+    """Return whether torch, or another of the modules besides everstep and numpy, is installed.
 
     Without torch, ranks import fast, so no template process (from which ranks are forked) is needed.
     """
@@ -62,15 +62,14 @@ def can_preload(modules: Sequence[str]) -> bool:
 def preload(modules: Sequence[str]) -> None:
     """Import the modules, load DeepSpeed's C++ extension if it is compiled, and freeze the heap.
 
-    The template calls this once. Modules that are not installed are skipped. This function compiles nothing, because
-    compiling takes half a minute.
+    The template (the process from which ranks are forked) calls this once. Modules that are not installed are skipped.
+    This function compiles nothing, because compiling takes half a minute.
 
     Args:
         modules: full names, in import order.
 
     Raises:
-        PreloadFailed: an import has left a thread running, or has used the CUDA driver. Forks could then not use the
-            driver.
+        PreloadFailed: an import has left a thread running or has used the CUDA driver, so forks would be unsafe.
     """
     with _cuda_untouched():
         for name in modules:

@@ -654,9 +654,9 @@ def _open_stream(path: str, start: StartRank) -> int:
 
 
 def _write_down(start: StartRank) -> int:
-    """Write a warm rank's start message to an in-memory file, and return the file.
+    """Write the start message of a rank that the template will fork to an in-memory file, and return the file.
 
-    The message contains secrets. Later ranks inherit the template's memory, so only the rank's own fork reads the file.
+    The message contains secrets. The template must not read it, because later ranks inherit the template's memory.
     """
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
