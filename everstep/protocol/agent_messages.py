@@ -83,7 +83,7 @@ class MemberPhase(StrEnum):
         change any more. `Load` ends this phase.
     LOADING: The agent unpacks the source archive, starts the ranks, and fetches and verifies their shards.
     LOADED: Every shard is verified. `Start` ends this phase.
-    LOAD_FAILED: A part of LOADING failed, for example because no copy of a shard passed verification.
+    LOAD_FAILED: A part of the loading failed, for example because no copy of a shard passed verification.
     RUNNING: The ranks may train. The phase ends when all ranks have exited.
     EXITED: No rank is alive. The agent has uploaded the outputs and logs that the object store accepted.
     """
