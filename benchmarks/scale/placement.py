@@ -1,5 +1,5 @@
-"""Measures placement, which chooses the holders of all shards, and compares recovery probabilities with published
-values.
+"""Measures placement, which chooses the holders of all shards, and compares recovery probabilities with values from
+GEMINI's paper.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class DomainFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A recovery probability that Everstep computes, with its published value."""
+    """A recovery probability that Everstep computes, with the expected value according to GEMINI's paper."""
 
     what: str
     found: float
     expected: float
-    """The published probability, rounded to four decimal places."""
+    """The expected probability (see `known_figures`), rounded to four decimal places."""
 
     @property
     def falls_short(self) -> bool:
-        """True if the computed value, rounded to four decimals, is lower or higher than the published value."""
+        """True if the computed value, rounded to four decimals, is lower or higher than the expected value."""
         return round(self.found, 4) != self.expected
 
 
