@@ -836,8 +836,19 @@ class MetricDataResult(TypedDict):
     """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
+    SeriesKind: NotRequired[Literal["Node", "Rank"]]
+    """Which series a request for this metric can have with Series: Node or Rank. Absent without stored series."""
+    Series: NotRequired[list[MetricSeries]]
+    """Only with Series: the values of each node or rank, at most 64 of them."""
     KeptPointCount: NotRequired[int]
     """Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses."""
+
+class MetricSeries(TypedDict):
+    """The values of one node or of one rank."""
+    NodeId: NotRequired[str]
+    Rank: NotRequired[int]
+    Values: list[float]
+    """For each point: the value, or NaN without a value. A point of several steps has the mean."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet, with its agent."""
@@ -1617,8 +1628,8 @@ class EverstepClient(Protocol):
         """Return the server's version and the problems that a person must resolve. A degraded server also returns status 200, because it still answers requests."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
         """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
-    def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a request sets both ResolutionInSteps and ResolutionInSeconds."""
+    def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., Series: Literal["Node", "Rank"] = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a request sets both ResolutionInSteps and ResolutionInSeconds. With Series and MetricName, the response has only the points whose values are stored by node or by rank, with these values. Only jobs of 2 to 64 nodes or ranks have such values, every few seconds. Raises ValidationException for Series without MetricName, and for a metric without such values."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
     def get_readiness(self) -> ReadinessResponse:

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import groupby
 from statistics import median
 
+from control_plane.core.breakdowns import Breakdown, averaged, broken_down
 from everstep.protocol.ids import NodeId
 
 FOLD = 8
@@ -51,10 +52,23 @@ class Point:
     Empty for values that a script logs.
     """
     most_on: str = ""
+    breakdown: Breakdown | None = None
+    """The values by node, for metrics that Everstep measures; by rank, for values that a script logs.
+
+    A point of several steps has the means of each node or rank. None: no values are stored by node or rank, or the
+    caller did not read them.
+    """
 
 
-def logged(step: int, at: float, value: float) -> Point:
-    """Return a point that contains one logged value."""
+def logged(step: int, at: float, value: float, by_rank: Mapping[int, float] | None = None) -> Point:
+    """Return a point that contains one logged value.
+
+    Args:
+        step: the step at which rank 0 logged the value.
+        at: Unix seconds.
+        value: the value of rank 0.
+        by_rank: the values that other ranks logged last under the same name, by rank.
+    """
     finite = value if math.isfinite(value) else math.nan
     return Point(
         step=step,
@@ -66,6 +80,7 @@ def logged(step: int, at: float, value: float) -> Point:
         mean=finite,
         maximum=finite,
         last=value,
+        breakdown=broken_down({str(rank): each for rank, each in {**by_rank, 0: value}.items()}) if by_rank else None,
     )
 
 
@@ -99,6 +114,7 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
         last=middle,
         least_on=least_on,
         most_on=most_on,
+        breakdown=broken_down({node: value for value, node in ordered}),
     )
 
 
@@ -120,6 +136,7 @@ def joined(points: Sequence[Point]) -> Point:
         last=points[-1].last,
         least_on=least.least_on,
         most_on=most.most_on,
+        breakdown=averaged((point.breakdown, point.count) for point in points),
     )
 
 

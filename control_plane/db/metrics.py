@@ -11,8 +11,8 @@ several steps (`control_plane.core.metrics`). The tables and the encoding of poi
                             other:   step, last_step, count, finite_count int64[n] each
                                      at, minimum, mean, maximum, last float64[n] each
 
-The points of a metric that several nodes measured always have the second layout. A separate column contains the ids of
-the nodes.
+The points of a metric that several nodes measured always have the second layout. Separate columns contain the ids of
+the nodes with the extremes, and the values by node or rank (`control_plane.core.breakdowns`).
 
 Invariant: storing a batch again changes nothing. If a generation repeats steps of an earlier generation, the module
 deletes the old values of these steps when the later generation logs its first value.
@@ -24,13 +24,16 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TypeVar
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import LargeBinary, Select, cast, delete, func, null, select
 from sqlalchemy.orm import Session
 
 from control_plane.core import metrics
+from control_plane.core.breakdowns import decoded, encoded
 from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
 from control_plane.db import events
 from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
@@ -45,9 +48,23 @@ The module drops the values of further names, and counts them as dropped.
 """
 MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
+NO_RANK: Mapping[int, Mapping[str, float]] = {}
+_Key = TypeVar("_Key")
 _INTS = ("step", "last_step", "count", "finite_count")
 _FLOATS = ("at", "minimum", "mean", "maximum", "last")
 _NODES = ("least_on", "most_on")
+
+
+class SeriesKind(StrEnum):
+    """The owner of each series of a metric: a node or a rank."""
+
+    NODE = "Node"
+    RANK = "Rank"
+
+
+def kind_of(name: str) -> SeriesKind:
+    """Return the kind of series that a metric can have. Nodes measure Everstep's own metrics, and ranks log others."""
+    return SeriesKind.NODE if name.startswith(OWN_METRICS) else SeriesKind.RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +78,11 @@ class MetricRecord:
 
 
 def store(
-    session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY
+    session: Session,
+    agent_id: str,
+    batch: MetricBatch,
+    measured: Mapping[NodeId, Mapping[str, float]] = NOBODY,
+    logged: Mapping[int, Mapping[str, float]] = NO_RANK,
 ) -> None:
     """Store a batch of metrics from an agent. Idempotent. Called once a second for each run that logs.
 
@@ -73,6 +94,8 @@ def store(
         measured: newest measurements of the job's nodes, by node, in the generation of the newest point. The function
             ignores metrics whose names rank 0 did not send, so that other nodes cannot exhaust the run's limit of
             names.
+        logged: newest values that the script logged on the job's ranks, by rank, in the generation of the newest point.
+            The function ignores further names here, too.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -91,35 +114,60 @@ def store(
     by_generation: defaultdict[int, list[MetricPoint]] = defaultdict(list)
     for point in fresh:
         by_generation[point.generation].append(point)
-    ours = next(
-        (point for point in reversed(fresh) if any(name.startswith(OWN_METRICS) for name in point.values)), None
-    )
+    newest = {kind: _newest(fresh, kind) for kind in SeriesKind}
     for generation, points in sorted(by_generation.items()):
         found = [
-            (point, measured if point is ours and generation == fresh[-1].generation else NOBODY) for point in points
+            _Found(
+                point,
+                measured if point is newest[SeriesKind.NODE] else NOBODY,
+                logged if point is newest[SeriesKind.RANK] else NO_RANK,
+            )
+            for point in points
         ]
         log.dropped_count += _store_generation(session, log, generation, found)
     session.flush()
 
 
-def _store_generation(
-    session: Session,
-    log: MetricLog,
-    generation: int,
-    points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A received point, with the newest values of the job's nodes and ranks if it is the newest point of its kind."""
+
+    point: MetricPoint
+    measured: Mapping[NodeId, Mapping[str, float]]
+    logged: Mapping[int, Mapping[str, float]]
+
+    def joined(self, name: str, value: float) -> Point:
+        """Return the point to store for one of the received values."""
+        step, at = self.point.step, self.point.at_seconds
+        if kind_of(name) is SeriesKind.RANK:
+            return metrics.logged(step, at, value, _column(self.logged, name))
+        return metrics.across(step, at, _column(self.measured, name)) or metrics.logged(step, at, value)
+
+
+def _newest(points: Sequence[MetricPoint], kind: SeriesKind) -> MetricPoint | None:
+    """Return the last point with a metric of a kind, if the newest generation logged it."""
+    found = next((point for point in reversed(points) if any(kind_of(name) is kind for name in point.values)), None)
+    return found if found is not None and found.generation == points[-1].generation else None
+
+
+def _column(values: Mapping[_Key, Mapping[str, float]], name: str) -> dict[_Key, float]:
+    return {key: row[name] for key, row in values.items() if name in row}
+
+
+def _store_generation(session: Session, log: MetricLog, generation: int, points: Sequence[_Found]) -> int:
     """Store the values of a batch that one generation logged. Return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
-            _report_difference(session, log.run_id, base, [point for point, _ in points])
+            _report_difference(session, log.run_id, base, [found.point for found in points])
             _forget_after(session, log.run_id, base)
         log.generation = generation
     superseded_after = _base_after(session, log.run_id, generation, log.generation)
     held = {row.name: row for row in session.scalars(select(Metric).where(Metric.run_id == log.run_id))}
     by_name: defaultdict[str, dict[int, Point]] = defaultdict(dict)
     dropped_count = 0
-    for point, measured in points:
+    for each in points:
+        point = each.point
         if superseded_after is not None and point.step > superseded_after:
             continue
         for name, value in point.values.items():
@@ -130,13 +178,7 @@ def _store_generation(
             ):
                 dropped_count += 1
             else:
-                of_nodes = (
-                    {node_id: each[name] for node_id, each in measured.items() if name in each}
-                    if name.startswith(OWN_METRICS)
-                    else {}
-                )
-                spread = metrics.across(point.step, point.at_seconds, of_nodes)
-                by_name[name][point.step] = spread or metrics.logged(point.step, point.at_seconds, value)
+                by_name[name][point.step] = each.joined(name, value)
     chunks = _chunks(session, log.run_id, by_name)
     for name, found in by_name.items():
         _append(session, log.run_id, name, held.get(name), [found[step] for step in sorted(found)], chunks)
@@ -218,11 +260,12 @@ def _merge(session: Session, key: tuple[str, str, int, int], row: MetricChunk | 
 
 
 def _points(row: MetricChunk) -> tuple[Point, ...]:
-    return unpack(row.points, row.width, row.nodes)
+    return unpack(row.points, row.width, row.nodes, row.breakdowns)
 
 
 def _put(row: MetricChunk, points: Sequence[Point]) -> None:
     row.points, row.nodes = pack(points, row.width)
+    row.breakdowns = encoded([point.breakdown for point in points], row.points)
 
 
 def _fold(session: Session, metric: Metric) -> None:
@@ -332,8 +375,20 @@ def dropped_count(session: Session, run_id: str) -> int:
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 
+def series_names(session: Session, run_id: str) -> frozenset[str]:
+    """Return the names of a run's metrics that have values by node or by rank."""
+    query = select(MetricChunk.name).where(MetricChunk.run_id == run_id, MetricChunk.breakdowns.is_not(None))
+    return frozenset(session.scalars(query.distinct()))
+
+
 def read(
-    session: Session, run_id: str, *, name: str | None, first_step: int, last_step: int | None
+    session: Session,
+    run_id: str,
+    *,
+    name: str | None,
+    first_step: int,
+    last_step: int | None,
+    has_breakdowns: bool = False,
 ) -> Mapping[str, tuple[Point, ...]]:
     """Return points of a run's metrics.
 
@@ -343,28 +398,47 @@ def read(
         name: name of one metric. None means all metrics.
         first_step: the result omits points that end before this step.
         last_step: the result omits points that begin after this step. None means no limit.
+        has_breakdowns: whether to read the values by node or by rank. The result then omits points without them.
 
     Returns:
         Points by name, ordered by step.
     """
-    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes).where(
-        MetricChunk.run_id == run_id
-    )
+    query = chunk_query(run_id, name, has_breakdowns=has_breakdowns)
     query = query.where((MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK > first_step)
-    if name is not None:
-        query = query.where(MetricChunk.name == name)
     if last_step is not None:
         query = query.where(MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK <= last_step)
     found: defaultdict[str, list[Point]] = defaultdict(list)
-    for each, width, packed, nodes in session.execute(query):
+    for each, width, packed, nodes, breakdowns in session.execute(query):
         found[each] += (
             point
-            for point in unpack(packed, width, nodes)
+            for point in unpack(packed, width, nodes, breakdowns)
             if point.last_step >= first_step and (last_step is None or point.step <= last_step)
+            if point.breakdown is not None or not has_breakdowns
         )
     return {
         each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points
     }
+
+
+def chunk_query(
+    run_id: str, name: str | None, *, has_breakdowns: bool
+) -> Select[str, int, bytes, tuple[str, ...], bytes | None]:
+    """Return a query for the chunks (series of consecutive points) of a run's metrics.
+
+    Args:
+        run_id: run id of the job.
+        name: name of one metric. None means all metrics.
+        has_breakdowns: whether to select only chunks with values by node or rank. Otherwise the last column is null.
+
+    Returns:
+        A query for name, steps per point, packed points, ids of the extreme nodes, and encoded breakdowns.
+    """
+    breakdowns = MetricChunk.breakdowns if has_breakdowns else cast(null(), LargeBinary)
+    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes, breakdowns)
+    query = query.where(MetricChunk.run_id == run_id)
+    if name is not None:
+        query = query.where(MetricChunk.name == name)
+    return query.where(MetricChunk.breakdowns.is_not(None)) if has_breakdowns else query
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
@@ -384,8 +458,16 @@ def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
     return struct.pack(f"<{len(ints)}q{len(floats)}d", *ints, *floats), nodes
 
 
-def unpack(packed: bytes, width: int, nodes: Sequence[str] = ()) -> tuple[Point, ...]:
-    """Decode points that `pack` encoded."""
+def unpack(packed: bytes, width: int, nodes: Sequence[str] = (), breakdowns: bytes | None = None) -> tuple[Point, ...]:
+    """Decode points that `pack` encoded, with their values by node or rank (from `breakdowns.encoded`) if given."""
+    points = _unpacked(packed, width, nodes)
+    if breakdowns is None:
+        return points
+    found = decoded(breakdowns, packed, len(points))
+    return tuple(replace(point, breakdown=each) for point, each in zip(points, found, strict=True))
+
+
+def _unpacked(packed: bytes, width: int, nodes: Sequence[str]) -> tuple[Point, ...]:
     if width == 1 and not nodes:
         n = len(packed) // 24
         row = struct.unpack(f"<{n}q{2 * n}d", packed)

@@ -706,6 +706,11 @@ class MetricChunk(Base):
 
     Empty for a metric that a script logs.
     """
+    breakdowns: Mapped[bytes | None]
+    """The points' values by node or rank (`core.breakdowns`).
+
+    None for a chunk from before schema 0006, and for a metric of one node, or of more than 64.
+    """
 
 
 class Event(Base):

@@ -33,6 +33,7 @@ from everstep.protocol.agent_messages import (
     Hello,
     Load,
     LogLines,
+    MemberReport,
     Release,
     SnapshotBytes,
     SnapshotHeld,
@@ -246,16 +247,13 @@ class AgentRegistry:
         """Return the state of all agents that are connected now."""
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
 
-    def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
-        """Return the newest values that the agents of a generation measured, by node and metric name.
-
-        Only connected nodes are included.
-        """
+    def member_reports(self, run: RunId, generation: Generation) -> Mapping[NodeId, MemberReport]:
+        """Return the newest report of each connected node that claims to belong to a generation, by node."""
         members = (
             (node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None
         )
         return {
-            node_id: member.measured
+            node_id: member
             for node_id, member in members
             if member and (member.run, member.generation) == (run, generation)
         }

@@ -5,7 +5,7 @@
                    ──▶ MetricsStored goes to the agent, which then sends its next batch
 
 Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
-the latest measurements of all nodes of the job.
+the latest measurements of all nodes of the job, and the latest logged values of its ranks.
 
 An agent keeps unconfirmed values and sends them again, also to another control-plane server. A crash of a server
 therefore loses no values. A slow or unreachable database delays metrics, but no heartbeats of agents.
@@ -29,7 +29,7 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.metric_inbox import Received
 from control_plane.loop.repeating import pause
-from everstep.protocol.agent_messages import MetricsStored
+from everstep.protocol.agent_messages import MemberReport, MetricsStored
 from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class MetricWriter:
         for node_id, received in self._registry.logged.empty().items():
             batch = received.batch
             try:
-                measured = self._registry.measured(batch.run, batch.points[-1].generation) if batch.points else {}
-                await asyncio.to_thread(self._store, node_id, received, measured)
+                members = self._registry.member_reports(batch.run, batch.points[-1].generation) if batch.points else {}
+                await asyncio.to_thread(self._store, node_id, received, members)
             except SQLAlchemyError as error:
                 log.warning("run %s: could not store logged values; the agent sends them again: %s", batch.run, error)
                 continue
@@ -84,7 +84,7 @@ class MetricWriter:
                 node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points))
             )
 
-    def _store(self, node_id: NodeId, received: Received, measured: Mapping[NodeId, Mapping[str, float]]) -> None:
+    def _store(self, node_id: NodeId, received: Received, reports: Mapping[NodeId, MemberReport]) -> None:
         batch = received.batch
         with self._database.write() as session:
             planned = {
@@ -101,10 +101,12 @@ class MetricWriter:
                     len(batch.points),
                 )
                 return
-            members = planned[batch.points[-1].generation] if batch.points else frozenset()
+            planned_members = planned[batch.points[-1].generation] if batch.points else frozenset()
+            members = {node: report for node, report in reports.items() if node in planned_members}
             metrics.store(
                 session,
                 received.agent_id,
                 batch,
-                {node: values for node, values in measured.items() if node in members},
+                {node: report.measured for node, report in members.items()},
+                {each.rank: each.values for report in members.values() for each in report.logged},
             )

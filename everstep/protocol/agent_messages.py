@@ -490,6 +490,17 @@ class PageCommit(Message, frozen=True):
     step: Step
 
 
+MAX_SERIES = 64
+"""Maximum number of nodes or ranks of a job whose values are stored separately."""
+
+
+class RankValues(Message, frozen=True):
+    """The newest values that the script has logged on one rank, by metric name."""
+
+    rank: Rank
+    values: dict[str, float]
+
+
 class MemberReport(Message, frozen=True):
     """The part of an agent's report that describes the job to which the node belongs."""
 
@@ -545,6 +556,11 @@ class MemberReport(Message, frozen=True):
     """The newest measurements of this node's ranks and agent, by metric name.
 
     Each value is a mean over some seconds. Empty until the first iteration has ended.
+    """
+    logged: tuple[RankValues, ...] = ()
+    """The newest logged values of this node's ranks except rank 0, in rank order.
+
+    Empty for a job of more than `MAX_SERIES` ranks.
     """
 
 

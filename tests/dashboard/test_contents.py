@@ -241,6 +241,42 @@ def test_metrics_are_grouped_and_the_nodes_that_stand_out_are_links(
     expect(stands_out).to_have_text([idle["MinimumNodeIds"][-1], idle["MaximumNodeIds"][-1]])
 
 
+def test_a_chart_has_a_line_per_node_that_the_cursor_names(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+    """The choice is made with the keyboard, is part of the address, and fits a phone in dark mode."""
+    name, metric, title = seeded.story.gpu, "everstep/gpu_least_percent", "Least utilized GPU of a node"
+    asked = {"MetricName": metric, "Series": "Node", "MaxPoints": 400}
+    (result,) = get(api, f"/training-jobs/{name}/metric-data", **asked)["MetricDataResults"]
+    node_ids = [each["NodeId"] for each in result["Series"]]
+    assert len(node_ids) >= 4
+    with signed_in(browser, seeded, size=PHONE, scheme="dark") as page:
+        open_job(page, name, "/metrics")
+        chart = page.get_by_role("region", name=title)
+        expect(chart.locator(".extremes")).to_be_visible()
+        whole = picture(chart)
+        toggle = chart.get_by_role("button", name=f"Per node: {title}")
+        toggle.focus()
+        page.keyboard.press("Enter")
+        expect(toggle).to_have_attribute("aria-pressed", "true")
+        expect(page).to_have_url(re.compile("split=everstep%2Fgpu_least_percent"))
+        next_picture(page, chart, whole)
+        legend = chart.get_by_role("list", name=f"Lines of {title} that stand out").get_by_role("link")
+        assert sorted(legend.all_inner_texts()) == node_ids
+        newest = {each["NodeId"]: each["Values"][-1] for each in result["Series"] if each["Values"][-1] != "NaN"}
+        lowest = min(newest, key=newest.__getitem__)
+        over = chart.locator(".u-over")
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        assert box is not None
+        over.hover(position={"x": box["width"] - 2, "y": box["height"] - 2})
+        expect(chart.locator(".readout[data-cursor] .who")).to_have_text(lowest)
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        page.reload()
+        expect(legend).to_have_count(len(node_ids))
+        toggle.click()
+        expect(chart.locator(".extremes")).to_be_visible()
+        assert "split=" not in page.url
+
+
 def test_charts_share_the_cursor_and_do_not_move_while_it_moves(desk: Page, seeded: Seeded) -> None:
     open_job(desk, seeded.story.gpu, "/metrics")
     first, second = desk.locator(".chart").nth(0), desk.locator(".chart").nth(1)

@@ -36,6 +36,7 @@ DIGESTS = {
     "0003_replica_encryption.py": "2f2750e8e44947bb0615b19525b5f8caee0bde60c4c2349e59099e99a35b9cb1",
     "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
     "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
+    "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
 }
 """SHA-256 of each migration. Databases have run these files, so no file and no digest here ever changes."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

@@ -793,6 +793,8 @@ export interface GetMetricDataRequest {
   ResolutionInSeconds?: number
   /** 500 unless given. */
   MaxPoints?: number
+  /** Adds the values of each node (for metrics named everstep/…) or rank (for other metrics). */
+  Series?: 'Node' | 'Rank'
   /** ChangeToken of an earlier response to the same request. The response then contains only what changed since. With any other text, such as Start, the response contains everything and a ChangeToken. */
   ChangesSince?: string
 }
@@ -1362,8 +1364,20 @@ export interface MetricDataResult {
   MinimumNodeIds: string[]
   /** The node that measured each maximum. The rules of MinimumNodeIds apply. */
   MaximumNodeIds: string[]
+  /** Which series a request for this metric can have with Series: Node or Rank. Absent without stored series. */
+  SeriesKind?: 'Node' | 'Rank'
+  /** Only with Series: the values of each node or rank, at most 64 of them. */
+  Series?: MetricSeries[]
   /** Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses. */
   KeptPointCount?: number
+}
+
+/** The values of one node or of one rank. */
+export interface MetricSeries {
+  NodeId?: string
+  Rank?: number
+  /** For each point: the value, or NaN without a value. A point of several steps has the mean. */
+  Values: (number | 'NaN' | 'Infinity' | '-Infinity')[]
 }
 
 /** An EC2 instance of a fleet, with its agent. */
@@ -2280,7 +2294,7 @@ export const operations = {
   GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
   GetHealth: { method: 'GET', path: '/v1/health', query: [] },
   GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
-  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'ChangesSince'] },
+  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'Series', 'ChangesSince'] },
   GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
   GetReadiness: { method: 'GET', path: '/v1/ready', query: [] },
   GetReport: { method: 'GET', path: '/v1/reports', query: ['StartTime', 'EndTime', 'Period', 'Project', 'FleetName', 'MaxJobs'] },

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 
 import { call } from '../src/api/client'
 import { jobsQuery } from '../src/api/queries'
-import type { GetMetricDataResponse, MetricDataResult, TrainingJobSummary } from '../src/contract'
+import type { GetMetricDataResponse, MetricDataResult, MetricSeries, TrainingJobSummary } from '../src/contract'
 import { merged, mergedMetrics, START, type Logged } from '../src/model/changes'
 
 /** A reproducible source of random numbers from 0 to below 1. */
@@ -51,6 +51,32 @@ function metric(name: string, steps: number[], value: (step: number) => number):
     MaximumNodeIds: [],
   }
 }
+
+describe('series by node', () => {
+  const answer = (steps: number[], Series: MetricSeries[], KeptPointCount?: number): GetMetricDataResponse => ({
+    MetricDataResults: [{ ...metric('gpu', steps, (step) => step), Series, KeptPointCount }],
+    Changes: changes(KeptPointCount !== undefined),
+  })
+  const values = (held: Logged) =>
+    Object.fromEntries(held.get('gpu')!.Series!.map((each) => [each.NodeId, each.Values]))
+  test('continue after the unchanged points, and are padded for nodes that come and go', () => {
+    const first = mergedMetrics(new Map(), answer([1, 2, 3], [
+      { NodeId: 'i-a', Values: [1, 2, 3] },
+      { NodeId: 'i-b', Values: [4, 'NaN', 6] },
+    ]))
+    const later = mergedMetrics(first, answer([3, 4], [
+      { NodeId: 'i-b', Values: [7, 8] },
+      { NodeId: 'i-c', Values: [9, 9] },
+    ], 2))
+    expect(values(later)).toEqual({
+      'i-a': [1, 2, 'NaN', 'NaN'],
+      'i-b': [4, 'NaN', 7, 8],
+      'i-c': ['NaN', 'NaN', 9, 9],
+    })
+    expect(later.get('gpu')!.Steps).toEqual([1, 2, 3, 4])
+    expect(values(first)['i-a']).toEqual([1, 2, 3])
+  })
+})
 
 test.each(Array.from({ length: 200 }, (_, seed) => seed))('metrics of a random history: seed %i', (seed) => {
   const random = randomOf(seed)

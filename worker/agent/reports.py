@@ -181,4 +181,5 @@ class Reports:
             restored_from=member.base.restored_from,
             target=member.status.target(),
             measured=member.lines.measurements.newest,
+            logged=member.lines.newest_values.report(),
         )

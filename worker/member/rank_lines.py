@@ -40,6 +40,7 @@ from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
+from worker.core.rank_values import NewestValues
 from worker.core.slots import Content
 from worker.member.faults import ReportedFaults
 from worker.member.measurements import Measurements
@@ -114,6 +115,8 @@ class RankLines:
         """
         self.faults = ReportedFaults(on_change)
         self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)
+        self.newest_values = NewestValues(plan.world_size)
+        """The newest logged values of this node's ranks except rank 0."""
         self.background = Background()
         """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
@@ -269,8 +272,10 @@ class RankLines:
             case IdleSpans():
                 self.traffic.spans(rank, message)
             case Logged():
-                if rank == 0:  # The control plane stores only rank 0's values.
+                if rank == 0:
                     self._outbox.add(self.run, self._points(message), message.dropped_count)
+                else:
+                    self.newest_values.record(rank, message.records)
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS
                 self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)

@@ -5,6 +5,7 @@ The API returns values at the stored resolution or at a coarser one.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from fastapi import Query
@@ -18,9 +19,13 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import metrics as metrics_schemas
 from control_plane.api.schemas.common import FieldError
+from control_plane.core.breakdowns import newest_keys
 from control_plane.core.metric_changes import digests, unchanged_count
 from control_plane.core.metrics import Point, resampled
 from control_plane.db import metrics
+from control_plane.db.jobs import JobRecord
+from control_plane.db.metrics import SeriesKind, kind_of
+from everstep.protocol.agent_messages import MAX_SERIES
 from everstep.protocol.rank_messages import OWN_METRICS
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
@@ -64,6 +69,13 @@ def get_metric_data(
         int | None, Query(alias="ResolutionInSeconds", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)
     ] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
+    series: Annotated[
+        SeriesKind | None,
+        Query(
+            alias="Series",
+            description="Adds the values of each node (for metrics named everstep/…) or rank (for other metrics).",
+        ),
+    ] = None,
     changes_since: ChangesSince = None,
 ) -> metrics_schemas.GetMetricDataResponse:
     """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes.
@@ -74,21 +86,35 @@ def get_metric_data(
     the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that
     changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a
     request sets both ResolutionInSteps and ResolutionInSeconds.
+
+    With Series and MetricName, the response has only the points whose values are stored by node or by rank, with these
+    values. Only jobs of 2 to 64 nodes or ranks have such values, every few seconds. Raises ValidationException for
+    Series without MetricName, and for a metric without such values.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
-        message = "is not allowed without ResolutionInSteps: points span steps or time"
-        raise InvalidRequest(
-            f"The request is not valid: ResolutionInSeconds: {message}",
-            fields=[FieldError(field="ResolutionInSeconds", message=message)],
-        )
+        raise _refused("ResolutionInSeconds", "is not allowed without ResolutionInSteps: points span steps or time")
+    if series is not None and metric_name is None:
+        raise _refused("Series", "is not allowed without MetricName: a response has the series of one metric")
     resolution = resolution_in_steps, resolution_in_seconds
     is_whole = not first_step and {last_step, start_time, end_time, *resolution} == {None}
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
+        with_series = metrics.series_names(session, job.run_id)
+        if series is not None and metric_name is not None:
+            _require_series(series, metric_name, job, with_series)
         if is_whole:
-            found = services.metric_samples.read(session, job.run_id, name=metric_name, limit=max_points)
+            found = services.metric_samples.read(
+                session, job.run_id, name=metric_name, limit=max_points, has_breakdowns=series is not None
+            )
         else:
-            found = metrics.read(session, job.run_id, name=metric_name, first_step=first_step, last_step=last_step)
+            found = metrics.read(
+                session,
+                job.run_id,
+                name=metric_name,
+                first_step=first_step,
+                last_step=last_step,
+                has_breakdowns=series is not None,
+            )
     start = start_time.timestamp() if start_time is not None else float("-inf")
     end = end_time.timestamp() if end_time is not None else float("inf")
     chosen = {name: tuple(point for point in points if start <= point.at <= end) for name, points in found.items()}
@@ -101,25 +127,55 @@ def get_metric_data(
             if points
         }
     )
+
+    def result(name: str, kept: int | None = None) -> metrics_schemas.MetricDataResult:
+        kind = kind_of(name) if name in with_series else None
+        return _result(name, sampled[name], kind, kept, has_series=series is not None)
+
     if changes_since is None:
-        return metrics_schemas.GetMetricDataResponse(
-            metric_data_results=[_result(name, points) for name, points in sampled.items()]
-        )
+        return metrics_schemas.GetMetricDataResponse(metric_data_results=[result(name) for name in sampled])
     span = first_step, last_step, start, end, *resolution
-    question = caller.token.id, job.run_id, metric_name, span, max_points
+    question = caller.token.id, job.run_id, metric_name, span, max_points, series
     before = services.snapshots.find(question, changes_since)
+    # Digests omit values by node or rank: these change only together with the rest of their point.
     contents = {name: digests(points) for name, points in sampled.items()}
     return metrics_schemas.GetMetricDataResponse(
         metric_data_results=[
-            _result(name, points, unchanged_count(held, contents[name]) if held is not None else None)
-            for name, points in sampled.items()
+            result(name, unchanged_count(held, contents[name]) if held is not None else None)
+            for name in sampled
             if (held := (before or {}).get(name)) != contents[name]
         ],
         changes=compared(before, contents, services.snapshots.keep(question, contents)),
     )
 
 
-def _result(name: str, points: tuple[Point, ...], kept: int | None = None) -> metrics_schemas.MetricDataResult:
+def _refused(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
+    )
+
+
+def _require_series(kind: SeriesKind, name: str, job: JobRecord, with_series: frozenset[str]) -> None:
+    """Raise InvalidRequest if a metric cannot have, or does not have, values by node or by rank."""
+    if kind is not kind_of(name):
+        source = "is measured on nodes" if kind is SeriesKind.RANK else "is logged by ranks"
+        raise _refused("Series", f"{name} {source}: use Series={kind_of(name)}")
+    if name in with_series:
+        return
+    nodes, ranks = job.spec.node_count, job.spec.node_count * job.spec.ranks_per_node
+    count, noun = (nodes, "nodes") if kind is SeriesKind.NODE else (ranks, "ranks")
+    if count > MAX_SERIES:
+        raise _refused(
+            "Series",
+            f"job {job.name} has {count} {noun}, and values of single {noun} are stored for at most {MAX_SERIES}. "
+            "Read the metric without Series: its points have the extremes",
+        )
+    raise _refused("Series", f"job {job.name} has no values of {name} by {kind.lower()}")
+
+
+def _result(
+    name: str, points: tuple[Point, ...], kind: SeriesKind | None, kept: int | None, *, has_series: bool
+) -> metrics_schemas.MetricDataResult:
     points = points[kept or 0 :]
     return metrics_schemas.MetricDataResult(
         metric_name=name,
@@ -133,5 +189,21 @@ def _result(name: str, points: tuple[Point, ...], kept: int | None = None) -> me
         last_values=[point.last for point in points],
         minimum_node_ids=[point.least_on for point in points] if name.startswith(OWN_METRICS) else [],
         maximum_node_ids=[point.most_on for point in points] if name.startswith(OWN_METRICS) else [],
+        series_kind=kind,
+        series=_series(points, kind_of(name)) if has_series else None,
         kept_point_count=kept,
     )
+
+
+def _series(points: tuple[Point, ...], kind: SeriesKind) -> list[metrics_schemas.MetricSeries]:
+    """Return the values of each node or rank, in the order of node ids or rank numbers."""
+    rows = [point.breakdown.values if point.breakdown is not None else {} for point in points]
+    columns = {key: [_short(row.get(key, math.nan)) for row in rows] for key in newest_keys(rows)}
+    if kind is SeriesKind.NODE:
+        return [metrics_schemas.MetricSeries(node_id=key, values=columns[key]) for key in sorted(columns)]
+    return [metrics_schemas.MetricSeries(rank=int(key), values=columns[key]) for key in sorted(columns, key=int)]
+
+
+def _short(value: float) -> float:
+    """Return a float32 in the digits that it has, because a float64 would be sent in 17 digits."""
+    return float(f"{value:.7g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from control_plane.api.schemas.common import Changes, LoggedNumber, Shape
+from control_plane.db.metrics import SeriesKind
 
 
 class Metric(Shape):
@@ -25,6 +26,18 @@ class ListMetricsResponse(Shape):
     """Number of values that are lost.
 
     Values are lost if the script logs too fast, or under more names than the limit.
+    """
+
+
+class MetricSeries(Shape):
+    """The values of one node or of one rank."""
+
+    node_id: str | None = None
+    rank: int | None = None
+    values: list[LoggedNumber]
+    """For each point: the value, or NaN without a value.
+
+    A point of several steps has the mean.
     """
 
 
@@ -64,6 +77,10 @@ class MetricDataResult(Shape):
     """
     maximum_node_ids: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
+    series_kind: SeriesKind | None = None
+    """Which series a request for this metric can have with Series: Node or Rank. Absent without stored series."""
+    series: list[MetricSeries] | None = None
+    """Only with Series: the values of each node or rank, at most 64 of them."""
     kept_point_count: int | None = None
     """Number of leading points of the earlier response that are unchanged.
 

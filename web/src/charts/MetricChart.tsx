@@ -3,6 +3,7 @@ import { memo, useEffect, useMemo, useRef, useState } from 'react'
 import { Link } from 'react-router'
 
 import { figure, marks, nearestPlace, positionWords, tablePlaces, type Range, type Unit } from '../model/chart'
+import { nearestLine, type SeriesKind } from '../model/breakdown'
 import type { Fault } from '../model/metrics'
 import { causeWords } from '../model/causes'
 import { METRICS } from '../words/metrics'
@@ -28,22 +29,36 @@ interface Props {
   onPin: () => void
   onMaximise: () => void
   onRange: (range: Range | undefined) => void
+  /** The choice of one line per node or rank, for metrics with such values. */
+  series?: { kind: SeriesKind; isOn: boolean; onToggle: () => void }
   /** A line below the plot. */
   children?: React.ReactNode
 }
 
 export const MetricChart = memo(function MetricChart(props: Props) {
-  const { title, unit, lines, faults, view, scheme, isPinned, isMaximised, onPin, onMaximise, onRange, children } =
-    props
+  const { title, unit, lines, faults, view, scheme, isPinned, isMaximised, onPin, onMaximise, onRange } = props
+  const { series, children } = props
   const [layout, setLayout] = useState<Layout>()
   const [isTable, setTable] = useState(false)
-  const report = useRef<(x: number | undefined) => void>(() => undefined)
-  const onCursor = useRef((x: number | undefined) => report.current(x)).current
+  const report = useRef<Report>(() => undefined)
+  const onCursor = useRef<Report>((...at) => report.current(...at)).current
+  const named = useMemo(() => lines.filter((line) => line.colour), [lines])
   return (
     <section className="card chart" aria-label={title}>
       <header>
         <h3>{title}</h3>
         <div className="tools">
+          {series && (
+            <button
+              type="button"
+              className="tool words"
+              aria-label={METRICS.series.of(METRICS.series.toggle[series.kind], title)}
+              aria-pressed={series.isOn}
+              onClick={series.onToggle}
+            >
+              {METRICS.series.toggle[series.kind]}
+            </button>
+          )}
           <Tool label={(isPinned ? WORDS.unpin : WORDS.pin)(title)} isOn={isPinned} path={PIN} onClick={onPin} />
           <Tool label={WORDS.table(title)} isOn={isTable} path={TABLE} onClick={() => setTable(!isTable)} />
           <Tool
@@ -54,10 +69,10 @@ export const MetricChart = memo(function MetricChart(props: Props) {
           />
         </div>
       </header>
-      <Readout lines={lines} unit={unit} view={view} report={report} />
+      <Readout {...{ lines, named, unit, view, report }} isSplit={series?.isOn ?? false} />
       <div className="plotted">
         <Plot
-          label={summary(title, lines, unit, view)}
+          label={summary(title, lines, named, unit, view)}
           {...{ lines, faults, unit, view, scheme, onRange, onCursor }}
           height={isMaximised ? MAX_HEIGHT : HEIGHT}
           onLayout={setLayout}
@@ -65,34 +80,43 @@ export const MetricChart = memo(function MetricChart(props: Props) {
         {layout && <Marks faults={faults} layout={layout} />}
       </div>
       {children}
-      {isTable && <ValueTable title={title} lines={lines} unit={unit} view={view} />}
+      {isTable && named.length > 0 && <ValueTable title={title} lines={named} unit={unit} view={view} />}
     </section>
   )
 })
 
+/** Receives the position of the cursor, see `Plot`. */
+type Report = (x: number | undefined, y?: number) => void
+
 interface ReadoutProps {
   lines: readonly PlotLine[]
+  /** The lines with a colour of their own. With one line per node or rank, the most deviating one is first. */
+  named: readonly PlotLine[]
+  /** Whether the chart has one line per node or rank. The row then names the line nearest to the cursor. */
+  isSplit: boolean
   unit: Unit
   view: View
   /** The row puts the function here that receives the position of the cursor. */
-  report: React.RefObject<(x: number | undefined) => void>
+  report: React.RefObject<Report>
 }
 
 /** The values at the cursor, or the newest values. Only this row changes while the cursor moves. */
-function Readout({ lines, unit, view, report }: ReadoutProps) {
-  const [at, setAt] = useState<number>()
+function Readout({ lines, named, isSplit, unit, view, report }: ReadoutProps) {
+  const [{ at, value }, setCursor] = useState<{ at?: number; value?: number }>({})
   useEffect(() => {
-    report.current = setAt
+    report.current = (x, y) => setCursor({ at: x, value: y })
   }, [report])
   const end = Math.max(...lines.map((line) => line.of.x.at(-1) ?? -Infinity))
   if (!Number.isFinite(end)) return <div className="readout" />
   const first = lines[0]!.of
   const place = nearestPlace(first.x, at ?? end)
+  const nearest = at === undefined || value === undefined ? -1 : nearestLine(lines.map((line) => line.of), at, value)
+  const shownLines = isSplit ? [lines[nearest] ?? named[0] ?? lines[0]!] : lines
   const shown = lines.length === 1 && place >= 0 ? first.x[place]! : (at ?? end)
   return (
-    <div className="readout" data-cursor={at === undefined ? undefined : shown}>
+    <div className={isSplit ? 'readout split' : 'readout'} data-cursor={at === undefined ? undefined : shown}>
       <span className="where">{positionWords(view.axis, shown, view.zone)}</span>
-      {lines.map((line) => (
+      {shownLines.map((line) => (
         <Value key={line.label} line={line} unit={unit} at={at ?? end} isAlone={lines.length === 1} />
       ))}
     </div>
@@ -185,14 +209,20 @@ function ValueTable({ title, lines, unit, view }: { title: string } & Pick<Reado
 }
 
 /** Return what a chart shows in one sentence. */
-function summary(title: string, lines: readonly PlotLine[], unit: Unit, { axis }: View): string {
+function summary(
+  title: string,
+  lines: readonly PlotLine[],
+  named: readonly PlotLine[],
+  unit: Unit,
+  { axis }: View,
+): string {
   const known = (values: readonly (number | null)[]) => values.filter((value): value is number => value !== null)
   const lows = lines.flatMap((line) => known(line.of.low))
   const highs = lines.flatMap((line) => known(line.of.high))
   const points = Math.max(...lines.map((line) => line.of.y.filter((value) => value !== null).length))
   if (!lows.length || !highs.length) return WORDS.empty(title)
   const [least, most] = [lows.reduce((a, b) => Math.min(a, b)), highs.reduce((a, b) => Math.max(a, b))]
-  const last = known(lines[0]!.of.y).at(-1)
+  const last = known((named[0] ?? lines[0]!).of.y).at(-1)
   return WORDS.summary(title, points, WORDS.units[axis], figure(least, unit), figure(most, unit), figure(last, unit))
 }
 

@@ -25,7 +25,7 @@ import {
 import type { Range, Unit, Zone } from '../model/chart'
 import type { Axis, Fault, Series } from '../model/metrics'
 
-/** One line of a plot. `colour` is the number of a chart colour of the design tokens, from 1. */
+/** One line of a plot. `colour` is the number of a chart colour of the design tokens, from 1; 0: a line in grey. */
 export interface PlotLine {
   label: string
   colour: number
@@ -51,8 +51,12 @@ interface Props {
   scheme: string
   height: number
   onRange: (range: Range | undefined) => void
-  /** Receives the position of the cursor on the axis; undefined: the cursor left all plots. */
-  onCursor: (x: number | undefined) => void
+  /**
+   * Receives the position of the cursor; undefined: the cursor left all plots.
+   *
+   * `y` is the value at the cursor. undefined: the cursor is in another plot.
+   */
+  onCursor: (x: number | undefined, y?: number) => void
   /** Receives the width of the plot in pixels, and the visible part of the axis. */
   onLayout: (layout: Layout | undefined) => void
 }
@@ -100,7 +104,8 @@ export function Plot({ label, lines, faults, unit, view, scheme, height, onRange
     const hidden = { width: 0, points: { show: false } }
     const drawn = lines.flatMap((each) => {
       const stroke = token(`--c-${each.colour}`)
-      const main = { stroke, width: 1.75, spanGaps: false, points: { show: each.of.x.length < 3, size: 5 } }
+      const points = { show: each.of.x.length < 3, size: 5 }
+      const main = { stroke, width: each.colour ? 1.75 : 1, spanGaps: false, points }
       const raw = { stroke: `${stroke}40`, width: 1, points: { show: false } }
       return [main, ...(smoothing > 0 ? [raw] : []), ...(hasSpread ? [hidden, hidden] : [])]
     })
@@ -142,8 +147,10 @@ export function Plot({ label, lines, faults, unit, view, scheme, height, onRange
         hooks: {
           setCursor: [
             (chart) => {
-              const left = chart.cursor.left ?? -1
-              current.current.onCursor(left < 0 ? undefined : chart.posToVal(left, 'x'))
+              const { left = -1, top = -1 } = chart.cursor
+              if (left < 0) return current.current.onCursor(undefined)
+              const y = chart.over.matches(':hover') ? chart.posToVal(top, 'y') : undefined
+              current.current.onCursor(chart.posToVal(left, 'x'), y)
             },
           ],
           setSelect: [

@@ -1,5 +1,5 @@
 /** Applies responses that contain only changes to what earlier responses contained. Pure. */
-import type { Changes, GetMetricDataResponse, MetricDataResult, TrainingJobSummary } from '../contract'
+import type { Changes, GetMetricDataResponse, MetricDataResult, MetricSeries, TrainingJobSummary } from '../contract'
 
 /** The ChangesSince of a request for everything. */
 export const START = 'Start'
@@ -53,7 +53,27 @@ function spliced(before: MetricDataResult | undefined, result: MetricDataResult)
   for (const column of COLUMNS) {
     Object.assign(joined, { [column]: [...before[column].slice(0, kept), ...result[column]] })
   }
+  if (result.Series) joined.Series = splicedSeries(before.Series ?? [], result.Series, kept, result.Steps.length)
   return joined
+}
+
+/** Return the values of each node or rank after a response. A node or rank is missing where it has no values. */
+function splicedSeries(
+  before: readonly MetricSeries[],
+  result: readonly MetricSeries[],
+  kept: number,
+  added: number,
+): MetricSeries[] {
+  const key = (each: MetricSeries) => each.NodeId ?? each.Rank
+  const missing = (length: number): MetricSeries['Values'] => Array(length).fill('NaN')
+  const [old, fresh] = [before, result].map((list) => new Map(list.map((each) => [key(each), each])))
+  return [...new Map([...old!, ...fresh!]).values()].map((each) => ({
+    ...each,
+    Values: [
+      ...(old!.get(key(each))?.Values.slice(0, kept) ?? missing(kept)),
+      ...(fresh!.get(key(each))?.Values ?? missing(added)),
+    ],
+  }))
 }
 
 /** Return jobs in the order of the service: by creation, the newest first, and by RunId at equal times. */

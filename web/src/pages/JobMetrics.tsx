@@ -7,27 +7,17 @@ import { Link } from 'react-router'
 import { useJobAddress } from '../api/addresses'
 import { metricsQuery } from '../api/metrics'
 import { incidentsQuery, jobQuery, jobsQuery } from '../api/queries'
-import { MetricChart } from '../charts/MetricChart'
+import { Panel, type Run } from '../charts/MetricPanel'
 import type { View } from '../charts/Plot'
 import type { TrainingJob } from '../contract'
 import type { Logged } from '../model/changes'
 import { positionWords, rangeOf, rangeParameters, type Range, type Zone } from '../model/chart'
-import {
-  csv,
-  detailed,
-  faultsOn,
-  isCoarse,
-  series,
-  standstills,
-  startOf,
-  tokensAt,
-  tokensMetric,
-} from '../model/metrics'
+import { csv, detailed, faultsOn, isCoarse, standstills, startOf, tokensAt, tokensMetric } from '../model/metrics'
 import type { Axis, Fault, Window } from '../model/metrics'
-import { extremes, groups, isOwn, titleOf, unitOf } from '../model/ownMetrics'
+import { groups, isOwn, titleOf } from '../model/ownMetrics'
 import { causeWords } from '../model/causes'
 import { useAddress } from '../parts/address'
-import { Empty, NodeLink, Shown, useNow } from '../parts/Basics'
+import { Empty, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
 import { useKept } from '../parts/kept'
 import { MetricControls } from '../parts/MetricControls'
@@ -39,16 +29,6 @@ const MAX_COMPARED = 7
 const MAX_FAULTS = 12
 const COMPARED_REFRESH_MS = 15_000
 const NONE: Logged = new Map()
-
-/** One run whose metrics are drawn. */
-interface Run {
-  name: string
-  colour: number
-  metrics: Logged
-  startedAt: number
-  tokens: (step: number) => number | null
-  gaps: readonly number[]
-}
 
 const runOf = (name: string, colour: number, metrics: Logged, gaps: readonly number[] = []): Run => ({
   name,
@@ -115,6 +95,9 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
         ...groups(wanted.filter((name) => !pinned.includes(name))),
       ]
   useEscape(alone !== undefined, () => set({ chart: '' }))
+  const split = (search.get('split') ?? '').split('\n').filter(Boolean)
+  const toggleSplit = (name: string) =>
+    set({ split: (split.includes(name) ? split.filter((each) => each !== name) : [...split, name]).join('\n') })
   const pin = (name: string) => {
     const rest = pinned.filter((each) => each !== name)
     keepPinned((rest.length < pinned.length ? rest : [...pinned, name]).join('\n'))
@@ -146,8 +129,11 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
                   {group.names.map((name) => (
                     <Panel
                       key={name}
-                      {...{ name, runs, faults, view, scheme, onRange }}
+                      {...{ name, runs, faults, view, scheme, onRange, address, window }}
                       fleet={job.FleetName}
+                      nodeCount={job.NodeCount}
+                      isSplit={split.includes(name)}
+                      onSplit={() => toggleSplit(name)}
                       isPinned={pinned.includes(name)}
                       isMaximised={name === alone}
                       onPin={() => pin(name)}
@@ -197,49 +183,6 @@ function useFailures(job: TrainingJob, address: string, axis: Axis, startedAt: n
   const transitions = job.SecondaryStatusTransitions
   const gaps = useMemo(() => [...mine.map((each) => each.FailedAt), ...standstills(transitions)], [mine, transitions])
   return { faults, gaps }
-}
-
-interface PanelProps {
-  name: string
-  runs: readonly Run[]
-  faults: readonly Fault[]
-  view: View
-  scheme: string
-  fleet: string
-  isPinned: boolean
-  isMaximised: boolean
-  onPin: () => void
-  onMaximise: () => void
-  onRange: (range: Range | undefined) => void
-}
-
-/** The chart of one metric, with one line per run. */
-function Panel({ name, runs, fleet, ...chart }: PanelProps) {
-  const { axis } = chart.view
-  const lines = useMemo(
-    () =>
-      runs.flatMap(({ name: label, colour, metrics, ...scale }) => {
-        const metric = metrics.get(name)
-        return metric ? [{ label, colour, of: series(metric, { axis, ...scale }) }] : []
-      }),
-    [runs, name, axis],
-  )
-  const found = lines.length === 1 ? extremes(name, lines[0]!.of) : undefined
-  const words = METRICS.extremes
-  return (
-    <MetricChart title={titleOf(name)} unit={unitOf(name)} lines={lines} {...chart}>
-      {found && (
-        <p className="dim extremes">
-          <span>
-            {words.least} <NodeLink id={found.least.node} fleet={fleet} />
-          </span>
-          <span>
-            {words.most} <NodeLink id={found.most.node} fleet={fleet} />
-          </span>
-        </p>
-      )}
-    </MetricChart>
-  )
 }
 
 /** The numbered failures, the newest first, as links to their incidents. */

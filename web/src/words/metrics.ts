@@ -48,6 +48,16 @@ export const METRICS = {
     mark: (numbers: string, causes: string) => `Failure ${numbers}: ${causes}`,
     more: (hidden: number) => `and ${count(hidden)} earlier`,
   },
+  series: {
+    toggle: { Node: 'Per node', Rank: 'Per rank' },
+    of: (words: string, title: string) => `${words}: ${title}`,
+    rank: (rank: number) => `rank ${rank}`,
+    legend: (title: string) => `Lines of ${title} that stand out`,
+    others: (hidden: number) => `${plural(hidden, 'more line')} in grey`,
+    tooMany: (nodes: number, most: number) =>
+      `Lines per node are stored for up to ${most} nodes; this job has ${count(nodes)}.`,
+    failed: (message: string) => `The lines cannot be read: ${message}`,
+  },
   extremes: { least: 'Lowest on', most: 'Highest on' },
   help: 'Drag across a chart to zoom all charts. Double-click to see everything. The shade spans minimum and maximum.',
   ownHelp: 'The line is the median of all nodes. Each value is a mean of about five seconds.',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,8 @@ from control_plane.db.models import Generation as GenerationRow
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from tests.unit.control_plane.api.conftest import refused
+
+GPU = "everstep/gpu_percent"
 
 
 @pytest.fixture
@@ -118,6 +121,93 @@ def test_of_what_nodes_measured_it_is_told_whose_the_extremes_are(client, log, s
         [50.0, 40.0],
     )
     assert (loss["MinimumNodeIds"], loss["MaximumNodeIds"]) == ([], [])
+
+
+@pytest.fixture
+def measure(service, client, log):
+    """Return a function that stores one step: a GPU utilization by node, and a loss by rank."""
+    run = RunId(client.describe_training_job(TrainingJobName="gpt")["RunId"])
+    numbers = iter(range(1_000, 10_000))
+
+    def measure(step: int, of_nodes: dict[str, float], of_ranks: dict[int, float]) -> None:
+        ours = MetricPoint(
+            generation=Generation(1), step=Step(step), values={GPU: 50.0, "loss": 3.0}, at_seconds=1000.0 + step
+        )
+        measured = {NodeId(node): {GPU: value} for node, value in of_nodes.items()}
+        logged = {rank: {"loss": value} for rank, value in of_ranks.items()}
+        with service.database.write() as session:
+            batch = MetricBatch(run=run, first_number=next(numbers), points=(ours,))
+            metrics.store(session, "agent", batch, measured, logged)
+
+    return measure
+
+
+@pytest.mark.covers("GetMetricData.Series")
+def test_a_metric_has_a_series_for_each_node_or_rank(client, log, measure) -> None:
+    log("norm", {1: 1.0})
+    measure(1, {"i-2": 1 / 3, "i-1": 90.5}, {10: 5.0, 9: 4.5})
+    measure(2, {}, {})
+    measure(3, {"i-1": 91.0, "i-3": 20.0}, {9: 4.25})
+
+    def result(name: str, **asked: object) -> dict[str, Any]:
+        (found,) = client.get_metric_data(TrainingJobName="gpt", MetricName=name, **asked)["MetricDataResults"]
+        return found
+
+    of_nodes, of_ranks = result(GPU, Series="Node"), result("loss", Series="Rank")
+    assert (of_nodes["Steps"], of_nodes["SeriesKind"]) == ([1, 3], "Node")
+    assert repr(of_nodes["Series"]) == repr(
+        [
+            {"NodeId": "i-1", "Values": [90.5, 91.0]},
+            {"NodeId": "i-2", "Values": [0.3333333, math.nan]},
+            {"NodeId": "i-3", "Values": [math.nan, 20.0]},
+        ]
+    )
+    assert [each["Rank"] for each in of_ranks["Series"]] == [0, 9, 10]
+    assert [each["Values"][0] for each in of_ranks["Series"]] == [3.0, 4.5, 5.0]
+    assert (result("loss")["Steps"], result("loss")["SeriesKind"]) == ([1, 2, 3], "Rank")
+    assert "Series" not in result("loss")
+    assert "SeriesKind" not in result("norm")
+    coarse = result(GPU, Series="Node", ResolutionInSteps=8)
+    assert (coarse["Steps"], coarse["LastSteps"]) == ([1], [3])
+    assert [each["Values"] for each in coarse["Series"]] == [[90.75], [0.3333333], [20.0]]
+    assert result(GPU, Series="Node", FirstStep=2)["Steps"] == [3]
+
+
+def test_a_poll_of_series_receives_only_new_points(client, log, measure) -> None:
+    def ask(token: str, **asked: object) -> dict[str, Any]:
+        return client.get_metric_data(TrainingJobName="gpt", MetricName=GPU, ChangesSince=token, **asked)
+
+    for step in range(9):
+        measure(step, {"i-1": float(step), "i-2": 0.0}, {})
+    first = ask("Start", Series="Node")
+    token = first["Changes"]["ChangeToken"]
+    assert ask(token, Series="Node")["MetricDataResults"] == []
+    measure(9, {"i-2": 1.0, "i-3": 2.0}, {})
+    (result,) = ask(token, Series="Node")["MetricDataResults"]
+    assert (result["KeptPointCount"], result["Steps"]) == (8, [8, 9])
+    assert repr({each["NodeId"]: each["Values"] for each in result["Series"]}) == repr(
+        {"i-1": [8.0, math.nan], "i-2": [0.0, 1.0], "i-3": [math.nan, 2.0]}
+    )
+    assert ask(token)["Changes"]["IsIncremental"] is False, (
+        "a token of a request with Series is valid for such requests"
+    )
+
+
+def test_series_that_cannot_be_read_are_refused_with_the_reason(client, log, measure, source) -> None:
+    measure(1, {"i-1": 1.0, "i-2": 2.0}, {})
+    wide = {"TrainingJobName": "wide", "NodeCount": 5, "RanksPerNode": 13}
+    client.create_training_job(**wide, Source=source, EntryPoint="train.py")
+    for name, asked, reason in (
+        ("gpt", {"MetricName": GPU, "Series": "Host"}, "Series: must be one of Node, Rank, not 'Host'"),
+        ("gpt", {"Series": "Node"}, "Series: is not allowed without MetricName"),
+        ("gpt", {"MetricName": GPU, "Series": "Rank"}, f"{GPU} is measured on nodes: use Series=Node"),
+        ("gpt", {"MetricName": "loss", "Series": "Node"}, "loss is logged by ranks: use Series=Rank"),
+        ("gpt", {"MetricName": "loss", "Series": "Rank"}, "job gpt has no values of loss by rank"),
+        ("wide", {"MetricName": "loss", "Series": "Rank"}, "job wide has 65 ranks, .* for at most 64"),
+        ("wide", {"MetricName": GPU, "Series": "Node"}, f"job wide has no values of {GPU} by node"),
+    ):
+        with refused("ValidationException", reason):
+            client.get_metric_data(TrainingJobName=name, **asked)
 
 
 @pytest.mark.covers("GetMetricData.ChangesSince")

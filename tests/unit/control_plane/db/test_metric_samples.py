@@ -63,9 +63,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that receives the width of each decoded chunk."""
     widths: list[int] = []
 
-    def unpack(packed: bytes, width: int, nodes: tuple[str, ...]) -> tuple[Point, ...]:
+    def unpack(packed: bytes, width: int, nodes: tuple[str, ...], breakdowns: bytes | None) -> tuple[Point, ...]:
         widths.append(width)
-        return metrics.unpack(packed, width, nodes)
+        return metrics.unpack(packed, width, nodes, breakdowns)
 
     monkeypatch.setattr(metric_samples, "unpack", unpack)
     return widths

@@ -23,8 +23,9 @@ from everstep.protocol.agent_messages import (
     MetricBatch,
     MetricPoint,
     MetricsStored,
+    RankValues,
 )
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from tests import sqlite
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.loop.test_repeating import Pauses
@@ -70,7 +71,7 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = []
-    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append((agent_id, batch)))
+    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, *newest: stored.append((agent_id, batch)))
     registry, stop = AgentRegistry(), asyncio.Event()
     running = asyncio.create_task(MetricWriter(database, registry).run(stop))
     connection = connected(registry)
@@ -153,7 +154,7 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = []
-    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append(measured))
+    monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, *newest: stored.append(newest))
     registry = AgentRegistry()
 
     def join(number: int, run: RunId, generation: int, batch: MetricBatch | None = None) -> AgentConnection:
@@ -168,6 +169,7 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
             generation=Generation(generation),
             phase=MemberPhase.RUNNING,
             measured={"everstep/gpu_percent": float(number)},
+            logged=(RankValues(rank=Rank(number), values={"loss": float(number)}),),
         )
         connection.report(AgentReport(node_id=node_id, sequence=1, member=member, metrics=batch))
         return connection
@@ -179,4 +181,5 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
     join(5, RUN, 1).close()
     join(6, RUN, 1)  # this node claims to be a member, but the plan does not contain it
     await MetricWriter(database, registry).flush()
-    assert stored == [{"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}]
+    of_nodes = {"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}
+    assert stored == [(of_nodes, {1: {"loss": 1.0}, 2: {"loss": 2.0}})]

@@ -18,6 +18,7 @@ import pytest
 from msgspec import structs
 
 from everstep.protocol import slot
+from everstep.protocol.agent_messages import RankValues
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ShardSource
@@ -28,6 +29,8 @@ from everstep.protocol.rank_messages import (
     Boundary,
     Captured,
     Capturing,
+    Logged,
+    LogRecord,
     Phase,
     RankHalf,
     RankHello,
@@ -1015,6 +1018,9 @@ async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_ke
     assert place.lines.measurements.newest == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
     pass_boundary(place, 3, 200.5, rank=Rank(1))  # less than `PERIOD_SECONDS` have passed since the last point
     assert place.lines.measurements.newest["everstep/step_seconds"] == 100.0
+    logged = LogRecord(step=Step(3), values={"loss": 2.0}, at_seconds=1.0)
+    place.lines.message(Rank(1), Logged(generation=PLAN.generation, records=(logged,)))
+    assert place.lines.newest_values.report() == (RankValues(rank=Rank(1), values={"loss": 2.0}),)
     assert place.outbox.due(0.0) is None
     await place.lines.close()
     place.page.close(unlink=True)

@@ -1,0 +1,139 @@
+"""Values of a metric's points by node or by rank, for charts with one line per node or rank. No I/O.
+
+    Breakdown    the values of one point, by key: the id of a node, or the number of a rank
+    encoded      the breakdowns of all points of a chunk (a stored series of consecutive points), in one column
+
+    encoded, little-endian    version uint8, key count uint16, bytes of all keys uint32, CRC-32 of the points uint32
+                              keys as UTF-8, joined by newlines
+                              values float32[point count, key count]; NaN: the point has no value for the key
+
+Invariant: a breakdown has at most `MAX_SERIES` keys, so a chunk of n points takes at most n × 256 bytes of values.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.protocol.agent_messages import MAX_SERIES
+
+MIN_SERIES = 2
+"""Minimum number of nodes or ranks. A single value is the value of the point itself."""
+_VERSION = 1
+_HEAD = struct.Struct("<BHII")
+_VALUE_BYTES = 4
+_MAX_VALUE = (2 - 2**-23) * 2.0**127
+"""The largest finite float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The values of one point by node or by rank."""
+
+    keys: tuple[str, ...]
+    packed: bytes
+    """float32[len(keys)], little-endian. NaN: the point has no value for the key."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The finite values by key, in the order of the keys."""
+        row = struct.unpack(f"<{len(self.keys)}f", self.packed)
+        return {key: value for key, value in zip(self.keys, row, strict=True) if math.isfinite(value)}
+
+
+def broken_down(values: Mapping[str, float]) -> Breakdown | None:
+    """Return the values of nodes or ranks as a breakdown.
+
+    Args:
+        values: values by key. Values that are not finite, or too large for a float32, are left out.
+
+    Returns:
+        The breakdown. None for fewer than `MIN_SERIES` or more than `MAX_SERIES` values.
+    """
+    stored = {key: value for key, value in values.items() if abs(value) <= _MAX_VALUE}
+    return _packed(stored) if MIN_SERIES <= len(stored) <= MAX_SERIES else None
+
+
+def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | None:
+    """Return the breakdown of a point that joins several points: the mean of each node or rank.
+
+    Args:
+        breakdowns: the breakdown of each point, oldest first, with the number of values in the point as its weight.
+
+    Returns:
+        The means, for the keys of the newest points if there are more than `MAX_SERIES`. None if no point has a
+        breakdown.
+    """
+    rows = [(each.values, weight) for each, weight in breakdowns if each is not None]
+    keys = newest_keys(row for row, _ in rows)
+    means = {}
+    for key in keys:
+        found = [(row[key], weight) for row, weight in rows if key in row]
+        total = sum(weight for _, weight in found)
+        means[key] = math.fsum(value * (weight / total) for value, weight in found)
+    return _packed(means) if means else None
+
+
+def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | None:
+    """Encode the breakdowns of a chunk's points.
+
+    Args:
+        breakdowns: one entry per point of the chunk, oldest first.
+        points: the packed points. `decoded` recognizes points that another server changed afterwards.
+
+    Returns:
+        The bytes, with the keys of the newest points if there are more than `MAX_SERIES`. None if no point has a
+        breakdown.
+    """
+    rows = [each.values if each is not None else {} for each in breakdowns]
+    keys = sorted(newest_keys(rows))
+    if not keys:
+        return None
+    text = "\n".join(keys).encode()
+    values = (row.get(key, math.nan) for row in rows for key in keys)
+    return (
+        _HEAD.pack(_VERSION, len(keys), len(text), zlib.crc32(points))
+        + text
+        + struct.pack(f"<{len(rows) * len(keys)}f", *values)
+    )
+
+
+def decoded(data: bytes | None, points: bytes, count: int) -> tuple[Breakdown | None, ...]:
+    """Decode the breakdowns of a chunk's points.
+
+    Args:
+        data: what `encoded` returned, or None. Bytes of an unknown version count as None.
+        points: the packed points of the same chunk. A server of a version without breakdowns changes the points alone;
+            the breakdowns are then dropped, because they may belong to other points.
+        count: number of points in `points`.
+
+    Returns:
+        One entry per point.
+    """
+    nothing: tuple[None, ...] = (None,) * count
+    if data is None or len(data) < _HEAD.size:
+        return nothing
+    version, key_count, text_bytes, checksum = _HEAD.unpack_from(data)
+    row_bytes, start = key_count * _VALUE_BYTES, _HEAD.size + text_bytes
+    if version != _VERSION or checksum != zlib.crc32(points) or len(data) != start + count * row_bytes:
+        return nothing
+    keys = tuple(data[_HEAD.size : start].decode(errors="replace").split("\n"))
+    if len(keys) != key_count:
+        return nothing
+    missing = struct.pack("<f", math.nan) * key_count
+    rows = (data[start + index * row_bytes : start + (index + 1) * row_bytes] for index in range(count))
+    return tuple(Breakdown(keys, row) if row != missing else None for row in rows)
+
+
+def newest_keys(rows: Iterable[Mapping[str, float]]) -> tuple[str, ...]:
+    """Return the keys of all rows, or of the newest rows if there are more than `MAX_SERIES`. Rows are oldest first."""
+    newest_first = dict.fromkeys(key for row in reversed(list(rows)) for key in row)
+    return tuple(newest_first)[:MAX_SERIES]
+
+
+def _packed(values: Mapping[str, float]) -> Breakdown:
+    keys = tuple(sorted(values))
+    return Breakdown(keys, struct.pack(f"<{len(keys)}f", *(values[key] for key in keys)))
