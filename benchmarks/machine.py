@@ -44,7 +44,7 @@ class Machine:
         )
 
     def words(self, *packages: str) -> str:
-        """Return the machine and some package versions as text for a page."""
+        """Return the machine and some package versions as text for a benchmark's page in `docs/`."""
         versions = (f"{name} {self.versions[name]}" for name in packages)
         return ", ".join(
             [
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def load(self) -> str:
-        """Return the load average as text for a page."""
+        """Return the load average as text for a benchmark's page in `docs/`."""
         return ", ".join(f"{value:.2f}" for value in self.load_average)
 
 

@@ -37,8 +37,9 @@ expire.
 
 
 class Replica:
-    """The identity of this process, and the file lock that proves the identity. A context manager that holds the lock
-    until its end.
+    """The identity of this control-plane process (one of several replicas), and the file lock that proves the identity.
+
+    A context manager that holds the lock until its end.
 
     The state directory of the server must be writable. `url` is the URL at which the other servers of the installation
     reach this server. It is empty if they cannot reach it.

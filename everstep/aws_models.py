@@ -88,7 +88,7 @@ def _without_streams(model: Json) -> Json:
 def _without_signing(model: Json) -> Json:
     """Return the model with signing disabled for every operation.
 
-    The endpoint rules supply the token, and AWS credentials must not be sent.
+    The endpoint rules (`_rules`) add Everstep's token to each request. AWS credentials must not be sent to Everstep.
     """
     metadata = {
         **{name: value for name, value in model["metadata"].items() if name != "auth"},

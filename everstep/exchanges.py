@@ -1,4 +1,4 @@
-"""Logs the HTTP exchanges with the service, on the logger `everstep.http` at level DEBUG.
+"""Logs the HTTP exchanges with Everstep's API, on the logger `everstep.http` at level DEBUG.
 
 `everstep … --debug` shows the log. A program shows it by setting the logger to DEBUG.
 
@@ -38,7 +38,7 @@ def watch(client: Any) -> None:
     """Log the requests and responses of a client, if the logger is at DEBUG.
 
     Args:
-        client: a botocore client of this service.
+        client: a botocore client of Everstep's API.
     """
 
     def operation(event_name: str) -> Any:

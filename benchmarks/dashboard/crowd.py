@@ -1,7 +1,7 @@
 """Creates the test data of the dashboard benchmark: more jobs, nodes and log lines than most fleets have.
 
-The product's control loops launch one job with many nodes (the wide job) on the simulated fleet. The same function
-submits about a thousand other jobs. An SQL UPDATE then sets their states, because simulating these jobs would take
+The product's control loops launch one job with many nodes (the wide job) on the simulated fleet. The function `crowd`
+also submits about a thousand other jobs. An SQL UPDATE then sets their states, because simulating these jobs would take
 hours.
 """
 

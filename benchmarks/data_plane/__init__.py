@@ -10,7 +10,7 @@ It also measures floors: bounds that no system can beat on this machine, such as
     char_gpt.py      the cost of keeping every step of a small GPT
     rank/            programs of the rank processes
     rows.py          conversion of measured samples to table rows with verdicts (pure)
-    report.py        results, page and picture (pure)
+    report.py        results, and the page and the picture in `docs/` (pure)
 
 Invariant: all measurements are reported, and none is repeated. A row is inconclusive if its floor changed, or if the
 value that it is compared with is unreliable.

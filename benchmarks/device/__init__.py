@@ -10,7 +10,7 @@
     rank/graph.py     the part that captures a CUDA graph while a snapshot is copied
     rank/train.py     script of the job: steps with and without snapshots in turn, then snapshots that are compared
     rows.py           conversion of measurements to rows with verdicts (pure)
-    report.py         results, limits and page (pure except for `earlier`)
+    report.py         results, limits, and the page in `docs/` (pure except for `earlier`)
 
 A floor is a bound that no system can beat: the rate of plain copies between pinned memory and the device.
 

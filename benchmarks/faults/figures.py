@@ -75,7 +75,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The measured values of one case, which form one row of the page."""
+    """The measured values of one case, which form one row of the benchmark's page in `docs/`."""
 
     name: str
     did: str

@@ -21,7 +21,7 @@ class Fault(StrEnum):
 
 
 class Job(StrEnum):
-    """The library with which the interrupted training job distributes its model over the ranks."""
+    """A kind of training job that the benchmark interrupts: the library that distributes its model over the ranks."""
 
     DDP = "DDP"
     ZERO3 = "DeepSpeed ZeRO-3"

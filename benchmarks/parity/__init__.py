@@ -2,5 +2,5 @@
 
 group.py     a group of four nodes in one process: steps, memory, and the recovery of one shard
 xor.py       duration of the XOR of two chunks, by several implementations
-report.py    results, limits and page
+report.py    results, limits, and the page in `docs/`
 """

@@ -4,7 +4,7 @@
     placement.py  duration of placement (the choice of holders); recovery probabilities, compared with published ones
     rounds.py     duration of a round among the round servers and members of many agents, in a flat tree and in
                   Everstep's tree
-    report.py     results, limits and page (pure)
+    report.py     results, limits, and the page in `docs/` (pure)
 
 Invariant: the timed code is Everstep's own. If a call is timed several times, the slowest time is compared with the
 limit.

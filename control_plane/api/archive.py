@@ -217,7 +217,7 @@ def _parents(paths: set[str]) -> set[str]:
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
-            archive.members.clear()  # tarfile collects all members in this list. Free their memory.
+            archive.members.clear()  # Free the memory of earlier members, which tarfile collects in this list.
             if len(archive.pax_headers) > GLOBAL_HEADERS:
                 raise RefusedArchive(f"it contains more than {GLOBAL_HEADERS} global pax headers")
             yield member

@@ -226,9 +226,9 @@ def follow(
 ) -> JobRecord:
     """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
 
-    Before the decision, `charge` added the time to the bucket of the incident's earlier state. That bucket is wrong if
-    the failure occurred before its detection, if a phase ended before the decision, or if a second failure voids the
-    phases of the first recovery.
+    Before the decision, `charge` added the time to the bucket of the incident's earlier state, or of the job's state if
+    no incident was open. That bucket is wrong for the time between a failure and its detection, for the time since the
+    end of a phase, and for phases of a first recovery that a second failure voids.
 
     Args:
         record: the job's record. Its ledger already includes all time until now.

@@ -102,7 +102,7 @@ def reboot_key(node_id: NodeId, since: float) -> str:
 class SendKeepEvidence:
     """Send an agent the order to upload its own log and its ranks' output to S3.
 
-    The fleet sends this order to nodes that a person will inspect.
+    The fleet loop sends this order to the agents of nodes that a person will inspect.
     """
 
     node_id: NodeId

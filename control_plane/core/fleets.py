@@ -6,7 +6,7 @@ Only the fleet loop changes the desired capacity and the assignment of nodes to 
                             will reclaim, within the group's own limits
     up                  SetDesired
     down                first lower the capacity to the existing instances; then terminate idle nodes by id, one by one
-    ended               remove each member that AWS reports as ended; the group then launches a replacement
+    ended               remove each instance that AWS reports as ended; the group then launches a replacement
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
 The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
@@ -16,7 +16,8 @@ nodes cannot empty the fleet.
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is
 silent, the fleet terminates nothing except instances that AWS is ending. While automation is paused, the fleet does
-nothing. A node that has joined is terminated only if its verdict has `may_terminate` or a person requests it.
+nothing. A node whose agent has connected is terminated only as surplus, at a person's request, because AWS ends it,
+after faults that its own agent reported, or after a failed reboot.
 
 The module has more than 500 lines. It is one module because capacity and assignment share one table of nodes: one
 decision must not both assign and terminate the same node.

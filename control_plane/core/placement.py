@@ -165,9 +165,9 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
             f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
         )
     # The last group may be a ring of more than m nodes, in which m successive nodes hold each shard. First count the
-    # sets of k lost nodes that contain no whole group of m nodes. Then subtract the sets in which m or more successive
-    # nodes of the ring are lost. The ring has fewer than 2m nodes, so these nodes are the whole ring, or one sequence
-    # that begins at one of `ring` positions.
+    # sets of k = `lost_count` nodes that contain no whole group of m nodes. Then subtract the sets in which m or more
+    # successive nodes of the ring are lost. The ring has fewer than 2m nodes, so such a set contains the whole ring, or
+    # exactly one sequence of m or more nodes, which begins at one of `ring` positions.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies
     ways = _without_whole_groups(groups, copies, node_count, lost_count)

@@ -73,7 +73,8 @@ def rebuilds(
 def _stripe(share: SlotRecord, worlds: Mapping[Generation, int]) -> Stripe | None:
     """Return the stripe that a share's record names, or None if the record is damaged.
 
-    A damaged record names no shard, a rank twice, its own holder, or a rank that the generation does not have.
+    A damaged record names no shard, a rank twice, the rank whose node stores the share, or a rank that the generation
+    does not have.
     """
     stripe = stripe_of(holder_of(share.owner_rank), share.contributions)
     if len({*stripe}) < max(len(stripe), 2):

@@ -79,7 +79,7 @@ class _Search:
     """Indexes of groups that took part in an exchange."""
 
     def is_improved(self) -> bool:
-        """Apply exchanges of nodes that lower the number of exposed shards. Return False without such an exchange."""
+        """Exchange nodes so that fewer shards have all holders in one domain. Return False if that is impossible."""
         before = self.exposed_count
         if before:
             self.original = self.original or {

@@ -1,12 +1,12 @@
-"""Ranks incidents of the same cause by how much they have in common with a given incident.
+"""Sorts incidents of the same cause by how much they have in common with a given incident.
 
-    shared with the given incident        rank
+    shared with the given incident        place
     an instance                           first
     an instance type                      second
     the fleet                             third
     the cause only                        last
 
-Among incidents of equal rank, the newest is first.
+Among incidents in the same place, the newest is first.
 
 Invariant: pure. An incident is never similar to itself.
 """
@@ -28,7 +28,7 @@ class Likeness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The properties of an incident that the ranking compares."""
+    """The properties of an incident that are compared with another incident's."""
 
     incident_id: str
     opened_at: float

@@ -47,7 +47,7 @@ def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any
         )
         .select_from(Job.__table__)
         .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
-        # The query for totals always returns exactly one row, so the join condition is true for each job.
+        # The query for totals always returns exactly one row. A join needs a condition, and this one is always true.
         .join(totals, _JOB.run_id.is_not(None))
         .where(*conditions)
     )

@@ -1,4 +1,4 @@
-"""Provides a version number of the database, with which caches check within microseconds whether they are current.
+"""Provides the database's version, a number that changes with each commit, so that caches notice new commits.
 
     SQLite        the pragma `data_version`, which changes with each commit of any other connection; the connection of
                   this module only reads
@@ -18,7 +18,7 @@ from control_plane.db.session import Database
 
 
 class Versions:
-    """Reads the version number of one database. Only one thread at a time may use an instance."""
+    """Reads a number that changes with each commit to one database. Only one thread at a time may use an instance."""
 
     def __init__(self, database: Database) -> None:
         self.sees_everything = database.is_sqlite
@@ -26,9 +26,9 @@ class Versions:
         self._connection: sqlite3.Connection | None = None
 
     def current(self) -> int | None:
-        """Return the version, a number that changes with each commit that this server can see.
+        """Return the database's version, a number that changes with each commit to the database.
 
-        None if the database cannot be read.
+        On PostgreSQL, only commits of this process count. None if the database cannot be read.
         """
         if not self.sees_everything:
             return self._database.commit_number

@@ -277,7 +277,7 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # The key changes three times within the hook's timeout, so that one of three heartbeats may fail.
+                # No call is repeated under one key. The hook's timeout has three keys, so one of three calls may fail.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -416,7 +416,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # The lease was not renewed meanwhile, so another server has taken it over.
+                    raise  # `held` is this server's newest version of the lease, so another server took the lease over.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -99,7 +99,7 @@ class JobLoop:
         self._shared.forget(name)
 
     async def sweep(self) -> None:
-        """Process each unfinished job of the fleets that this server manages once.
+        """Process each unfinished job once, in all fleets that this server manages.
 
         Return when the work for every job has ended, or `PATIENCE_SECONDS` after the last job's work has begun.
         """

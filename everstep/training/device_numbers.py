@@ -171,7 +171,7 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Enqueue copies of the values on the training stream, and return the record of these copies."""
+    """Enqueue copies of logged values from the GPU to pinned memory, and return the record of these copies."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

@@ -39,7 +39,7 @@ def await_pause(notify: Notify) -> bool:
 
 
 def is_main_thread() -> bool:
-    """Return whether the caller runs in the main thread. `await_pause` finds only pauses of the main thread."""
+    """Return whether the caller runs in the main thread."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -46,8 +46,9 @@ def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: 
     """Return the earlier rank whose values a rank loads: options, schedulers, objects, data positions, generators.
 
     A rank that existed in the earlier launch loads its own values. A further rank loads those of the same local rank on
-    the earlier node at the same relative position. Most frameworks divide tensors in the order of ranks, so the rank
-    needs this shard for its tensors anyway. With tensor parallelism inside nodes, both ranks have the same slice.
+    an earlier node: the node whose index is the same fraction of the number of nodes. Most frameworks divide tensors in
+    the order of ranks, so the further rank needs this shard for its tensors anyway. With tensor parallelism inside
+    nodes, both ranks have the same slice.
 
     Args:
         earlier_size: number of earlier ranks.

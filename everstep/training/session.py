@@ -401,8 +401,8 @@ class TrainingSession:
         Args:
             name: the phase. `wait` means that this rank waits on purpose for something outside the job.
             limit_seconds: time without progress after which the service treats the rank as hung, at most one day. Until
-                then, the job's reason states that the rank waits. None: the service derives a limit from the job's
-                earlier phases.
+                then, the field `Reason` of DescribeTrainingJob states that the rank waits. None: the service derives a
+                limit from the job's earlier phases.
 
         Yields:
             None.
@@ -740,8 +740,8 @@ class TrainingSession:
         Other fields keep their values. Safe from any thread.
         """
         with self._half_lock:
-            # Update all fields in one call. If a signal handler publishes other fields in between, none of the fields
-            # is lost.
+            # Update all fields in one call. A signal handler, which may publish other fields, cannot interrupt this
+            # call, so no field is lost.
             self._said.update(changes)
             said = None
             while said != self._said:

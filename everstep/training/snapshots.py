@@ -265,7 +265,7 @@ class Snapshotter:
         on_copying: called with the step when the copy of a step starts, and with `NONE` when the copy ends. Called in
             any thread.
         is_crowded: True when the node has few cores per rank.
-        await_pause: finds pauses of the main thread (`everstep.training.pauses`).
+        await_pause: calls a function when the main thread executes no torch operation (`everstep.training.pauses`).
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def _name_the_source_of_database_parameters() -> None:
 
 
 def _delete_markers_with_their_bucket() -> None:
-    """Let moto delete S3 delete markers. Without the method `dispose`, moto would fail."""
+    """Give moto's delete markers the method `dispose`, which moto calls when it deletes a key with its versions."""
     FakeDeleteMarker.dispose = lambda _: None
 
 

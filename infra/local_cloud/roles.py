@@ -229,10 +229,10 @@ def _target(fault: AnyFault) -> str:
 
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
-    """Return whether a role (a target such as `job 0 rank 5`) sets the field `rank` of a fault.
+    """Return whether a fault's target, such as `job 0 rank 5`, also determines the fault's field `rank`.
 
-    For a target such as `job 0 rank 5`, the field gets the selected rank. For a target such as `job 0 shard 0`, the
-    field gets the rank that owns the shard.
+    For the target `job 0 rank 5`, the field gets the selected rank. For the target `job 0 shard 0`, the field gets the
+    rank that owns the shard.
     """
     return (
         isinstance(fault, KillRank | Hang)

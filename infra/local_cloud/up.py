@@ -116,7 +116,7 @@ class Silent:
 
 
 class Installation(Protocol):
-    """Creates the AWS resources of a cluster, in place of the cluster itself. A test uses Terraform for this."""
+    """Creates a cluster's AWS resources instead of `LocalCluster`. A test creates the resources with Terraform."""
 
     def create(self, aws_url: str, keys: LocalKeys) -> str:
         """Create all resources. The nodes' Auto Scaling group `everstep-local` is still empty. Return the queue's URL.

@@ -627,7 +627,7 @@ class Coordinator:
         base.
         """
         if not self._may_mark:
-            # The checkpoint stays due. The first commit after the end of an upload becomes the checkpoint.
+            # The running uploads must end first. The checkpoint stays due, so a commit after that is marked.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed

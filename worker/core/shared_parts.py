@@ -195,7 +195,7 @@ class SharedParts:
         return sorted((number for number, part in self.outstanding.items() if part.helper == helper), reverse=True)
 
     def is_over(self, helper: NodeId) -> bool:
-        """Return whether a helper node has no unfinished part of the transfer and will receive none."""
+        """Return whether a helper node has no unfinished part of the S3 object, and is assigned no further part."""
         return not self.owed(helper) and (helper in self.excluded or self.lowest - 1 <= self.claimed)
 
     @property

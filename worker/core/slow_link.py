@@ -43,12 +43,15 @@ Training could not use the rate that a limit would leave free.
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """State of the link to one holder: fast or slow, and the limit for snapshots on a slow link. One per sender."""
+    """State of the link to one holder: the last measured rate if it is slow, and the rate limit for snapshots on it.
+
+    Each sender has one instance.
+    """
 
     carries: float = 0.0
     """Rate of the slow link in bytes per second, as last measured; 0 while the link does not count as slow."""
     limit: float | None = None
-    """Limit for snapshots on this link, in bytes per second; None if snapshots are sent without a limit."""
+    """Rate limit for snapshots on this link, in bytes per second; None if snapshots are sent without a limit."""
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer at the moment when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS

@@ -19,13 +19,13 @@ also drop a stray that it fetched only for its own ranks, once they have loaded.
 
 Nodes that wait for each other's memory still make progress:
 
-- The owner of a shard keeps an older step to which the job might go back, unless the owner is a replacement. A node
-  with a stray of this shard can therefore immediately drop one slot of the stray.
+- If a shard's owner belonged to the earlier generation, it keeps an older step to which the job might go back. A node
+  with a stray of this shard can then immediately drop one slot of the stray. A replacement node has no older step.
 - In the free slot, the node receives the base of a shard that the plan placed on it. When this base is sealed, the next
   node may drop its stray of that shard, and so on.
 - If two nodes have filled their last free slots with different shards, or after several losses, possibly no content
-  may be dropped. The owners then drop the full nodes from their view at the holder deadline. The base is committed
-  without these nodes, and the older contents may then be dropped.
+  may be dropped. The full nodes then receive nothing. After a time limit (the holder deadline), the owners drop them
+  from their view. The base is committed without these nodes, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step.

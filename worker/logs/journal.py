@@ -149,9 +149,9 @@ class LogJournal:
         return {key: _size(path) for key, path in self._streams.items()}
 
     def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
-        """Return whether each rank's stdout and stderr were read up to the lengths in `ends`, a result of `ends()`.
+        """Return whether this journal has read each rank's stdout and stderr up to the lengths in `ends`.
 
-        The result is False while the last line of such a file is incomplete.
+        `ends` is a result of `ends()`. False while the last line of a rank's stdout or stderr is incomplete.
         """
         return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
 

@@ -126,7 +126,7 @@ class LogShipper:
     async def printed(self, number: int) -> Tail:
         """Read all lines that the ranks have printed before this call, and return the newest lines of this node.
 
-        A sender of replicas sends these lines to the holder before the end of a shard.
+        A sender of replicas sends these lines to the holder before the message `EndShard` of a transfer.
 
         Args:
             number: number of the first line that the caller needs.

@@ -172,10 +172,10 @@ class BaseLoading:
         return slot.file
 
     async def _load_from_home(self, rank: Rank, sources: Sequence[ShardSource]) -> bool:
-        """Load the shard of an earlier rank from its home: the node that gets it for all nodes (`home_of`).
+        """Load the shard of an earlier rank from its home, the node that rebuilds it or reads it from S3 for all nodes.
 
         Return False if the caller must use the other sources: this node is the home, the home does not deliver the
-        shard, or a node has the shard in memory.
+        shard, or a node has the shard in memory, so that no home is needed.
         """
         home = home_of(self._plan, rank)
         if home == self._here.node_id or any(source.kind in ("local", "peer") for source in sources):

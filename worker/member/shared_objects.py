@@ -232,7 +232,7 @@ class SharedReads:
 class ObjectSupply:
     """Sends parts of shared S3 objects from this node's slots to other nodes.
 
-    A shared object contains tensors of the shards of several nodes. `LoadHelper` owns it.
+    A shared object contains tensors of the shards of several nodes. `LoadHelper` creates the `ObjectSupply`.
     """
 
     def __init__(

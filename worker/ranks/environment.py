@@ -148,7 +148,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 def keyed_extensions(cache: str, key: str) -> str:
     """Return the folder for compiled torch extensions of one Python environment. Pure and idempotent.
 
-    In a shared folder, torch would compile an extension again after each change of the environment.
+    If two environments shared a folder, torch would compile an extension again whenever jobs change between them.
 
     Args:
         cache: the extension folder that all environments share, or a result of this function.

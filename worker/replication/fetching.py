@@ -139,7 +139,7 @@ async def fetch(
     try:
         await session.send(wanted)
         begin: Message = PreparingShard()
-        while isinstance(begin, PreparingShard):  # The holder itself still loads the shard.
+        while isinstance(begin, PreparingShard):  # The holder still prepares the shard. Wait for its next message.
             async with asyncio.timeout(answer_seconds):
                 begin = await session.receive()
         if isinstance(begin, ShardRefused):

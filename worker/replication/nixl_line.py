@@ -193,7 +193,7 @@ class NixlSocket(socket.socket):
         return size
 
     def _receive_frame(self) -> bool:
-        """Receive the header of the next frame, and read the block that it names, if any.
+        """Receive the header of the next frame. If it names a block of the peer's memory, read this block over NIXL.
 
         Return False at the end of the connection.
         """

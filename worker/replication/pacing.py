@@ -101,7 +101,8 @@ class SharedLink:
     def count(self) -> None:
         """Add the time since the last call to the use of this link.
 
-        Every active sender calls this regularly, so a long gap shows that the process was stopped.
+        Every active sender calls this regularly. A long time since the last call is not added, because the process was
+        then stopped.
         """
         with self._lock:
             self._use = self._use.until(self._clock())

@@ -194,7 +194,7 @@ class ReplicaReceiver:
     def _cut(self, ranks: Collection[Rank]) -> None:
         """End the sessions of ranks whose chunks this node has removed from a parity share.
 
-        These ranks then connect again and send their shards again.
+        The agents of the ranks' nodes then open new sessions and send the shards again.
         """
         for owner in self.open_sessions:
             if owner.rank in ranks and owner.receiver is not None:

@@ -779,7 +779,10 @@ class IncomingParts(IncomingShard):
 
 
 class IncomingPieces(IncomingParts):
-    """Tracks an incoming transfer of chunks without digests. The creator copies and verifies them."""
+    """Tracks an incoming transfer of chunks without digests.
+
+    The function `keep` copies the chunks, and the load of the shard verifies them later.
+    """
 
     def _is_intact(self, index: int, data: memoryview) -> bool:  # noqa: ARG002
         return True

@@ -253,8 +253,8 @@ class Shares:
                 return found
             slots = self._store.shards.get(owner, [])
             keep = self._keep(owner, committed)
-            # The sealed share of this step may contain an outdated shard of the rank, or belong to another stripe. Its
-            # slot is then emptied below.
+            # The sealed share of this step may contain an outdated shard of `contribution.rank`, or belong to another
+            # stripe. Its slot is then emptied below.
             stale = self._store.sealed(owner, content)
             views = [EMPTY if slot is stale else slot.view for slot in slots]
             chosen = place(views, content, keep) if len(slots) >= self._slot_count else None

@@ -53,7 +53,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 class ShareOf(Protocol):
-    """Creates a `Share`, which divides an upload between this node and the other nodes that hold the shard."""
+    """Creates a `Share`, which divides an upload between this node and the shard's other holders (no parity share)."""
 
     def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
         """Return the division of one upload between this node and helper nodes.

@@ -101,7 +101,7 @@ class SharedTensors:
         """The offers of running uploads, by step. Each attempt to upload a step uses the same offer, until `forget`."""
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
-        """Compute the digests of the shard's tensors, for the agreement with other ranks. Blocks: call it in a thread.
+        """Compute the digests that show which tensors other ranks also hold. Blocks: call it in a thread.
 
         Args:
             slot: mapped file of the slot, which is sealed and pinned.
@@ -109,8 +109,9 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer, which is the same for each attempt to upload a step. If the tensors that training changes have
-            fewer than `least_bytes` together, the offer contains only frozen tensors.
+            The offer: the list of tensors that this rank sends to the other ranks. Each attempt to upload a step uses
+            the same offer. If the tensors that training changes have fewer than `least_bytes` together, the offer
+            contains only frozen tensors.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.

@@ -109,7 +109,7 @@ class Nothing:
         return 0.0
 
     def finish(self, _: Block) -> None:
-        """Wait until the checkpoint that `save` began is stored, and delete it. The floor stores none."""
+        """Wait until the checkpoint that `save` began is stored, and delete it. The system `floor` has none."""
 
 
 class Everstep(Nothing):
@@ -256,7 +256,7 @@ def run(settings: Settings) -> list[Block]:
     """Train all blocks of steps in order, and return the measurements of each block."""
     training = Training(settings.size, seed=7)
     training.forward_and_backward()
-    training.step()  # The first step creates the state of the optimizer.
+    training.step()  # This step creates the optimizer's state, which the systems below store.
     systems = {name: SYSTEMS[name](training, settings) for name in dict.fromkeys(settings.order)}
     blocks = []
     for name in settings.order:

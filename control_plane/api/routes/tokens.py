@@ -30,7 +30,7 @@ def create_token(
 ) -> tokens_schemas.CreateTokenResponse:
     """Create a token. Only this response contains the secret.
 
-    A repeated call creates another token. Raises ValidationException if an administrator's token names a project.
+    A repeated call creates another token. Raises ValidationException if a request for an `admin` token names a project.
     """
     if Role(request.role) is Role.ADMIN and request.project is not None:
         message = "an admin token applies to every project"

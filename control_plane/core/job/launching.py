@@ -28,8 +28,8 @@ def load_and_start(view: JobView) -> Decision:
         # Agents report the start of ranks, which the control plane orders only after it has stored the state STARTING.
         # The database has an earlier state, so the database comes from a backup (docs/design.md#a-restored-database).
         return _move_to_starting(view, "the ranks were started before the database was restored")
-    # If the job stopped now, it would lose the steps that only nodes' memory holds. The job first trains, then stops at
-    # an agreed step and stores this step in S3.
+    # End the job now only if S3 has its base, or if its base is step 0. If only nodes' memory holds the base, the job
+    # first trains, then stops at an agreed step and stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:

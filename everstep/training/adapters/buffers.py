@@ -38,7 +38,7 @@ have the same path.
 
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
-    """Return every buffer of a model with its raw path, including buffers that are None."""
+    """Return every buffer of a model, including buffers that are None. Names include the names of wrapper modules."""
     return [
         (f"{path}.{key}" if path else key, module, key)
         for path, module in model.named_modules()

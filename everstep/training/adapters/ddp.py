@@ -57,7 +57,8 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    # Reject a static graph over three or more ranks, because DDP then uses a different bucket layout in the first step.
+    # Reject a static graph over three or more ranks. `fix_buckets` cannot fix its bucket layout, so the first step
+    # after a restore would sum gradients in a different order. The order of two gradients does not matter.
     group = model.process_group
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(

@@ -194,8 +194,9 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Create gradients in one new memory mapping (arena), which is zero without a write. Most scripts clear restored
-        # gradients without reading them, and the kernel never allocates the pages of such gradients.
+        # Create gradients in one new memory mapping (arena), which is zero without a write. A gradient that the
+        # optimizer has already used is restored as zeros. Most scripts clear it without reading it, so the kernel never
+        # allocates its pages.
         made = (
             local
             for (_, parameter), state in gradients

@@ -134,7 +134,7 @@ def _place_in_world() -> tuple[int, int]:
 
 
 def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:
-    """Return a digest of the files' names without their directories, which may differ between nodes."""
+    """Return a digest of the files' names and lengths, without directories, which may differ between nodes."""
     names = (PurePath(str(file)).name for file in files)
     lines = (f"{name} {length}" for name, length in zip(names, lengths, strict=True))
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())

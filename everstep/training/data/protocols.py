@@ -1,4 +1,4 @@
-"""Defines protocols of the objects that a data stream uses: loaders, datasets, sources, and orders over all ranks."""
+"""Defines protocols of the objects that a data stream uses: loaders, datasets, sources, and the order of samples."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class DeterminismCheck:
     def end(self) -> None:
         """Store the record of this pass (run of the same steps). Start the next pass; after the last pass, report.
 
-        The first call does not return, because it replaces or ends the process. Further calls do nothing.
+        The call does not return, because it replaces or ends the process. After an error, further calls do nothing.
         """
         if self._has_ended:
             return

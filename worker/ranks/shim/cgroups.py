@@ -116,7 +116,7 @@ def kill(path: str) -> None:
     try:
         (folder / "cgroup.kill").write_text("1") if (folder / "cgroup.kill").exists() else _kill_frozen(folder)
     except FileNotFoundError:
-        return  # The kernel removes only empty cgroups, so no process is left.
+        return  # The cgroup was removed. The kernel removes only empty cgroups, so no process is left.
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise

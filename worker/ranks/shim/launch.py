@@ -175,7 +175,7 @@ def _forget_ourselves() -> None:
 
 
 def _reseed() -> None:
-    """Seed the random generators of Python and numpy anew. All forked ranks have inherited the template's state."""
+    """Seed the random generators of Python and numpy anew, because all forked ranks inherit the template's state."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -183,7 +183,10 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Set torch's thread count to the rank's OMP_NUM_THREADS, because torch was imported with the template's value."""
+    """Set torch's thread count to the rank's OMP_NUM_THREADS.
+
+    A warm rank is forked from the template process, which imported torch with its own OMP_NUM_THREADS.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))
