@@ -182,7 +182,8 @@ class Streams:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # Without this call, asyncio would log the error if the caller was cancelled.
+            # Mark the error as retrieved. Otherwise, asyncio would log it if the caller of the stream was cancelled.
+            done.exception()
 
     async def cut(self, *lines: socket.socket) -> None:
         """Break each of the given connections over which a thread sends or receives.

@@ -173,7 +173,7 @@ class SlotFile:
     def close(self, *, unlink: bool = False) -> None:
         """Unmap the slot's file, and remove it if `unlink` is True.
 
-        If a memoryview of the payload is still in use, the kernel frees the memory when it is released.
+        If a memoryview of the payload is still in use, the kernel frees the memory when the memoryview is released.
         """
         if unlink:
             self.path.unlink(missing_ok=True)
