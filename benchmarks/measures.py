@@ -75,7 +75,7 @@ class Floor:
 
     @property
     def median(self) -> float:
-        """Mean of two medians: of the timings of this operation before, and of those after, a system was measured."""
+        """Mean of the medians of `before` and `after`."""
         return (self.before.median + self.after.median) / 2
 
     @property

@@ -4,8 +4,8 @@ botocore itself checks types, minima and required fields, with its own messages.
 patterns, enumerations and numbers of entries. For a field that only SageMaker has, the message names the replacement.
 One error lists all invalid fields of the request.
 
-Invariant: every request that the service would accept passes, and each message equals the service's message. Exception:
-like boto3, the check rejects None values, which a request cannot contain.
+Invariant: every request that the service would accept passes, and each message equals the service's message. Like
+boto3, the check rejects a parameter with the value None, although a request without the parameter may be valid.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _launch(
 
 
 def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
-    """Return the floors (times that no system can beat) of one system, with a summary of each launch.
+    """Return the floors (times that no system can beat) that were measured in the launches of one system.
 
     If the system was launched only once, the measurements of that launch are split into an earlier and a later half.
     The report can then still show whether the floor changed.

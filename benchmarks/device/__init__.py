@@ -1,6 +1,6 @@
 """Benchmark of Everstep on a GPU: `make bench-device`.
 
-    __main__.py       the harness: checks the device, runs each part in its own process, writes the page
+    __main__.py       the harness: checks the device, runs each part in its own process, writes the page of results
     parts.py          the parts, each run in a separate process with a time limit
     gpt.py            the part that needs a cluster: it trains a GPT in a job of two nodes
     rank/probe.py     identification of the device

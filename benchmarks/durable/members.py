@@ -222,7 +222,7 @@ def started(
         with processes(commands, logs, environment or {}, is_talking=True) as running:
             yield Members([Talk(process, logs) for process in running], folders)
     finally:
-        for folder in folders:  # unmount the tmpfs that a node with the permission to mount has mounted here
+        for folder in folders:  # The call has no effect if the node's process was not permitted to mount a tmpfs.
             ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 
 

@@ -4,7 +4,8 @@ A floor is a bound that no snapshot can beat: a plain memcpy of the state, and a
 
 Everstep's session in the rank reports the blocked seconds. They consist of the copy at the boundary, and of the guard's
 wait for the background copy before the optimizer's step. Everstep audits the first three snapshots of a launch: it
-copies them whole at the boundary and compares them byte by byte. The page shows audited snapshots separately.
+copies them whole at the boundary and compares them byte by byte. The page of results shows audited snapshots
+separately.
 """
 
 from __future__ import annotations

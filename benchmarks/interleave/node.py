@@ -221,8 +221,8 @@ class Node:
 
     def plan(self, scheme: Scheme) -> tuple[ScheduledChunk, ...]:
         assert self.profile is not None
-        # Under UNPIPELINED, the holder has one buffer. Before each chunk, the sender waits until the holder has emptied
-        # the buffer. This wait takes as long as sending a chunk, so the rate is halved.
+        # The other scheme here, UNPIPELINED, is slower: before each chunk, the sender waits until the holder has
+        # emptied its only buffer. This wait takes as long as sending a chunk, so the rate is halved.
         share = 1 if scheme is Scheme.SINGLE else 2
         return partition(
             self.profile.spans,

@@ -5,8 +5,8 @@ in `Snapshots`, and compares them with the current contents. It returns the diff
 
     contents    digests by key: one digest per item of a list, or one per block of a metric's points
 
-Equal contents have equal tokens, so clients that poll the same list share an entry. If a token is unknown, for example
-after a restart of the server, the route returns everything.
+Equal contents have equal tokens, so repeated polls of one caller for the same list share an entry. If a token is
+unknown, for example after a restart of the server, the route returns everything.
 
 Invariant: a token is valid only for one question: the caller and the request parameters for which it was issued. The
 memory is bounded.
@@ -64,11 +64,11 @@ class Snapshots:
         return found[0]
 
     def keep(self, question: Hashable, contents: Contents) -> str:
-        """Store the contents of a response and return their token.
+        """Store the digests of a response's items (its contents), and return their token.
 
         Args:
             question: caller and parameters of the request.
-            contents: digests by key. The caller must not change them afterwards.
+            contents: digests by the key of the item. The caller must not change them afterwards.
 
         Returns:
             The token. Equal contents have equal tokens.

@@ -67,7 +67,7 @@ def waiting(
 def plan(
     spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None
 ) -> plans_schemas.TrainingJobPlan:
-    """Return the forecast for a job.
+    """Return the forecast for a job: when it can start, and its expected cost, memory per node and recovery.
 
     Args:
         spec: specification from `admit`.
@@ -77,7 +77,7 @@ def plan(
         only_project: the forecast names only jobs of this project, to hide other projects. None: it names all jobs.
 
     Returns:
-        The forecast.
+        The forecast, which a dry run of CreateTrainingJob returns.
     """
     record = fleet.record
     free = sum(node.state == NodeState.SPARE and NodeId(node.id) in fleet.connected for node in fleet.nodes)

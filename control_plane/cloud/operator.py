@@ -331,8 +331,8 @@ class CloudOperator(Protocol):
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
         """Protect existing members from scale-in.
 
-        Raises `InvalidRequest` if an instance is no member, or a member that is not InService. In this case, the call
-        protects no instance of its batch.
+        AWS receives the instances in batches. Raises `InvalidRequest` if an instance is no member, or a member that is
+        not InService. Instances of its batch and of later batches then remain unprotected.
         """
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:

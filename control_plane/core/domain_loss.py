@@ -1,8 +1,11 @@
 """The exact probability that the shards of a placement survive the loss of whole failure domains.
 
-    copies: every shard is an edge between the domains of its holders; the loss of all these domains loses the shard
-    parity: every two members of a group are an edge between their domains; the loss of both loses their shards
-    edges without a common domain, direct or through other edges, are independent: their possibilities multiply
+An *edge* is a set of domains whose joint loss loses a shard:
+
+    copies: for every shard, the domains of its holders
+    parity: for every two members of a group, their domains
+
+Two sets of edges without a common domain are independent: the numbers of survivable losses of their domains multiply.
 
 `placement.Placement.fatal_losses` and `parity.fatal_losses` return the edges as sets of nodes.
 

@@ -125,7 +125,8 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
         heard_count: number of the available nodes whose agents are not silent.
 
     Returns:
-        At least `needed_count`. More if more nodes are available and the job's MaxNodeCount permits them.
+        The largest of three numbers: `needed_count`; the nodes whose agents are not silent, up to MaxNodeCount; and the
+        available nodes, up to the number of nodes before MaxNodeCount was lowered.
     """
     return max(
         needed_count(spec, record),

@@ -137,8 +137,8 @@ def judge(
         impairment: the node's problem as `track_impairments` recorded it although its agent reports, or None.
         is_training: whether the ranks of the node's generation run. If so, the verdict also considers whether steps
             advance.
-        is_launching: whether the node is in the plan and no rank runs yet. In this case, a fault of the node does not
-            affect the shards in its memory.
+        is_launching: whether the node is in the plan and no rank runs yet. A faulty device then makes the node
+            IMPAIRED instead of GONE, because the launch still needs the shards in its memory.
         is_blamed: whether `blamed` chose this node as the unreachable member that the job should give up.
 
     Returns:

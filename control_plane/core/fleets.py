@@ -123,9 +123,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            # A person may have confirmed that the silent nodes are lost (`is_blindness_lifted`). The control plane
-            # deletes this confirmation when a decision has `is_blind` False. A pause of all automatic actions must not
-            # delete it.
+            # A fleet is blind while most of its agents are silent, unless a person has confirmed that these nodes are
+            # lost (`is_blindness_lifted`). A decision with `is_blind` False deletes the confirmation, and a pause of
+            # all automatic actions must keep it.
             is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )
@@ -801,8 +801,8 @@ def _held_back(
     """Return the actions for instances that a terminating lifecycle hook holds.
 
     The fleet completes the hook, so that AWS ends the instance, once no job uses the instance, or once the agent is
-    silent for `coordinator_deadline_seconds`. While a job moves away from the instance at an agreed stop, the fleet
-    extends the hook, for at most `HOLD_SECONDS`.
+    silent for `coordinator_deadline_seconds`. If a job has requested that its ranks stop so that it can leave the
+    instance, the fleet extends the hook, for at most `HOLD_SECONDS`.
     """
     actions: list[FleetAction] = []
     asked_at = {

@@ -3,12 +3,13 @@
 docs/design.md#failures explains the rules.
 
     limit of a phase        max(a minimum, `FACTOR` × the longest time without progress in it at this world size)
-    first limit             agents read every rank's stacks, the user gets a warning, time counts as stalled
+    first limit             the phase's limit: agents read all stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
     last limit              from here on, unchanged stacks prove a hang even if ranks use CPU or GPU
 
-A *phase* is what a rank does at the moment: start, restore, a step, or a phase that the script declares. A script may
-declare the limit of a phase (`session.phase`), for ranks that wait on purpose.
+`limits` derives the second and the last limit from the first. A *phase* is what a rank does at the moment: start,
+restore, a step, or a phase that the script declares. A script may declare the limit of a phase (`session.phase`), for
+ranks that wait on purpose.
 
 Stacks prove a hang in these cases:
 
@@ -20,8 +21,8 @@ Stacks prove a hang in these cases:
 If ranks are in different phases, the longest limit of these phases applies to all ranks, because ranks wait for each
 other.
 
-Invariant: pure. A rank that advances, computes or changes its stack never counts as hung. The rules report no fault
-while a node is silent.
+Invariant: pure. A rank that advances or changes its stack never counts as hung, nor does a rank that computes before
+the last limit. The rules report no fault while a node is silent.
 """
 
 from __future__ import annotations

@@ -303,8 +303,8 @@ def checkpoint_wait(
     - If AWS reclaims none of the departing nodes, the job waits only if `is_held` is false. If the upload is not
       complete at the deadline, the job keeps the node that holds the last copy of a shard.
     - If AWS reclaims a departing node, the job waits until the deadline. The exception: if `is_held` and
-      `is_replaceable` are both true, the job waits only for the expected duration of the upload. If the upload would
-      take longer than the time until the deadline, the job does not wait.
+      `is_replaceable` are both true, the job waits only for the expected duration of the upload, and not at all if
+      this duration exceeds the time until the deadline.
 
     Args:
         ends_at: Unix seconds at which the first departing node may end. The deadline is `prepare_deadline_seconds`
@@ -373,7 +373,7 @@ def verdict(move: Departure) -> Verdict:
 
 
 def fault(move: Departure, at: float, now: float) -> Fault:
-    """Return the fault that ends a generation so that the job can give up a member.
+    """Return the fault that ends a generation, after all ranks have stopped, so that the job can give up a member.
 
     Args:
         move: the departure that the job carries out.
@@ -382,7 +382,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
     Returns:
         The fault. If AWS reclaims the departing node, `node_id` names this node as lost. Otherwise `node_id` is None,
-        because the job may still keep the node. After the job has given up the node, the incident names it.
+        because the job keeps the node if the node holds the last copy of a shard. After the job has given up the node,
+        the incident names it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(

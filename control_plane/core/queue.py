@@ -272,7 +272,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        # Also add the job's larger sizes. Each iteration about doubles the number of sizes added so far.
+        # `with_job` has the job with its smallest number of nodes. Also add the larger numbers: each iteration about
+        # doubles how many of them are added.
         while more:
             step = (more + 1) // 2
             with_job |= with_job << step

@@ -124,7 +124,7 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring, or exchange its nodes with other groups, while this exposes fewer shards of the ring."""
+        """Reorder the ring, or exchange its nodes with other groups, until no change lowers its `exposed` count."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -232,7 +232,7 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # Each exchange of two nodes leaves a node outside `domain` in both groups, so the first one suffices.
+            # Each exchange between these two groups leaves a node outside `domain` in both, so try only one exchange.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

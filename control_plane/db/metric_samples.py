@@ -51,8 +51,8 @@ class _Chunk:
     def last_step(self) -> int:
         """Last step of the last point.
 
-        `packed` stores the points column by column. If each point covers one step and summarizes no values of several
-        nodes, the row has one column of steps. Otherwise it has two: first steps, then last steps.
+        `packed` stores the points column by column. If each point is a single value, the row has one column of steps.
+        If points summarize several values, it has two: first steps, then last steps.
         """
         columns = 1 if self.width == 1 and not self.nodes else 2
         return int(_STEP.unpack_from(self.packed, _STEP.size * (columns * self.count - 1))[0])

@@ -218,8 +218,7 @@ class EventFeed:
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
         """Apply the result of one poll of the event table.
 
-        The method first ends the streams whose tokens have become invalid, and then delivers the events. The poll reads
-        tokens before events, so no event reaches a follower after the revocation of its token.
+        The method first ends the streams whose tokens the poll has found invalid, and then delivers the events.
         """
         now = self._now()
         for follower in self._followers:

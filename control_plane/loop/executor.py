@@ -153,11 +153,11 @@ class Executor:
         self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Store the evidence about a node that waits for a person's inspection in S3, unless a task already stores it.
+        """Store in S3 the evidence about a node that a person will inspect, unless a task already stores it.
 
-        `node.json` has the node, its history, its incidents and its agent's last report. `last_logs` lists the logs.
-        The evidence is complete when `node.json` is written and the agent has uploaded its logs. A disconnected agent
-        uploads nothing.
+        `node.json` has the node, its history, its incidents and its agent's last report. The module `last_logs` lists
+        the logs. The evidence is complete when `node.json` is written and the agent has uploaded its logs. A
+        disconnected agent uploads nothing.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
@@ -356,7 +356,7 @@ class Executor:
         except ProtocolError as error:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
-            return  # Do not wake the loops: their next pass would only try to write this invalid manifest again.
+            return  # Without `hint`, because the woken loops would only try to write this invalid manifest again.
         self._registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:

@@ -147,8 +147,8 @@ class Hearing:
     def beat(self) -> None:
         """Record that the server's event loop runs, so that it can receive messages now.
 
-        The event loop calls this method several times per lease. After a long time without a call, silence counts only
-        from one lease after the next call.
+        The event loop calls this method several times per lease. After a long time without a call, every agent's
+        silence counts as 0 until `lease_seconds` after the next call.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:

@@ -220,7 +220,7 @@ def _in_words(initial: jobs.InitialState) -> str:
 def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
     """Return a job's lineage (the records of all its generations with a plan) for decisions, oldest first.
 
-    If the job starts from another job's checkpoint, generation 0 comes first.
+    If the job starts from another job's checkpoint, the record of generation 0, which stands for it, comes first.
     """
     initial = job.spec.initial
     first = () if initial is None else (initial_generation(initial.world_size),)

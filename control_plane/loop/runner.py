@@ -159,8 +159,8 @@ class Runner:
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
         """Repeat a loop's sweep over all jobs or all fleets until `stop` is set.
 
-        The next sweep begins when an agent or a request reports a change, when an agent's silence exceeds its lease, or
-        after `SWEEP_SECONDS`.
+        The next sweep begins when an agent or a request reports a change, when an agent has been silent for
+        `lease_seconds`, or after `SWEEP_SECONDS`.
         """
         seen = 0
         while not stop.is_set():

@@ -1,9 +1,9 @@
-"""Runs work for many keys (such as run ids), with a limit of simultaneous runs.
+"""Calls `work` for many keys (such as run ids), with a limit of simultaneous calls.
 
-    wake(key)   due ──▶ running ──▶ done       a running key that is woken becomes due again when its run ends
+    wake(key)   due ──▶ running ──▶ done       a running key that is woken becomes due again when its call ends
                  first in, first out; at most `limit` keys run
 
-Invariant: two runs of one key never overlap. After each wake-up of a key, a run of this key begins. Wake-ups during a
+Invariant: two calls for one key never overlap. After each wake-up of a key, a call for this key begins. Wake-ups in a
 key's back-off (the pause after repeated failures) and after `close` have no effect.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_SECONDS = 0.5
-"""Back-off (pause before the next run) after a key's second failure in a row, in seconds.
+"""Back-off (pause before the next call) after a key's second failure in a row, in seconds.
 
 The back-off doubles with each further failure. The first failure causes no back-off, because most failures are short
 losses of the database connection.
@@ -27,9 +27,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Scheduler(Generic[K]):
-    """Runs `work` for each key, such as a job's run id, after a caller has called `wake` with the key.
+    """Calls `work` for each key, such as a job's run id, after a caller has called `wake` with the key.
 
-    All methods run on the server's event loop. An exception of `work` delays only the next run of the same key. `work`
+    All methods run on the server's event loop. An exception of `work` delays only the next call for its key. `work`
     must log its own exceptions, because the scheduler does not.
 
     Args:

@@ -385,11 +385,11 @@ class Hasher(Protocol):
 
 
 class _Reader:
-    """Reads an S3 object from its start to its end, in portions that the caller chooses.
+    """Reads an S3 object from its start to its end. The caller chooses how many bytes each call reads.
 
     Args:
         stream: returns the object's bytes from a position on.
-        is_stopped: function that is called before each chunk. The result True aborts the read.
+        is_stopped: function that is called before each piece of bytes is read. The result True aborts the read.
         hasher: receives all bytes that are read.
     """
 

@@ -62,8 +62,8 @@ def export_dcp(
         The written files.
 
     Raises:
-        CheckpointError: the folder holds a checkpoint, a tensor is incomplete, a byte of the checkpoint is damaged, or
-            a file cannot be written. `.metadata` is then missing.
+        CheckpointError: the folder already holds a checkpoint, which stays unchanged. Or a tensor is incomplete, a byte
+            of the checkpoint is damaged, or a file cannot be written; the folder then has no `.metadata`.
     """
     store, folder = store_of(to.rstrip("/") or "/")
     base = f"{folder.rstrip('/')}/" if folder else ""

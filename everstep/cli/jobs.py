@@ -308,7 +308,7 @@ def submit(
             f"{name} can run with this request; nothing was started. next: the same command without --dry-run",
         )
     if planned and query is None:
-        show(plan)  # Print the plan first, so that an error of the service appears below it.
+        show(plan)  # Before the job's creation, so that an error of the service appears below the forecast.
     created = service.create_training_job(**request)
     if check:
         return determinism.verdict_of(service, request["TrainingJobName"])

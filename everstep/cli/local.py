@@ -20,7 +20,7 @@ _PASS_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_opt
 
 @app.command(context_settings=_PASS_ON)
 def up(context: typer.Context) -> None:
-    """Start a local AWS, a control plane and a fleet: --nodes 4 --spares 1."""
+    """Start a local AWS, a control plane and a fleet. Example: --nodes 4 --spares 1."""
     _run("up", context.args)
 
 

@@ -139,7 +139,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         self.enable = config.enable
-        self.save_future = None  # torchtitan's trainer reads this attribute. None means that no save runs.
+        self.save_future = None  # torchtitan's trainer reads `save_future`. None means that no save runs.
         if not self.enable:
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):

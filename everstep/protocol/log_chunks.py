@@ -7,7 +7,7 @@
     {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line
     {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         end record: the node has stored all its lines
 
-    first       number of the chunk's first line
+    first       number of the first line; its Unix time is the <milliseconds> of the key
     positions   per stream: offset in bytes at which the chunk begins
     t, r, s     Unix milliseconds, rank, stream
     m, b        text, offset of the byte after the line in its stream

@@ -103,12 +103,12 @@ def holder_of(owner: Rank) -> Rank:
 
 
 def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank, ...]:
-    """Return the ranks of a share's stripe, ascending: the holder and the members whose shards the share contains."""
+    """Return the ranks of a share's stripe, ascending: `holder`, and the ranks that have contributed to the share."""
     return tuple(sorted([holder, *(each.rank for each in contributions)]))
 
 
 def pack_contributions(contributions: Iterable[Contribution]) -> bytes:
-    """Encode the index of a parity share: the list of the shards whose XOR the share contains."""
+    """Encode the index of a parity share: the list of the shards whose parts the share contains."""
     return msgspec.msgpack.encode(sorted(contributions, key=lambda each: each.rank))
 
 

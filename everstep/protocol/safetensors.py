@@ -273,8 +273,8 @@ def _header(entries: Sequence[TensorEntry], metadata: _Metadata | None) -> bytes
     position = 0
     for entry in entries:
         name = entry.name
-        # Change names that a JSON object cannot contain: the index may have duplicate names and the name
-        # "__metadata__".
+        # Tensors of a shard may have equal names, or the name "__metadata__", which the format reserves. Make the
+        # names in the header unique.
         while name in described or name == _METADATA:
             name += "'"
         offsets = (position, position + entry.bytes)

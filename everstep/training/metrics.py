@@ -207,7 +207,9 @@ class MetricRing:
         The agent accepts a limited number of records per second. Records above this limit count as dropped.
         """
         self._closing.set()
-        if self._thread.is_alive():  # Do not join a thread that is still starting, because it ends by itself.
+        # `join` would raise an error for a thread that has not started yet. Such a thread ends as soon as it sees
+        # `_closing`.
+        if self._thread.is_alive():
             self._thread.join()
         self.flush()
         if self._records:

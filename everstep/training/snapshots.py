@@ -388,7 +388,7 @@ class Snapshotter:
     def capture(self, step: int, slot: int) -> None:
         """Start to copy the state of the finished step into a granted slot.
 
-        Return when the script may continue to train.
+        The call returns as soon as the script may continue to train.
 
         Args:
             step: number of finished steps.

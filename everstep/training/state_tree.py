@@ -186,7 +186,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:
-        return value  # Store a float as it is, because msgpack preserves its bits, also those of NaN.
+        return value  # For a float, msgpack preserves all bits, also those of NaN.
     if kind is int:
         assert isinstance(value, int)
         return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]

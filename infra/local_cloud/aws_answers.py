@@ -68,14 +68,14 @@ def read(path: Path | None = None) -> AwsAnswers:
     """Return the stored answers about AWS's behaviour.
 
     Args:
-        path: a file that `everstep aws-conformance` wrote. None: the file `STORED`, or the defaults if it does not
-            exist.
+        path: a file that `everstep aws-conformance` wrote. None selects the file `STORED` if it exists, else the
+            defaults.
 
     Returns:
         The stored answers, or the defaults.
 
     Raises:
-        UnusableAnswers: the file does not exist or has other content. The message contains the path.
+        UnusableAnswers: `path` does not exist, or the file has other content. The message contains the path.
     """
     if path is None and not STORED.exists():
         return AwsAnswers()

@@ -110,7 +110,7 @@ def kill_descendants(root_pid: int) -> int:
 
     The function stops all descendants before it kills them, so that no descendant can fork in between. If the root is a
     subreaper, the function also finds daemons. Known limit: processes that fork and exit within the milliseconds of a
-    read of /proc can prolong the loop.
+    read of /proc can delay the return.
     """
     killed: set[Process] = set()
     while True:

@@ -71,7 +71,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """The instances that a role such as `job 0 node 2` selects, with the job's name and the rank."""
+    """The instances that a role such as `job 0 node 2` or `job 1 rank 5` selects, with the name of their job."""
 
     job: str
     instances: tuple[str, ...]
@@ -180,7 +180,7 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
 
 
 class Aim:
-    """Resolves the targets of faults, and remembers the job that the previous role (such as `job 0 node 2`) selected.
+    """Resolves the targets of faults to instances, and remembers the job of each role for a later `last job` target.
 
     Args:
         jobs: returns the running jobs. It raises `NotUp` while the control plane is down, and `Aim` then uses the

@@ -145,7 +145,7 @@ export interface CheckpointActivity {
   Upload?: CheckpointUpload
 }
 
-/** Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
+/** Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
   /** When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
   Strategy?: 'Everstep' | 'None' | 'Strawman' | 'HighFreq' | 'CheckFreq'
@@ -865,7 +865,7 @@ export interface HealthResponse {
   Conditions: ServiceCondition[]
 }
 
-/** The shard of one rank that its node keeps for the export, described as a checkpoint object in S3. */
+/** The shard of one rank, which its node keeps in memory during the export. ReadSnapshot returns the shard in the format of a checkpoint's object in S3. */
 export interface HeldShard {
   Rank: number
   OriginGeneration: number

@@ -53,7 +53,7 @@ class Departure:
         rank_outputs: RankOutputs,
         archives: SourceArchives,
     ) -> None:
-        """Create the object; `begin` or `make_way` starts to end the run on this node.
+        """Create the object. It ends a run when the caller calls `begin` (after a release) or `make_way`.
 
         Args:
             settings: names the folders of this node.
@@ -61,9 +61,9 @@ class Departure:
             promise: the node's promise, which `finish` and `make_way` delete.
             outputs: uploads of ended generations, for which this object waits before it removes the run's files.
             store: this node's slots; a release removes the run's slots.
-            supervisor: owns the files and records of the run's ranks.
+            supervisor: holds the records of the run's ended ranks, which a release drops.
             supplies: owns the inputs and packages of the run.
-            rank_outputs: deletes the files of the run's ranks.
+            rank_outputs: deletes the files with the ranks' stdout and stderr, and the run's output files.
             archives: deletes the source archives of runs.
         """
         self._settings = settings

@@ -9,7 +9,7 @@ node of this order that uses the object reads the part from S3. The other nodes 
     3        C  A  B               C
 
 Invariant: a node waits only for nodes before it in a part's order. Nodes therefore never wait for each other in a
-circle, even if they have excluded different nodes.
+circle, even if each node skips other nodes as lost or slow.
 """
 
 from __future__ import annotations

@@ -220,13 +220,13 @@ class Share:
 
         The member waits only while every incomplete contribution may still arrive. A rank may still capture the step,
         and has then not begun its contribution: it must be connected. A rank that has begun must have made progress
-        since the last call. If the result is False, the waiting member receives no progress message. It drops this
-        holder at the holder deadline.
+        since the method last returned True. If the result is False, the waiting member receives no progress message. It
+        drops this holder at the holder deadline.
 
         Args:
-            connected: members with an open session to this node.
-            progressed: members that have made progress, or that delay their contribution themselves, since the last
-                call that returned True.
+            connected: members (ranks of the stripe) with an open session to this node.
+            progressed: members that have made progress, or have delayed their contribution themselves, since the method
+                last returned True.
 
         Returns:
             True if every incomplete contribution may still arrive.

@@ -423,7 +423,7 @@ class Coordinator:
         is_blocking: bool = False,
         max_uploads: int = 1,
     ) -> Coordinator:
-        """Return the coordinator of a running generation after a restart of its agent, without any report yet."""
+        """Return the coordinator of a running generation after its agent restarted, before the first report."""
         core = cls(
             world_size=world_size,
             base=base,

@@ -61,7 +61,7 @@ class Silence:
 
         While `is_owed` and `is_asked` are True, the time since the last check counts as silence. It does not count if
         `is_occupied` is True, or if this check is late (`LATE_RATIO`). If `is_owed` or `is_asked` is False, the silence
-        ends. If `is_owed` is False, a series of failed attempts ends too.
+        ends. If `is_owed` is False, a series of failed attempts to send (`failing_since`) ends too.
 
         Args:
             now: current time in seconds.

@@ -266,7 +266,7 @@ def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
     """Split log lines into batches, each for one message to the control plane, in order. Pure.
 
     Args:
-        lines: log lines; a character may take four bytes.
+        lines: log lines of this node, in ascending order.
 
     Yields:
         Batches of at most `LIVE_LINES` lines, with at most `LIVE_CHARACTERS` characters plus one line.

@@ -103,10 +103,11 @@ class EarlierShards:
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load an earlier shard for another node, if this node is the shard's home.
+        """Load an earlier shard for another node, if this node is the shard's home (`home_of`).
 
-        The method loads nothing if this node is not the home, cannot load the shard, or all of its ranks have loaded.
-        The other node then rebuilds the shard or reads S3 itself.
+        The method loads nothing if this node is not the home or cannot load the shard. It also loads nothing if all of
+        its own ranks have loaded, because the node then keeps no more earlier shards. The other node then rebuilds the
+        shard or reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

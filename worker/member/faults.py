@@ -38,7 +38,7 @@ class ReportedFaults:
             is_permanent: True if a retry would have the same result.
             subject: the object with the fault. A newer fault with the same code and subject replaces the fault, and
                 `withdraw` removes it. Without a subject, the fault stays reported.
-            shard: the rank, in the launch that captured the shard, whose shard this node cannot load. None for other
+            shard: the shard that this node cannot load: its owner's rank in the launch that captured it. None for other
                 faults.
         """
         self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(

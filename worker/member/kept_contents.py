@@ -40,8 +40,8 @@ class KeptContents:
         """Return the content (step and generation of its capture) from which a rank is restored.
 
         Return None for a rank that this generation lacks, and if the generation starts without a base or after a
-        relayout (a change of the number of ranks). For a parity share, the result is the base of the rank that holds
-        the share.
+        relayout (a change of the number of ranks). If `rank` is the owner number of a parity share (`share_owner`), the
+        result is the base of the rank to which the share belongs.
         """
         rank = holder_of(rank)
         sources = self._plan.ranks[rank].sources if rank < self._plan.world_size else ()

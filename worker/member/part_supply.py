@@ -96,7 +96,7 @@ class PartSupply:
                 raise MalformedMessage(f"{type(others[0]).__name__} received before the session has a stream")
             await asyncio.gather(*self._tasks.values())
             self._queue.complete()
-            await asyncio.Event().wait()  # `send` cancels this wait once all chunks are sent.
+            await asyncio.Event().wait()  # `first_of` cancels this wait once `send` has sent all chunks.
 
         async def send() -> None:
             await streams.attached.wait()

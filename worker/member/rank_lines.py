@@ -294,8 +294,8 @@ class RankLines:
     def _boundary(self, shard: OwnedShard, message: Boundary) -> None:
         """Handle a rank's message that it has finished a step."""
         half = shard.page.rank()
-        # A rank that has stopped, or waits in `close`, can capture a step even if it was proposed too late for
-        # training.
+        # A rank that has stopped, or waits in `close`, can still capture its last step if the step is proposed after
+        # the rank has finished it.
         if half.standing is not Standing.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:

@@ -150,7 +150,7 @@ class RankSlots:
             )
         except NoRoom as error:
             requested = dict(self.capacities)
-            if error.is_passing:  # Training continues. Every proposed step repeats the request.
+            if error.is_passing:  # Training continues. `grant_if_due` repeats the rank's request.
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return

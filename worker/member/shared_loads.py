@@ -265,7 +265,9 @@ class LoadHelper:
         """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read the parts of a shard that its owner requests from S3, and send them, until the connection ends.
+        """Read from S3 the parts of a shard that its owner's agent requests, and send them to this agent.
+
+        The call ends when the connection ends.
 
         If an earlier session for the same shard is still open, this call ends it, because its parts occupy memory.
 

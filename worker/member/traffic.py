@@ -192,9 +192,10 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count the steps that are not captured because the snapshot of `trying` is still being sent.
+        """Count a step that was not captured because the snapshot of the earlier iteration `trying` was being sent.
 
-        The count ends at the next capture.
+        The count ends at the next capture. `has_captured` is about the iteration that has just ended, `was_sending`
+        about its beginning.
         """
         if has_captured or not self._is_every_step:
             self._trying = None

@@ -3,8 +3,8 @@
     health watch         checks the free space of the state directory and of the tmpfs once per second
     failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
-Invariant: a folder or file counts as full until `QUIET_SECONDS` after its newest failed write. The message of the fault
-does not change during this time.
+Invariant: `FullDisks.faults` reports a folder as full until `QUIET_SECONDS` after the newest failed write in it. The
+message of this fault does not change during this time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Place:
 
 
 class FullDisks:
-    """Collects the paths on this node where writes failed for lack of space. All calls run on the agent's event loop.
+    """Collects the folders on this node where writes failed for lack of space. All calls run on the agent's event loop.
 
     Args:
         state: the agent's state directory, used for errors that name no file.
@@ -81,7 +81,7 @@ class FullDisks:
         return self._note(Path(named["path"]).parent, said[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
-        """Return a fault for each folder or file on which a write has recently failed for lack of space.
+        """Return a fault for each folder in which a write has recently failed for lack of space.
 
         Args:
             others: faults from the health watch. If they report a full disk, the result omits the paths below that

@@ -2,7 +2,7 @@
 
 An input channel is a named set of S3 objects that ranks read as files in one folder.
 
-    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>
+    <state>/inputs/objects/<sha256 of role, bucket, key, ETag, size>
                                            one read-only file per object, for runs of one role; ranks cannot enter
     <state>/inputs/runs/<run>/<channel>/…  the channel for the ranks: hard links to these files
     <state>/inputs/runs/<run>/<channel>.json
@@ -10,8 +10,8 @@ An input channel is a named set of S3 objects that ranks read as files in one fo
 
 A cached file receives its final name only when it is complete, verified and durable. A channel's folder receives its
 final name when it has all links, and is valid only with its index. A crash therefore leaves no incomplete file under a
-final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. A changed file is
-detected by its mtime, which must match its name, and is fetched again.
+final name. A file's link count shows whether a run uses the file, and its ctime shows the last use. Each cached file
+has an mtime that is computed from its name. A file with another mtime was changed, and is fetched again.
 
 Invariant: a channel's folder contains the objects that S3 listed when this node first fetched it for the run. Later
 generations send no request to S3.
@@ -240,7 +240,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
-            raise error  # Raise the failure itself, not the `FetchStopped` of another thread.
+            raise error  # The first error is the failure, unless all are `FetchStopped`.
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:

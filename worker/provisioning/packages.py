@@ -337,10 +337,11 @@ def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
     Args:
         work: folder to create files in; receives mode 0700.
         order: the installation, with the environment and user for pip.
-        is_built: True if pip may build packages from the source.
+        is_built: True if pip may build packages.
 
     Returns:
-        The installation. If pip builds packages as another user, the installation names a copy of the source.
+        The installation. If pip may build packages from the job's own source as another user, it names a copy of the
+        source that this user owns.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)

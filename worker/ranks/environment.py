@@ -1,8 +1,8 @@
 """Environment variables and arguments of a rank. Pure.
 
 Variables that torchrun defines have the same names, so that scripts need no change. Everstep's own variables begin with
-EVERSTEP_. `LOCAL_SIZE` is never set. With this variable, DeepSpeed's all-reduce on CPU would use shared memory and
-bypass the network (measured).
+EVERSTEP_. `LOCAL_SIZE` is never set: it would switch DeepSpeed's all-reduce on CPU from the network to shared memory
+(measured).
 
 Invariant: a variable of the job replaces the node's variable of the same name, but never a reserved variable. There is
 one exception: a job may set EVERSTEP_CHECK_DETERMINISM, which makes the job repeat steps and compare the

@@ -129,7 +129,7 @@ class ExitedRank:
         """Return this rank's exit as a message for the control plane.
 
         Args:
-            boundary: the last step that the rank finished; -1 if it finished none.
+            boundary: number of steps finished; -1 if the rank ended before its restore had returned.
 
         Returns:
             The message, with the last lines of the rank's stderr.

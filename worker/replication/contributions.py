@@ -1,6 +1,7 @@
 """Receives parts of other ranks' shards and adds them to this node's parity shares (docs/adr/0035-parity-in-memory.md).
 
-A *member* is a rank of the stripe. Its part of a share is its *contribution*. The holder is the node with the share.
+In this module, a *member* is a rank of the stripe, for which the agent of its node acts. Its part of a share is its
+*contribution*. The holder is the node with the share.
 
     member                                   holder
     BeginShard, ShardDigests, EndShard ───▶  begins the contribution, and chooses the chunks of its share
@@ -98,7 +99,7 @@ class Contributions:
         """Receive a part of another rank's shard, combine it with the parity share, and wait until the share is sealed.
 
         Args:
-            session: session to the member, which runs `send_shard`; `begin` was its last message.
+            session: session to the member (rank of the stripe), which runs `send_shard`; `begin` was its last message.
             streams: streams of the session.
             receiver: receiver of these streams.
             begin: the member's announcement of its shard, not checked yet.

@@ -238,7 +238,7 @@ class Nixl:
 
         Raises:
             OSError: the read failed, and the stream must be closed. Unless the stream was cut, later streams with this
-                node use TCP for `retry_seconds`.
+                peer use TCP for `retry_seconds`.
         """
         bindings, agent, block = self._bindings, self._agent, blocks[0]
         try:

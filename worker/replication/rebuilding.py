@@ -1,7 +1,7 @@
 """Rebuilds a lost shard from the shards and parity shares of the other ranks in its stripe (the survivors).
 
-    each survivor: its share, and the chunks of its shard in the other survivors' shares ──▶ XOR, chunk by chunk
-    ──▶ a slot of this node ──▶ sealed only if it matches the lost owner's digest
+    from each survivor: its share, and those chunks of its own shard that the other survivors' shares contain
+    ──▶ XOR, chunk by chunk ──▶ a slot of this node ──▶ sealed only if it matches the lost owner's digest
 
 Invariant: every fetched chunk is verified and combined exactly once. A failed rebuild leaves an empty slot.
 """

@@ -276,7 +276,7 @@ class ReplicaReceiver:
             owner.fail(error)
 
     async def _say_preparing(self, session: Session, slot_owner: Rank) -> None:
-        """Send progress messages to the owner while this node creates slots for its shard, or for its share.
+        """Send progress messages to a shard's owner while this node creates slots for the shard, or for its own share.
 
         Without progress messages, the owner would drop this holder from the view.
         """

@@ -696,7 +696,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # A task that is cancelled before it starts closes no session.
+        session.close()  # `_session` does not close it if the task was cancelled before its start.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:

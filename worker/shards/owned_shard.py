@@ -208,7 +208,7 @@ class OwnedShard:
 
     @property
     def lacks_base(self) -> bool:
-        """True while this node has no copy of the base of its own shard, so that it cannot vote.
+        """True while this node has no copy of the base of its own shard.
 
         After the first commit the base is no longer needed, and the value is False.
         """

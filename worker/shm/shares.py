@@ -6,8 +6,8 @@ A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(
 share like a shard (docs/adr/0035-parity-in-memory.md).
 
 Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `Share` records. Both change under
-one lock. A row that contains no chunk has undefined bytes. The first chunk of a row is therefore copied instead of
-combined.
+one lock. A row (the place of one chunk in the share) has undefined bytes until it contains a chunk. The first chunk of
+a row is therefore copied instead of combined.
 """
 
 from __future__ import annotations
@@ -122,10 +122,11 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The stripe of a rank on another node, and the rank of this stripe on this node, which holds the share."""
+    """The stripe of a rank on another node, and the share of this node to which this rank contributes."""
 
     stripe: Stripe
     holder: Rank
+    """The rank of the stripe on this node, to which the share belongs."""
 
 
 class Shares:

@@ -206,7 +206,7 @@ class SlotStore:
                 slot.file.empty()
 
     async def release(self) -> None:
-        """Remove every slot and rank page, and the folders of all runs, because the run has ended on this node."""
+        """Remove all slots, rank pages and run folders, because the node's only run has ended on this node."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)
@@ -737,5 +737,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # Otherwise asyncio logs the thread's error.
+            thread.exception()  # asyncio logs an error that no caller retrieves.
         raise

@@ -79,7 +79,7 @@ class NodeLoads:
 
 
 class NodeLoad:
-    """One load of a shard from S3, and the earlier loads of this node from whose slots it copies shared tensors."""
+    """One load of a shard from S3. It copies a shared tensor that an earlier load of this node reads."""
 
     def __init__(
         self,

@@ -154,7 +154,7 @@ class Ear:
 
 
 class Holder:
-    """The holder's node: receives the rank's replicas, and sends them to the owner's node.
+    """The holder: a node that receives the rank's replicas, and sends them to the owner's node when this node fetches.
 
     Args:
         folder: the node's folder on tmpfs.

@@ -61,6 +61,8 @@ KEY_BYTES = 32
 class BenchNode:
     """A node that takes part in the generations that the benchmark's main process (the harness) starts.
 
+    Each async method is a command of the harness. It returns the answer, `{}` if there is nothing to report.
+
     Args:
         node_id: id of the node.
         folder: the node's folder on tmpfs.

@@ -155,7 +155,7 @@ async def connect(websocket: WebSocket) -> None:
         node_id = hello.node_id
         fleet = FleetName(token.fleet_name or "")
         if services.registry.is_elsewhere(fleet):
-            proven = None  # Count no message here: the managing server counts the messages that it rejects.
+            proven = None  # Count no message here: the server that manages the fleet counts its messages.
             with about(node=hello.node_id):
                 code, reason = await relay(
                     websocket, services.peers, fleet, secret, raw, silence_seconds=services.timeouts.lease_seconds

@@ -1,6 +1,6 @@
 """API models: training jobs, their configuration and status.
 
-The module has more than 500 lines. It is not divided, because its docstrings are the published descriptions of fields.
+The module has more than 500 lines. Most of them are docstrings, which the API's documentation publishes.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ProtectionConfig(Request):
 class CheckpointConfig(Request):
     """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them.
 
-    EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. Without them, Everstep writes a checkpoint
-    when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
+    EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes
+    a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
     """
 
     strategy: Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"] = "Everstep"

@@ -33,7 +33,10 @@ class HoldSnapshotRequest(Request):
 
 
 class HeldShard(Shape):
-    """The shard of one rank that its node keeps for the export, described as a checkpoint object in S3."""
+    """The shard of one rank, which its node keeps in memory during the export.
+
+    ReadSnapshot returns the shard in the format of a checkpoint's object in S3.
+    """
 
     rank: int
     origin_generation: int

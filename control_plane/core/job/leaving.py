@@ -115,8 +115,9 @@ def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
 
     If the remaining node later cannot reach another node either, its history identifies the remaining node as faulty.
 
-    With parity, all members of a group report each other if one member is unreachable. The function then adds entries
-    only for nodes whose neighbours in the tree of agents receive no messages from them.
+    With parity, all members of a group report each other if one member is unreachable, because the shares of all are
+    then incomplete. The function ignores these reports and adds entries only for nodes whose neighbours in the tree of
+    agents receive no messages from them.
     """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:

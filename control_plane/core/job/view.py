@@ -217,9 +217,9 @@ def has_agreed_stop(view: JobView) -> bool:
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
-    """Return whether all ranks have finished training: because the script ended, or because a stop was requested.
+    """Return whether all ranks have finished the last step of the script, or the step of a requested stop.
 
-    Scripts may still write their results.
+    Their processes may still run, for example to write results.
     """
     return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(
         reports, world_size

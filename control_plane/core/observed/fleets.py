@@ -108,11 +108,11 @@ class GroupObserved:
     """Whether AWS suspended the launches by itself, after a long period of failures."""
 
     unprotected: tuple[NodeId, ...] = ()
-    """Members in service that Auto Scaling could terminate because they lack protection from scale-in, sorted."""
+    """Instances in service that Auto Scaling could terminate, as they lack protection from scale-in, sorted."""
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The ids of the members that the Auto Scaling group is not terminating."""
+        """The ids of the instances that the Auto Scaling group contains and is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
@@ -239,7 +239,7 @@ class FleetJob:
     def claim_count(self, now: float) -> int:
         """Return the number of nodes that the fleet reserves for the job before elastic jobs may grow.
 
-        The result is `node_count`, or more if the job needs more nodes to continue.
+        The result is `node_count`, or `needed_count` if a launched job has grown beyond `node_count`.
         """
         return max(self.node_count, self.needed_count(now))
 

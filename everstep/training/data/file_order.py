@@ -84,7 +84,7 @@ class FileOrder:
         return "; ".join(found)
 
     def earlier(self, tree: dict[str, Tree]) -> FileOrder:
-        """Return the order of the files in an earlier launch. `tree` contains the fields of this order."""
+        """Return the order of samples in an earlier launch, from the result of its `tree` in the snapshot."""
         return FileOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:

@@ -172,7 +172,7 @@ class DeterminismCheck:
         """Record the state after the restore. Called once, when the script has restored.
 
         Args:
-            step: the restored step; 0 in pass 1.
+            step: the restored step; 0 in pass 1, which starts from the state that the script builds.
         """
         self._step = step + 1
         self._record.calls[START] = calls.drain()

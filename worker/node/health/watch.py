@@ -1,6 +1,7 @@
 """The health watch of a node: a thread that reads all devices once per second and reports their faults.
 
-If a driver or disk does not answer, only this thread blocks. The watch then reports the device as silent.
+If a driver or disk does not answer, only this thread blocks. `faults`, which the agent calls in its own thread, then
+reports the device as silent.
 
 Invariant: the agent's event loop never waits for a reading. The watch calls the agent only when the faults change.
 """

@@ -644,7 +644,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 def _open_stream(path: str, start: StartRank) -> int:
     """Open the file that becomes a rank's stdout or stderr, and return the descriptor.
 
-    The rank's user may write to the file, because a script may open its own output as /dev/stdout, but may not read it.
+    The rank's user may not read the file, but may write to it, because a script may open its output as /dev/stdout.
     """
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
