@@ -187,8 +187,8 @@ class _Shares:
             capacity: number of nodes that all jobs together may hold.
 
         Returns:
-            True if enough nodes for the head are then free and within its project's quota. Jobs that have precedence
-            over the head receive up to `FleetJob.claim_count` nodes before it.
+            True if enough nodes for the head are then free and within its project's quota. Jobs that do not
+            yield to the head (`yields_to`) receive up to `FleetJob.claim_count` nodes before it.
         """
         staying = [job for job in self.holding if job.state not in LEAVING and kept.get(job.run) != 0]
         after = _Shares(

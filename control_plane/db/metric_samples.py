@@ -70,7 +70,7 @@ class MetricSamples:
     def read(
         self, session: Session, run_id: str, *, name: str | None, limit: int, has_breakdowns: bool = False
     ) -> Mapping[str, tuple[Point, ...]]:
-        """Return all points of a run's metrics, joined to at most `limit` points per metric.
+        """Return the points of a run's metrics, each metric summarized to at most `limit` points over all its steps.
 
         Args:
             session: from `Database.read` or `Database.write`.

@@ -196,7 +196,7 @@ class SpanPacer:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Send pieces immediately until the next boundary."""
+        """Suspend the pacing: until the next boundary, every piece may be sent immediately."""
         self._boundary_at = None
         self._changed.notify()
 
