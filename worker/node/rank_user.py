@@ -1,8 +1,8 @@
 """Manages the Linux users that ranks run as if the agent is root: their access to folders, and the change of user.
 
 By default, each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn. The
-position in the range is the job's *turn*. All users share one group, because a node deletes the slots and pages of a
-job before it starts ranks of the next. No process of a job can read the environment, memory or files of another job.
+position in the range is the job's *turn*. All users share one group. A node deletes the slots and pages of a job
+before it starts ranks of the next. No process of a job can read the environment, memory or files of another job.
 `end_processes` kills all remaining processes of a job's user.
 
     <state>/rank_users       the turn of each job, newest last

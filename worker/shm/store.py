@@ -206,7 +206,7 @@ class SlotStore:
                 slot.file.empty()
 
     async def release(self) -> None:
-        """Remove all slots, rank pages and run folders, because the node's only run has ended on this node."""
+        """Remove all slots, rank pages and run folders, because the run that this node worked for has ended here."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)

@@ -1,6 +1,6 @@
 """API models: training jobs, their configuration and status.
 
-The module has more than 500 lines. Most of them are docstrings, which the API's documentation publishes.
+The module has more than 500 lines. About half of them are docstrings, which the API's documentation publishes.
 """
 
 from __future__ import annotations
