@@ -164,6 +164,30 @@ def sqlite_without_fsync() -> Iterator[None]:
     event.remove(Engine, "engine_connect", relax)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_statements() -> Iterator[None]:
+    """Let all databases of this process share the compiled SQL statements.
+
+    SQLAlchemy caches them by engine and dialect object. A test with its own database would compile each statement
+    again. All dialects of one class have equal settings here.
+    """
+    from sqlalchemy import Connection, Engine, event
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+    from sqlalchemy.util import LRUCache
+
+    compiled: LRUCache[Any, Any] = LRUCache(2000)
+
+    def share(connection: Connection) -> None:
+        connection.execution_options(compiled_cache=compiled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SQLiteDialect_pysqlite, "__hash__", lambda self: hash(type(self)))
+        patch.setattr(SQLiteDialect_pysqlite, "__eq__", lambda self, other: type(self) is type(other))
+        event.listen(Engine, "engine_connect", share)
+        yield
+        event.remove(Engine, "engine_connect", share)
+
+
 @pytest.fixture
 def engine() -> str:
     """Return the name of the test's database engine. A test with the mark `BOTH_ENGINES` runs once per engine."""
