@@ -42,7 +42,9 @@ export const MetricChart = memo(function MetricChart(props: Props) {
   const [isTable, setTable] = useState(false)
   const report = useRef<Report>(() => undefined)
   const onCursor = useRef<Report>((...at) => report.current(...at)).current
-  const named = useMemo(() => lines.filter((line) => line.colour), [lines])
+  const isSplit = series?.isOn ?? false
+  // With one line per node or rank, the plot draws the most deviating line last.
+  const named = useMemo(() => (isSplit ? lines.filter((line) => line.colour).toReversed() : lines), [lines, isSplit])
   return (
     <section className="card chart" aria-label={title}>
       <header>
@@ -69,7 +71,7 @@ export const MetricChart = memo(function MetricChart(props: Props) {
           />
         </div>
       </header>
-      <Readout {...{ lines, named, unit, view, report }} isSplit={series?.isOn ?? false} />
+      <Readout {...{ lines, named, isSplit, unit, view, report }} />
       <div className="plotted">
         <Plot
           label={summary(title, lines, named, unit, view)}

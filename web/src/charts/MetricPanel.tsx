@@ -86,7 +86,7 @@ interface SeparateLine extends PlotLine {
   nodeId?: string
 }
 
-/** Return all lines in the order of drawing: the grey ones, then those that stand out, the most deviating one first. */
+/** Return all lines in the order of drawing: grey lines, then those that stand out, the most deviating one on top. */
 function separateLines(found: ReturnType<typeof parts>, { startedAt, gaps, tokens }: Run, axis: View['axis']) {
   const lines = found.map(({ nodeId, rank, metric }): SeparateLine => {
     const label = nodeId ?? METRICS.series.rank(rank ?? 0)
@@ -95,7 +95,7 @@ function separateLines(found: ReturnType<typeof parts>, { startedAt, gaps, token
   const { places, colours } = standingOut(lines.map((line) => line.of.y))
   const named = places.map((place) => ({ ...lines[place]!, colour: colours[place]! }))
   const others = lines.filter((_, place) => !colours[place])
-  return { lines: [...others, ...named], named, otherCount: others.length }
+  return { lines: [...others, ...named.toReversed()], named, otherCount: others.length }
 }
 
 interface LegendProps {
