@@ -97,7 +97,8 @@ async def test_a_member_joins_reports_and_is_told(client, service, token, node):
         await until(lambda: (view := service.services.registry.views().get(node)) and view.report)
         shown = await asyncio.to_thread(client.describe_node, NodeId=node)
         assert (shown["Connected"], shown["Address"], shown["FleetName"]) == (True, "127.0.0.9", "main")
-        service.services.registry.send(NodeId(node), Release(run=RunId("0" * 32)))
+        # The registry belongs to the server's event loop. A call from this thread would not wake that loop.
+        service.loop.call_soon_threadsafe(service.services.registry.send, NodeId(node), Release(run=RunId("0" * 32)))
         assert decode(await opened.recv(), ControlToAgent) == Release(run=RunId("0" * 32))
     await until(lambda: not service.services.registry.views()[node].is_connected)
 
