@@ -70,7 +70,10 @@ class Replica:
 async def line_to(
     replica: Replica, token_path: Path, *, join_token: str = "join", attest: Callable[[str], str] | None = None
 ) -> AsyncIterator[None]:
-    async with serve(replica.speak, "127.0.0.1", 0, process_request=replica.check, compression=None) as server:
+    # A connection that reads nothing answers no close. By default the server would wait 10 s for the answer.
+    async with serve(
+        replica.speak, "127.0.0.1", 0, process_request=replica.check, compression=None, close_timeout=0.1
+    ) as server:
         client = ControlClient(
             [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
             join_token=join_token,
