@@ -61,7 +61,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
                 {shown(figures, 'totalSeconds')}
               </td>
               <td data-name="In phases">
-                <PhaseBar incident={each} />
+                <PhaseBar incident={each} width={88} />
               </td>
               <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
                 {shown(figures, 'recomputedSteps')}
