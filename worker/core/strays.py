@@ -21,11 +21,13 @@ Nodes that wait for each other's memory still make progress:
 
 - If a shard's owner belonged to the earlier generation, it keeps an older step to which the job might go back. A node
   with a stray of this shard can then immediately drop one slot of the stray. A replacement node has no older step.
-- In the free slot, the node receives the base of a shard that the plan placed on it. When this base is sealed, the next
-  node may drop its stray of that shard, and so on.
-- If two nodes have filled their last free slots with different shards, or after several losses, possibly no content
-  may be dropped. The full nodes then receive nothing. After a time limit (the holder deadline), the owners drop them
-  from their view. The base is committed without these nodes, and the older contents may then be dropped.
+- In the free slot, the node receives the base of a shard that the plan placed on it. When all planned holders have
+  sealed this base, the next node may drop its stray of that shard, and so on.
+- All nodes fill their last free slots in the same order: lowest rank first (`Strays.slots_ahead`). Otherwise, two nodes
+  could fill these slots with different shards, and no shard would be complete on all its holders.
+- If shards differ in size, or after several losses, possibly no content may be dropped. The full nodes then receive
+  nothing. After a time limit (the holder deadline), the owners drop them from their view. The base is committed without
+  these nodes, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step.
@@ -39,7 +41,7 @@ for its shard.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -48,6 +50,12 @@ from everstep.protocol.parity import share_owner
 from everstep.protocol.plan import GenerationPlan
 from worker.core.rounds import NONE
 from worker.core.slots import Content
+
+PATIENCE_RATIO = 2 / 3
+"""Fraction of the holder deadline for which a shard leaves the last free slots of a node to other shards.
+
+At the holder deadline, the shard's owner would drop the node from its view.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +87,10 @@ class Strays:
 
     None unless the number of ranks has changed (a relayout).
     """
+    expected: frozenset[Rank] = frozenset()
+    """Shards of other nodes, and shares, whose base this node receives. Empty after a relayout or without a base."""
+    patience_seconds: float = 0.0
+    """Seconds after its first refusal for which a shard of `expected` leaves free slots to others (`slots_ahead`)."""
     held: frozenset[Rank] = frozenset()
     """Ranks with a stray whose shards all planned holders have sealed at the base or a later step; set by `heard`."""
 
@@ -97,7 +109,14 @@ class Strays:
             for reference in node.keep
             if reference.owner_rank in node.ranks
         }
-        return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
+        return cls(
+            placed=placed,
+            base=plan.base_step or NONE,
+            doubled=MappingProxyType(doubled),
+            needed=_needed(plan),
+            expected=placed.difference(plan.node(node_id).ranks) if plan.base_step else frozenset(),
+            patience_seconds=PATIENCE_RATIO * plan.timeouts.holder_deadline_seconds,
+        )
 
     def loaded(self) -> Strays:
         """Record that every node has loaded and verified the base (the step to restore). The ranks begin to train."""
@@ -132,6 +151,36 @@ class Strays:
         is_needed = content.step in self.needed and self.committed == NONE
         alone = self.doubled.get((rank, content))
         return not is_needed or (alone is not None and alone <= self.held)
+
+    def slots_ahead(
+        self, rank: Rank, shards: Mapping[Rank, Collection[Content | None]], *, waited_seconds: float
+    ) -> int:
+        """Return how many slots a new slot of one shard must leave free for other shards (docs/design.md#placement).
+
+        The first slot of a shard leaves a slot for each lower rank that still lacks one. A further slot leaves a slot
+        for every rank that lacks one. All slots count as equally large.
+
+        Args:
+            rank: the owner of the shard or share that needs another slot.
+            shards: the slots on this node that have memory, by owner: the content of a sealed slot, None for any other
+                slot.
+            waited_seconds: seconds since this node first refused a slot for `rank`; 0 if it has refused none.
+
+        Returns:
+            The number of slots. 0 for this node's own ranks, on a node without strays, after the first commit, and
+            after `patience_seconds`.
+        """
+        has_strays = not shards.keys() <= self.placed
+        if rank not in self.expected or not has_strays or self.committed != NONE:
+            return 0
+        if waited_seconds >= self.patience_seconds:
+            return 0
+        lacking = {
+            each
+            for each in self.expected
+            if all(content is not None and content.step < self.base for content in shards.get(each, ()))
+        }
+        return sum(each < rank or rank not in lacking for each in lacking)
 
     def is_over(self, rank: Rank) -> bool:
         """Return whether no node needs this node's stray of `rank` any more.

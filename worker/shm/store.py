@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,7 @@ class SlotStore:
         memory_bytes: int,
         user: RankUser | None = None,
         inline_digest_bytes: int = INLINE_DIGEST_BYTES,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the store and its folder.
 
@@ -118,7 +120,9 @@ class SlotStore:
             memory_bytes: maximum memory of all slots together.
             user: the user that ranks run as; None means this process's user.
             inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
+            now: returns the present time in seconds of a clock that does not jump.
         """
+        self._now = now
         self._inline_digest_bytes = inline_digest_bytes
         self.root = root
         self._user = user
@@ -136,8 +140,10 @@ class SlotStore:
         self.making = Signal()
         """Notified when a task begins to choose or create a slot of any shard (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._creating_bytes = 0
-        """Total size of the files that threads are creating."""
+        self._creating: dict[Rank, int] = {}
+        """Size of the file that a thread is creating, by the rank that owns the shard."""
+        self._refused_at: dict[Rank, float] = {}
+        """Time at which this node first refused a slot, by the rank that still waits for the slot."""
         make_way(root, user)
 
     def open_run(self, job: JobName, run: RunId) -> None:
@@ -411,11 +417,8 @@ class SlotStore:
 
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
         """Create a slot's file in a thread, because allocation takes up to a second per GiB."""
-        self._make_room(header.capacity_bytes)
-        needed = self.used_bytes() + self._creating_bytes + header.capacity_bytes
-        if needed > self.memory_bytes:
-            raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
-        self._creating_bytes += header.capacity_bytes
+        self._make_room(rank, header.capacity_bytes)
+        self._creating[rank] = header.capacity_bytes
         made: list[SlotFile] = []
 
         def make(cancelled: threading.Event) -> None:
@@ -431,27 +434,47 @@ class SlotStore:
                 file.close(unlink=True)
             raise
         else:
+            self._refused_at.pop(rank, None)
             return made[0]
         finally:
-            self._creating_bytes -= header.capacity_bytes
+            del self._creating[rank]
 
-    def _make_room(self, needed_bytes: int) -> None:
-        """Remove slots of strays until a new slot fits, oldest content first.
+    def _make_room(self, rank: Rank, capacity_bytes: int) -> None:
+        """Remove slots of strays until a new slot of a shard fits, oldest content first.
 
         Only slots that `Strays.makes_way` permits are removed. If they are too small together, none is removed.
+
+        Raises:
+            NoRoom: the slot does not fit beside the slots that it must leave to other shards (`Strays.slots_ahead`).
         """
-        needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
         strays = [
-            (rank, slot) for rank, slots in self.shards.items() if rank not in self.strays.placed for slot in slots
+            (owner, slot) for owner, slots in self.shards.items() if owner not in self.strays.placed for slot in slots
         ]
         leaving = [each for each in strays if self._makes_way(*each)]
-        if needed_bytes > sum(slot.file.header.capacity_bytes for _, slot in leaving):
-            return
-        for rank, slot in sorted(leaving, key=lambda each: (each[1].file.header.step, each[0])):
-            if needed_bytes > 0:
-                needed_bytes -= slot.file.header.capacity_bytes
+        used_bytes = self.used_bytes() + sum(self._creating.values())
+        leaving_bytes = sum(slot.file.header.capacity_bytes for _, slot in leaving)
+        now = self._now()
+        ahead = self.strays.slots_ahead(rank, self._contents(), waited_seconds=now - self._refused_at.get(rank, now))
+        needed_bytes = used_bytes + (1 + ahead) * capacity_bytes
+        if needed_bytes - leaving_bytes > self.memory_bytes:
+            self._refused_at.setdefault(rank, now)
+            raise NoRoom(needed_bytes=needed_bytes, available_bytes=self.memory_bytes)
+        lacking_bytes = used_bytes + capacity_bytes - self.memory_bytes
+        for owner, slot in sorted(leaving, key=lambda each: (each[1].file.header.step, each[0])):
+            if lacking_bytes > 0:
+                lacking_bytes -= slot.file.header.capacity_bytes
                 slot.file.drop()
-                self._forget_if_empty(rank)
+                self._forget_if_empty(owner)
+
+    def _contents(self) -> dict[Rank, list[Content | None]]:
+        """Return the slots that have memory, as input for `Strays.slots_ahead`."""
+        found: dict[Rank, list[Content | None]] = {
+            rank: [slot.sealed_content for slot in slots if slot.file.header.capacity_bytes]
+            for rank, slots in self.shards.items()
+        }
+        for rank in self._creating:
+            found.setdefault(rank, []).append(None)
+        return found
 
     def _makes_way(self, rank: Rank, slot: Slot) -> bool:
         return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
@@ -660,6 +683,7 @@ class SlotStore:
     def place(self, strays: Strays) -> None:
         """Set the facts that decide which strays the store drops, at the start of a generation."""
         self.strays = strays
+        self._refused_at.clear()
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
         """Empty all slots whose content (generation and step of a shard) is not in `keep`.

@@ -10,8 +10,9 @@ announcements and commits then occur in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import pytest
@@ -27,7 +28,15 @@ from worker.core.slots import Content
 from worker.core.strays import Strays, strayed
 
 ORIGIN, COMMITTED, NEWEST = Generation(1), Step(9), Step(10)
-SLOTS = 2
+Reserves = Literal["never", "before", "after"]
+"""When a holder creates all slots of a shard: never, before the base arrives, or after.
+
+The owner's rank decides when the owner requests these slots.
+"""
+RESTART, PIN, EVENTS = 64, 72, 80
+"""Numbers from which an event restarts a node's agent or begins to read a stray, and the number of all events."""
+LAST_TRY_RATIO = 0.9
+"""Fraction of the holder deadline after which an owner sends a refused shard for the last time."""
 
 
 @dataclass
@@ -35,21 +44,25 @@ class Node:
     """A simulated node. Its memory has exactly the size that the shards of the plan need."""
 
     node_id: NodeId
+    slot_count: int
+    """Number of slots of each shard."""
     room: int
     """Number of slots that fit into the node's memory."""
     steps: dict[Rank, set[Step]] = field(default_factory=dict)
     strays: Strays = field(default_factory=Strays)
-    made: frozenset[Rank] = frozenset()
-    """Shards that the plan places on this node and whose slots all have memory.
+    slots: dict[Rank, int] = field(default_factory=dict)
+    """Number of slots of each shard that the plan places on this node.
 
-    A shard that the earlier plan also placed here keeps its memory.
+    A shard that the earlier plan also placed here keeps all its slots.
     """
+    refused_at: dict[Rank, float] = field(default_factory=dict)
+    """Time at which the node first refused a slot, by the rank that still waits for the slot."""
+    pinned: set[tuple[Rank, Step]] = field(default_factory=set)
+    """Contents of strays that an upload or another node reads."""
 
     @property
     def used(self) -> int:
-        return sum(
-            SLOTS if rank in self.made else len(self.steps.get(rank, ())) for rank in self.made | set(self.steps)
-        )
+        return sum(self.slots.get(rank, len(self.steps.get(rank, ()))) for rank in self.slots.keys() | self.steps)
 
     def inventory(self) -> tuple[SlotRecord, ...]:
         return tuple(
@@ -65,26 +78,64 @@ class Node:
             for step in sorted(steps)
         )
 
-    def make_room(self) -> None:
-        for rank in sorted(set(self.steps) - self.strays.placed):
-            for step in sorted(self.steps[rank]):
-                if self.used >= self.room and self.strays.makes_way(rank, Content(ORIGIN, step)):
-                    self.steps[rank].discard(step)
+    @property
+    def contents(self) -> dict[Rank, list[Content | None]]:
+        found: dict[Rank, list[Content | None]] = {}
+        for rank in self.slots.keys() | self.steps:
+            steps = self.steps.get(rank, ())
+            empty = self.slots.get(rank, 0) - len(steps)
+            found[rank] = [*(Content(ORIGIN, step) for step in steps), *[None] * empty]
+        return found
 
-    def receive(self, rank: Rank, base: Step) -> bool:
-        """Store the start step of a shard that the plan places here. Return False if no memory is free."""
-        if len(self.steps.get(rank, ())) >= SLOTS:
-            return False  # this line is never reached, because the plan leaves a slot free for the start step
-        if self.used >= self.room and rank not in self.made:
-            self.make_room()
-        if self.used >= self.room and rank not in self.made:
+    @property
+    def leaving(self) -> list[tuple[Rank, Step]]:
+        """The contents of strays that may be dropped, oldest first."""
+        return [
+            (rank, step)
+            for step in (COMMITTED, NEWEST)
+            for rank in sorted(self.steps)
+            if step in self.steps[rank]
+            and (rank, step) not in self.pinned
+            and self.strays.makes_way(rank, Content(ORIGIN, step))
+        ]
+
+    @property
+    def free(self) -> int:
+        """Number of slots that fit into the memory, without the contents of strays that may be dropped."""
+        return self.room - self.used + len(self.leaving)
+
+    def add_slot(self, rank: Rank, now: float) -> bool:
+        """Create a slot of a shard. Return False if no memory is free, or if the memory is left to other shards."""
+        waited_seconds = now - self.refused_at.get(rank, now)
+        ahead = self.strays.slots_ahead(rank, self.contents, waited_seconds=waited_seconds)
+        if self.free < 1 + ahead:
+            self.refused_at.setdefault(rank, now)
+            return False
+        if self.used == self.room:
+            stray, step = self.leaving[0]
+            self.steps[stray].discard(step)
+            if not self.steps[stray]:
+                del self.steps[stray]
+        self.slots[rank] = self.slots.get(rank, 0) + 1
+        self.refused_at.pop(rank, None)
+        return True
+
+    def reserve(self, rank: Rank, now: float) -> None:
+        """Create as many slots of a shard as possible."""
+        while self.slots.get(rank, 0) < self.slot_count and self.add_slot(rank, now):
+            continue
+
+    def receive(self, rank: Rank, base: Step, now: float) -> bool:
+        """Store the start step of a shard that the plan places here. Return False if the node refuses a slot for it."""
+        if len(self.steps.get(rank, ())) == self.slots.get(rank, 0) and not self.add_slot(rank, now):
             return False
         self.steps.setdefault(rank, set()).add(base)
         return True
 
     def drop_strays(self) -> None:
         for rank in [rank for rank in self.steps if self.strays.is_over(rank)]:
-            del self.steps[rank]
+            if not any(owner == rank for owner, _ in self.pinned):
+                del self.steps[rank]
 
 
 class DropsAtFirstRequest(Strays):
@@ -107,6 +158,28 @@ class DropsAtFirstAnnouncement(Strays):
         return rank not in self.placed
 
 
+class FillsSlotsInAnyOrder(Strays):
+    """A planted bug: a node gives its last free slot to the first shard that arrives."""
+
+    __slots__ = ()
+
+    def slots_ahead(
+        self, rank: Rank, shards: Mapping[Rank, Collection[Content | None]], *, waited_seconds: float
+    ) -> int:
+        return 0
+
+
+class WaitsForever(Strays):
+    """A planted bug: a shard leaves the last free slots to a lower rank without a limit of time."""
+
+    __slots__ = ()
+
+    def slots_ahead(
+        self, rank: Rank, shards: Mapping[Rank, Collection[Content | None]], *, waited_seconds: float
+    ) -> int:
+        return Strays.slots_ahead(self, rank, shards, waited_seconds=0.0)
+
+
 class Relaunch:
     """A job that has lost some nodes. Each node has `ranks_per_node` ranks, whose shards have the same holders."""
 
@@ -120,15 +193,18 @@ class Relaunch:
         *,
         is_later: bool,
         ranks_per_node: int = 1,
+        slot_count: int = 2,
+        reserves: Reserves = "never",
         rules: type[Strays] = Strays,
     ) -> None:
-        self.ranks_per_node, self.rules = ranks_per_node, rules
+        self.ranks_per_node, self.rules, self.slot_count, self.reserves = ranks_per_node, rules, slot_count, reserves
+        self.now = 0.0
         names = [NodeId(f"n{i}") for i in range(len(labels))]
         domains = {node: f"d{label}" for node, label in zip(names, labels, strict=True)}
         before = placement.plan(names, copies, domains)
         has_newest = iter(sealed)
-        room = SLOTS * copies * ranks_per_node
-        self.nodes = {node: Node(node, room) for node in names}
+        room = slot_count * copies * ranks_per_node
+        self.nodes = {node: Node(node, slot_count, room) for node in names}
         for rank, owner in self.ranks_of(names):
             for holder in before.holders[owner]:
                 is_newer = holder == owner or is_later or next(has_newest, True)
@@ -140,7 +216,7 @@ class Relaunch:
             del self.nodes[names[place]]
             members[place] = NodeId(f"s{place}")
             domains[members[place]] = f"d{label}"
-            self.nodes[members[place]] = Node(members[place], room)
+            self.nodes[members[place]] = Node(members[place], slot_count, room)
         self.members = members
         index = {node: i for i, node in enumerate(names)}
         groups = placement.groups_of([[index[holder] for holder in before.holders[node]] for node in names])
@@ -148,6 +224,8 @@ class Relaunch:
         self.base = self.plan.base_step
         self.committed = NONE
         self.out_of_view: set[tuple[Rank, NodeId]] = set()
+        self.cut: set[tuple[Rank, NodeId]] = set()
+        """Shards that cannot reach a holder before the holder deadline."""
 
     def ranks_of(self, nodes: Sequence[NodeId]) -> list[tuple[Rank, NodeId]]:
         """Return every rank and the node that owns it."""
@@ -161,6 +239,7 @@ class Relaunch:
                 path={ORIGIN: recovery.UNBOUNDED},
                 worlds={ORIGIN: len(self.members) * self.ranks_per_node},
                 committed=COMMITTED,
+                slot_count=self.slot_count,
             )
         )
         addresses = tuple("127.0.0.1" for _ in self.members)
@@ -196,7 +275,7 @@ class Relaunch:
                 for rank in member.ranks:
                     node.steps.setdefault(rank, set()).add(self.base)
             node.strays = self.rules.of(self.plan, member.node_id).loaded()
-            node.made = (before & node.strays.placed) | set(member.ranks)
+            node.slots = dict.fromkeys((before & node.strays.placed) | set(member.ranks), self.slot_count)
 
     # -- events
 
@@ -213,34 +292,41 @@ class Relaunch:
         ]
 
     @property
-    def is_split(self) -> bool:
-        """Whether two nodes have each filled their last free slot with the shard that the other one lacks.
-
-        Each then waits until the other has both shards (docs/known-limits.md).
-        """
-        return any(
-            self.has_received(second, other) and self.has_received(first, one)
-            for first, other in self.missing
-            for second, one in self.missing
-            if one != other and first != second
-        )
-
-    def has_received(self, rank: Rank, holder: NodeId) -> bool:
-        """Return whether the plan places the shard of a rank on a node, and the node has the shard at the base."""
-        return holder in self.plan.ranks[rank].holders and self.has_base(rank, holder)
-
-    @property
     def held(self) -> frozenset[Rank]:
         return strayed(self.plan) - {rank for rank, _ in self.missing}
 
     def send(self, number: int) -> bool:
-        """Send one missing copy of a shard to its holder. Return False if the holder has no memory for it."""
+        """Send one missing copy of a shard to its holder. Return False if the copy does not arrive."""
         rank, holder = self.missing[number % len(self.missing)]
-        return self.nodes[holder].receive(rank, self.base)
+        if (rank, holder) in self.cut:
+            return False
+        node = self.nodes[holder]
+        if self.reserves == "before":
+            node.reserve(rank, self.now)
+        has_arrived = node.receive(rank, self.base, self.now)
+        if self.reserves == "after":
+            node.reserve(rank, self.now)
+        return has_arrived
 
     def announce(self, node: Node) -> None:
         node.strays = node.strays.heard(self.committed, self.held)
         node.drop_strays()
+
+    def restart(self, node: Node) -> None:
+        """Restart the agent of a node, which keeps its slots and forgets all announcements."""
+        node.strays = self.rules.of(self.plan, node.node_id).loaded()
+        node.refused_at.clear()
+        node.pinned.clear()
+
+    @staticmethod
+    def pin(node: Node) -> None:
+        """Begin to read the lowest content that the node may drop."""
+        node.pinned.update(node.leaving[:1])
+
+    def pass_deadline(self) -> None:
+        """Drop all holders that lack the base from the view. From now on, each shard reaches all its holders."""
+        self.out_of_view.update(self.missing)
+        self.cut.clear()
 
     def commit(self) -> None:
         if not set(self.missing) - self.out_of_view:
@@ -280,15 +366,28 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
     ranks_per_node = draw(st.integers(1, 2))
     replica_count = count * (copies - 1) * ranks_per_node
     sealed = draw(st.lists(st.booleans(), min_size=replica_count, max_size=replica_count))
-    return Relaunch(labels, copies, lost, spares, sealed, is_later=draw(st.booleans()), ranks_per_node=ranks_per_node)
+    return Relaunch(
+        labels,
+        copies,
+        lost,
+        spares,
+        sealed,
+        is_later=draw(st.booleans()),
+        ranks_per_node=ranks_per_node,
+        slot_count=draw(st.integers(2, 3)),
+        reserves=draw(st.sampled_from(("never", "before", "after"))),
+    )
 
 
-def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> None:
+def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool, cut: Sequence[int] = ()) -> None:
     """Deliver replicas and announcements in the order that `numbers` determine, then deliver the remaining ones.
 
-    Check the invariants after each delivery.
+    Check the invariants after each delivery. With `may_time_out`, shards may have to wait for the holder deadline.
+    Shortly before, no node refuses a shard for which it has memory. Each number in `cut` names a shard that cannot
+    reach one of its holders before this deadline.
     """
     relaunch.load()
+    relaunch.cut.update(relaunch.missing[number % len(relaunch.missing)] for number in cut if relaunch.missing)
     best = {node_id: relaunch.best_without(node_id) for node_id in relaunch.nodes}
     nodes = list(relaunch.nodes.values())
 
@@ -299,12 +398,18 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> No
             assert not worse, f"the loss of one of {worse} costs a step that it did not cost before"
 
     for number in numbers:
-        if number % 2 and relaunch.missing:
+        if number >= PIN:
+            relaunch.pin(nodes[number % len(nodes)])
+        elif number >= RESTART:
+            relaunch.restart(nodes[number % len(nodes)])
+        elif number % 2 and relaunch.missing:
             relaunch.send(number // 2)
         else:
             relaunch.announce(nodes[number // 2 % len(nodes)])
         relaunch.commit()
         check()
+    for node in nodes:
+        node.pinned.clear()
     while relaunch.missing or relaunch.committed == NONE:
         heard = [node.strays for node in nodes]
         sent_count = sum(relaunch.send(number) for number in range(len(relaunch.missing)) if relaunch.missing)
@@ -313,8 +418,14 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> No
             relaunch.announce(node)
         check()
         if not sent_count and heard == [node.strays for node in nodes] and relaunch.committed == NONE:
-            assert may_time_out or relaunch.is_split, f"nobody has room: {relaunch.missing}"
-            relaunch.out_of_view.update(relaunch.missing)
+            assert may_time_out, f"nobody has room: {relaunch.missing}"
+            if not relaunch.now:
+                relaunch.now = LAST_TRY_RATIO * relaunch.plan.timeouts.holder_deadline_seconds
+                continue
+            refused = {holder for _, holder in set(relaunch.missing) - relaunch.cut}
+            idle = [node.node_id for node in nodes if node.node_id in refused and node.free]
+            assert not idle, f"nodes {idle} refuse shards although they have memory"
+            relaunch.pass_deadline()
             relaunch.commit()
     for node in nodes:
         relaunch.announce(node)
@@ -384,29 +495,70 @@ def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None
     run(relaunch, [], may_time_out=False)
 
 
-def test_two_nodes_that_divide_their_last_slots_differently_get_on_at_the_deadline() -> None:
-    """Nodes n4 and n5 each have one free slot for the shards of s0's ranks 0 and 1, and receive different shards.
+@pytest.mark.parametrize("reserves", ["never", "before", "after"])
+def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves) -> None:
+    """Nodes n4 and n5 each have one free slot for the shards of s0's ranks 0 and 1, and both receive rank 0.
 
     n1 keeps its strays of both ranks until n4 and n5 have the base of one of them. n4 and n5 keep their strays until n1
     has the base of rank 4.
     """
-    sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
-    relaunch = Relaunch([1, 1, 1, 0, 1, 1], 3, [0], [0], sealed, is_later=False, ranks_per_node=2)
-    run(relaunch, [], may_time_out=False)
-    assert relaunch.out_of_view == {(Rank(0), "n5"), (Rank(1), "n4"), (Rank(4), "n1"), (Rank(5), "n1")}
+
+    def relaunch(rules: type[Strays]) -> Relaunch:
+        sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
+        return Relaunch(
+            [1, 1, 1, 0, 1, 1],
+            3,
+            [0],
+            [0],
+            sealed,
+            is_later=False,
+            ranks_per_node=2,
+            reserves=reserves,
+            rules=rules,
+        )
+
+    run(relaunch(Strays), [], may_time_out=False)
+    waiting = relaunch(FillsSlotsInAnyOrder)
+    run(waiting, [], may_time_out=True)
+    assert waiting.out_of_view >= {(Rank(0), "n5"), (Rank(1), "n4"), (Rank(4), "n1"), (Rank(5), "n1")}
+
+
+def test_a_node_gives_its_last_slot_to_a_higher_rank_if_the_lowest_rank_does_not_arrive() -> None:
+    """The lines between s0, the owner of ranks 0 and 1, and its holders n4 and n5 are slow: rank 0 does not arrive."""
+
+    def relaunch(rules: type[Strays]) -> Relaunch:
+        sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
+        return Relaunch([1, 1, 1, 0, 1, 1], 3, [0], [0], sealed, is_later=False, ranks_per_node=2, rules=rules)
+
+    made = relaunch(Strays)
+    made.load()
+    cut = [number for number, (rank, _) in enumerate(made.missing) if rank == 0]
+    run(relaunch(Strays), [], may_time_out=True, cut=cut)
+    with pytest.raises(AssertionError, match="refuse shards although they have memory"):
+        run(relaunch(WaitsForever), [], may_time_out=True, cut=cut)
 
 
 @settings(max_examples=400)
-@given(relaunches(losses=1), st.lists(st.integers(0, 63), max_size=30))
-def test_after_one_loss_no_step_is_at_risk_and_only_divided_slots_wait_for_the_deadline(
+@given(relaunches(losses=1), st.lists(st.integers(0, EVENTS - 1), max_size=30))
+def test_after_one_loss_no_step_is_at_risk_and_no_shard_waits_for_the_deadline(
     relaunch: Relaunch, numbers: list[int]
 ) -> None:
     assert relaunch.base >= COMMITTED
     run(relaunch, numbers, may_time_out=False)
 
 
+@settings(max_examples=100)
+@given(
+    relaunches(losses=1), st.lists(st.integers(0, EVENTS - 1), max_size=30), st.lists(st.integers(0, 63), min_size=1)
+)
+def test_a_shard_that_does_not_arrive_keeps_no_memory_from_others_until_the_deadline(
+    relaunch: Relaunch, numbers: list[int], cut: list[int]
+) -> None:
+    run(relaunch, numbers, may_time_out=True, cut=cut)
+
+
 @settings(max_examples=150)
-@given(relaunches(losses=2), st.lists(st.integers(0, 63), max_size=30))
+@given(relaunches(losses=2), st.lists(st.integers(0, EVENTS - 1), max_size=30))
 def test_after_two_losses_everybody_gets_on_at_the_deadline_at_the_latest(
     relaunch: Relaunch, numbers: list[int]
 ) -> None:

@@ -5,7 +5,13 @@
 
 from __future__ import annotations
 
-from everstep.protocol.ids import Generation, Rank, Step
+import msgspec
+
+from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
+from everstep.protocol.parity import share_owner
+from everstep.protocol.plan import RankPlan, Relayout
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.rounds import NONE
 from worker.core.slots import Content
 from worker.core.strays import Strays
 
@@ -47,3 +53,77 @@ def test_nothing_makes_way_before_every_node_has_loaded_and_no_placed_shard_ever
 def test_a_late_announcement_takes_nothing_back() -> None:
     heard = loaded().heard(Step(11), [STRAY]).heard(Step(10), [])
     assert (heard.committed, heard.held) == (Step(11), {STRAY})
+
+
+class TestLastSlots:
+    """Tests how many slots a node leaves to other shards when it creates a slot: it has strays and little memory."""
+
+    LOW, MIDDLE, HIGH = Rank(1), Rank(2), Rank(3)
+
+    def ahead(
+        self,
+        rank: Rank,
+        *,
+        shards: dict[Rank, list[Content | None]] | None = None,
+        waited_seconds: float = 0.0,
+        committed: Step = NONE,
+    ) -> int:
+        strays = Strays(
+            placed=frozenset({PLACED, self.LOW, self.MIDDLE, self.HIGH}),
+            base=BASE.step,
+            expected=frozenset({self.LOW, self.MIDDLE, self.HIGH}),
+            patience_seconds=2.0,
+        )
+        slots: dict[Rank, list[Content | None]] = {PLACED: [BASE, None], STRAY: [OLDER, BASE], **(shards or {})}
+        return strays.heard(committed, []).slots_ahead(rank, slots, waited_seconds=waited_seconds)
+
+    def test_a_first_slot_leaves_one_slot_to_each_lower_rank_without_a_slot(self) -> None:
+        assert [self.ahead(rank) for rank in (self.LOW, self.MIDDLE, self.HIGH)] == [0, 1, 2]
+        assert self.ahead(self.HIGH, shards={self.LOW: [BASE]}) == 1, "rank 1 has the base"
+        assert self.ahead(self.HIGH, shards={self.LOW: [None]}) == 1, "rank 1 has a slot for the base"
+        assert self.ahead(self.HIGH, shards={self.LOW: [Content(Generation(2), Step(11))]}) == 1
+        assert self.ahead(self.HIGH, shards={self.LOW: [OLDER]}) == 2, "the plan keeps the only slot of rank 1"
+        assert self.ahead(self.HIGH, shards={self.LOW: []}) == 2
+
+    def test_a_further_slot_leaves_one_slot_to_each_rank_without_a_slot(self) -> None:
+        assert self.ahead(self.LOW, shards={self.LOW: [None]}) == 2
+        assert self.ahead(self.LOW, shards={self.LOW: [BASE], self.HIGH: [BASE]}) == 1
+
+    def test_no_slot_is_left_to_others_after_the_patience_or_the_first_commit(self) -> None:
+        assert self.ahead(self.HIGH, waited_seconds=1.9) == 2
+        assert self.ahead(self.HIGH, waited_seconds=2.0) == 0
+        assert self.ahead(self.HIGH, committed=BASE.step) == 0
+
+    def test_the_ranks_of_the_node_leave_nothing_and_a_node_without_strays_has_room_for_all(self) -> None:
+        assert self.ahead(PLACED) == 0
+        assert self.ahead(STRAY) == 0
+        without_strays = Strays(
+            placed=frozenset({PLACED, self.LOW, self.HIGH}),
+            base=BASE.step,
+            expected=frozenset({self.LOW, self.HIGH}),
+            patience_seconds=2.0,
+        )
+        assert without_strays.slots_ahead(self.HIGH, {PLACED: [BASE, None]}, waited_seconds=0.0) == 0
+
+
+def test_a_node_expects_the_shards_and_shares_that_other_nodes_send_to_it() -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * 3, generation=2)
+    names = [node.node_id for node in plan.nodes]
+    copies = tuple(
+        RankPlan(rank=Rank(rank), holders=(names[rank], names[(rank + 1) % 3])) for rank in range(plan.world_size)
+    )
+    with_copies = msgspec.structs.replace(plan, base_step=BASE.step, ranks=copies)
+    assert Strays.of(with_copies, names[1]).expected == {0}
+    stripe = tuple(rank.rank for rank in plan.ranks)
+    parity = tuple(RankPlan(rank=rank, holders=(names[rank], *names), stripe=stripe) for rank in stripe)
+    with_parity = msgspec.structs.replace(plan, base_step=BASE.step, ranks=parity)
+    assert Strays.of(with_parity, names[1]).expected == {share_owner(Rank(1))}
+    from_nothing = msgspec.structs.replace(with_copies, base_step=FIRST_STEP)
+    relayout = msgspec.structs.replace(with_copies, relayout=Relayout(world_size=2, shards=((), ())))
+    assert not any(Strays.of(each, names[1]).expected for each in (from_nothing, relayout))
+
+
+def test_a_shard_stops_waiting_for_its_turn_before_its_owner_drops_the_node() -> None:
+    plan = msgspec.structs.replace(rank_plan(generation=2), base_step=BASE.step)
+    deadline_seconds = plan.timeouts.holder_deadline_seconds
+    assert deadline_seconds / 2 < Strays.of(plan, plan.nodes[0].node_id).patience_seconds < 0.9 * deadline_seconds

@@ -11,7 +11,8 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,14 @@ def content(step: int, origin: int = 1) -> Content:
     return Content(Generation(origin), Step(step))
 
 
-def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20, inline_digest_bytes: int = INLINE_DIGEST_BYTES) -> SlotStore:
-    store = SlotStore(tmpfs / "node", memory_bytes=memory_bytes, inline_digest_bytes=inline_digest_bytes)
+def opened(
+    tmpfs: Path,
+    *,
+    memory_bytes: int = 1 << 20,
+    inline_digest_bytes: int = INLINE_DIGEST_BYTES,
+    now: Callable[[], float] = time.monotonic,
+) -> SlotStore:
+    store = SlotStore(tmpfs / "node", memory_bytes=memory_bytes, inline_digest_bytes=inline_digest_bytes, now=now)
     store.open_run(JOB, RUN)
     return store
 
@@ -825,11 +832,13 @@ class TestStrays:
 
     STRAY = Rank(5)
 
-    async def strayed(self, tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
+    async def strayed(
+        self, tmpfs: Path, *, memory_bytes: int = 1 << 20, now: Callable[[], float] = time.monotonic
+    ) -> SlotStore:
         """Return a store with two sealed slots of this node's shard, and two of a shard that the plan has moved
         away.
         """
-        store = opened(tmpfs, memory_bytes=memory_bytes)
+        store = opened(tmpfs, memory_bytes=memory_bytes, now=now)
         for rank in (RANK, self.STRAY):
             for step in (1, 2):
                 await fill(store, step, rank=rank)
@@ -921,6 +930,88 @@ class TestStrays:
         with pytest.raises(NoRoom):
             await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
         assert self.steps(store) == [2], "dropping it would not have been enough"
+        store.close()
+
+    LOW, HIGH = Rank(1), Rank(3)
+
+    async def waiting(self, tmpfs: Path, *, slots: int, now: Callable[[], float] = time.monotonic) -> SlotStore:
+        """Return a store with one stray, which lacks the shards of two ranks and has room for `slots` further slots."""
+        store = await self.strayed(tmpfs, memory_bytes=(4 + slots) * CAPACITY, now=now)
+        placed = frozenset({RANK, self.LOW, self.HIGH})
+        store.place(replace(store.strays, placed=placed, expected=placed - {RANK}, patience_seconds=2.0))
+        return store
+
+    async def test_the_last_slot_goes_to_the_lowest_rank(self, tmpfs: Path) -> None:
+        store = await self.waiting(tmpfs, slots=1)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        await fill(store, 2, rank=self.LOW)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        store.strays = store.strays.loaded().heard(Step(-1), [self.STRAY])
+        await fill(store, 2, rank=self.HIGH)
+        assert self.steps(store) == [1]
+        store.close()
+
+    async def test_a_slot_drops_only_as_many_strays_as_it_needs(self, tmpfs: Path) -> None:
+        store = await self.waiting(tmpfs, slots=0)
+        store.strays = store.strays.loaded().heard(Step(-1), [self.STRAY])
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        assert self.steps(store) == [1, 2]
+        store.strays = replace(store.strays, doubled={(self.STRAY, content(1)): frozenset()})
+        await fill(store, 2, rank=self.HIGH)
+        assert self.steps(store) == [2], "rank 1 can still receive the memory of the other slot"
+        store.close()
+
+    async def test_the_last_slot_goes_to_a_higher_rank_once_its_patience_is_over(self, tmpfs: Path) -> None:
+        seconds = 5.0
+        store = await self.waiting(tmpfs, slots=1, now=lambda: seconds)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        seconds = 6.9
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        seconds = 7.0
+        await fill(store, 2, rank=self.HIGH)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.LOW)
+        store.close()
+
+    async def test_the_patience_begins_again_with_every_plan(self, tmpfs: Path) -> None:
+        seconds = 0.0
+        store = await self.waiting(tmpfs, slots=1, now=lambda: seconds)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        seconds = 2.0
+        store.place(store.strays)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.HIGH)
+        store.close()
+
+    async def test_the_second_slot_of_a_shard_leaves_the_last_slot_to_a_shard_without_one(self, tmpfs: Path) -> None:
+        store = await self.waiting(tmpfs, slots=2)
+        with pytest.raises(NoRoom):
+            await store.reserve(self.LOW, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert len(store.shards[self.LOW]) == 1
+        await fill(store, 2, rank=self.HIGH)
+        store.close()
+
+    async def test_the_patience_begins_again_with_the_second_slot(self, tmpfs: Path) -> None:
+        seconds = 0.0
+        store = await self.waiting(tmpfs, slots=0, now=lambda: seconds)
+        with pytest.raises(NoRoom):
+            await fill(store, 2, rank=self.LOW)
+        seconds = 3.0
+        store.memory_bytes += 2 * CAPACITY
+        with pytest.raises(NoRoom):
+            await store.reserve(self.LOW, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert len(store.shards[self.LOW]) == 1
+        store.close()
+
+    async def test_a_slot_that_is_being_created_does_not_count_twice(self, tmpfs: Path) -> None:
+        store = await self.waiting(tmpfs, slots=2)
+        await asyncio.gather(*(fill(store, 2, rank=rank) for rank in (self.LOW, self.HIGH)))
         store.close()
 
     def steps(self, store: SlotStore) -> list[int]:
