@@ -186,7 +186,7 @@ def columns_for(
 
     Args:
         table: class of `models`. Its table has a column for each field.
-        kind: the dataclass.
+        kind: dataclass that `record_of` makes of the rows.
         leave_out: fields that no column contains.
 
     Returns:
