@@ -195,7 +195,7 @@ class _Search:
             self.touched.add(index)
 
     def mend_whole_groups(self) -> None:
-        """For each group of exactly `copies` nodes that are all in one failure domain, exchange some with other groups.
+        """Exchange some nodes of each group of exactly `copies` nodes in one failure domain with other groups.
 
         First, these groups exchange nodes with each other, then with the groups that have the most nodes outside the
         domain.

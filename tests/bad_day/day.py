@@ -81,7 +81,7 @@ class DayOptions:
     has_standby: bool = False
     """True to start a second control plane as a standby."""
     is_production: bool = False
-    """True to run two servers behind HAProxy on resources that Terraform made, with PostgreSQL and SeaweedFS (`stack`)."""
+    """True to run two servers behind HAProxy on resources that Terraform made (`stack`)."""
     temptation: str = ""
     """Safeguard against which the day runs a short plan of one minute (`plan.temptation`). Empty: the full plan."""
     keeps: Path | None = None
