@@ -47,14 +47,14 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
                 </Link>
               </td>
               {withJob && (
-                <td data-name="Job">
+                <td className="nowrap" data-name="Job">
                   <JobLink name={each.TrainingJobName} address={addressOf(each)} />
                 </td>
               )}
               <td data-name="Phase" {...hook(figures, 'phase')}>
                 <Status tone={figures.phaseTone} word={figures.phase} />
               </td>
-              <td data-name="Failed">
+              <td className="nowrap" data-name="Failed">
                 <Ago at={each.FailedAt} />
               </td>
               <td className="n" data-name="Interrupted" {...hook(figures, 'totalSeconds')}>
