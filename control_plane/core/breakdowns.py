@@ -69,7 +69,7 @@ def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | 
     """
     rows = [(each.values, weight) for each, weight in breakdowns if each is not None]
     keys = newest_keys(row for row, _ in rows)
-    means = {}
+    means: dict[str, float] = {}
     for key in keys:
         found = [(row[key], weight) for row, weight in rows if key in row]
         total = sum(weight for _, weight in found)
