@@ -91,7 +91,7 @@ def ensure_admin(database: Database, stored: Secrets, now: datetime) -> None:
     secret = stored.kept(ADMIN_TOKEN, tokens.new_secret)
     with database.write() as session:
         if tokens.has_admin(session):
-            return  # Meanwhile, another server has written the digest of the same token.
+            return  # Since the first check, another server with the same secrets has stored this token's digest.
         tokens.mint(
             session,
             NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"),

@@ -329,10 +329,10 @@ class CloudOperator(Protocol):
         """Make the Auto Scaling group protect every new instance from scale-in."""
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
-        """Protect existing members from scale-in.
+        """Protect existing instances of the Auto Scaling group `name` from scale-in.
 
-        AWS receives the instances in batches. Raises `InvalidRequest` if an instance is no member, or a member that is
-        not InService. Instances of its batch and of later batches then remain unprotected.
+        AWS receives the instances in batches. Raises `InvalidRequest` if an instance is not InService in the group. All
+        instances of its batch and of later batches then remain unprotected.
         """
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:

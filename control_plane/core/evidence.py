@@ -242,7 +242,7 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
         node_id=node.node_id,
         standing=Standing.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
-        # The node waits for a person's decision, because Everstep never terminates a node whose agent still reports.
+        # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )
     return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict

@@ -123,9 +123,8 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             desired_count=observed.group.desired_count,
             vacancies=observed.vacancies,
             is_frozen=True,
-            # A fleet is blind while most of its agents are silent, unless a person has confirmed that these nodes are
-            # lost (`is_blindness_lifted`). A decision with `is_blind` False deletes the confirmation, and a pause of
-            # all automatic actions must keep it.
+            # Keep a person's confirmation that the silent nodes are lost (`is_blindness_lifted`) during this pause of
+            # all automatic actions. A decision with `is_blind` False would delete the confirmation.
             is_blind=spec.is_blindness_lifted,
             reason=f"frozen: {policy.pause}",
         )

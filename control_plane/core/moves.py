@@ -5,8 +5,8 @@ A departure is the planned loss of one member, for one of the reasons below.
     departure     ──▶ another node assigned ──▶ agreed stop ──▶ last step committed ──▶ next generation without the node
        ├ announced   AWS reclaims the instance (`core.notices`)
        ├ requested   a person wants the node for something else (`core.requests`)
-       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or the replicas on it
-       │             have not responded to their owners for T_max (`exclude_seconds`)
+       ├ impaired    the node works with a fault that a reboot or other hardware repairs, or its agent has not
+       │             answered other members for T_max (`exclude_seconds`)
        └ lemon       the node had too many incidents: the job gives it up in the recovery from the newest
                          of these incidents
 

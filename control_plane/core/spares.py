@@ -15,9 +15,9 @@ replacement times.
 
 λ is the upper 95 % confidence bound on the failure rate: at this rate, the observed number of failures or fewer would
 occur with a probability of 5 %. One failure in 154 node-days (the rate of Meta's cluster RSC-1) is added to the
-observations as a prior. From five failures on, λ is the bound on the observations alone, if that bound is higher.
-Otherwise the prior's 154 node-days would hide the failures of a new fleet that fails ten times a day. R is the mean of
-the measured times and of three prior times of 7 minutes, the longest in GEMINI.
+observations as a prior. From five failures on, λ is the higher of two bounds: with and without the prior. Without the
+second bound, the prior's 154 node-days would hide the failures of a new fleet that fails ten times a day. R is the mean
+of the measured times and of three prior times of 7 minutes, the longest in GEMINI.
 
 Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
 Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5

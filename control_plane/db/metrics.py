@@ -145,7 +145,10 @@ class _Found:
 
 
 def _newest(points: Sequence[MetricPoint], kind: SeriesKind) -> MetricPoint | None:
-    """Return the last point with a metric of a kind, if the newest generation logged it."""
+    """Return the last of `points` that contains a metric of `kind`.
+
+    Return None if no point contains such a metric, or if the point is of another generation than the last point.
+    """
     found = next((point for point in reversed(points) if any(kind_of(name) is kind for name in point.values)), None)
     return found if found is not None and found.generation == points[-1].generation else None
 

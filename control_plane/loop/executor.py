@@ -424,7 +424,7 @@ class Executor:
         )
 
     def _make(self, call: Call) -> object:
-        """Make a call to AWS, and record it in the trace of the job whose incident involved the call's node last."""
+        """Make a call to AWS, and record it in the trace of the job with the newest incident of the call's node."""
         if not self._tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))

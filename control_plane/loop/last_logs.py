@@ -37,7 +37,7 @@ def evidence_key(node_id: NodeId) -> str:
 
 
 class LastLogs:
-    """Stores the last logs of nodes. Used on the server's event loop."""
+    """Stores a node's logs in S3 before the node's instance ends. Used on the server's event loop."""
 
     def __init__(
         self,

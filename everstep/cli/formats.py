@@ -75,8 +75,8 @@ def text_lines(value: Value, name: str = "", fields: Sequence[str] | None = None
     Args:
         value: a value that `plain` returned.
         name: field name that begins the lines; empty at the top level.
-        fields: scalar fields of the row, in order. A list passes the fields of all its rows, so that columns align.
-            None: the row's own fields.
+        fields: scalar fields that the line of an object contains, in order. For an object in a list, these are the
+            fields of all objects in the list, so that columns align. None: the object's own fields.
 
     Yields:
         Lines. Source: AWS CLI User Guide, text output format; awscli/text.py.

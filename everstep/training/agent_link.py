@@ -311,7 +311,8 @@ class UnixAgentLink:
             if is_enough(self.poll()):
                 return
             if self._heard_count != heard:
-                # A message arrived during `poll`. The socket does not report it again, so poll again without waiting.
+                # `poll` read the page before it received this message, so read the page again. `wait` would wait for
+                # another message.
                 continue
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds

@@ -105,7 +105,7 @@ def conformance(
 
 
 def cost_words(instance_type: str) -> str:
-    """Return two sentences about a run: its instances, its duration and its cost."""
+    """Return two sentences about a run of this program: its instances, its duration and its cost."""
     begins = (
         f"The run launches {MAX_INSTANCES} instances of type {instance_type} for about {HOURS:g} hour, and reaches the "
         "rate limit of Auto Scaling for some seconds."

@@ -88,8 +88,8 @@ class PromiseFile:
 class CurrentPromise:
     """The newest promise of this node to join a generation. Only the agent's `Lifecycle` and `Departure` change it.
 
-    Invariant: after a restart, the promise on disk is at most one `MemberPhase` (such as LOADING or RUNNING) behind the
-    promise that the agent had in memory.
+    Invariant: when an agent restarts, the phase in the promise on disk (a `MemberPhase`, such as LOADING or RUNNING) is
+    at most one phase behind the phase that the previous agent process had in memory.
     """
 
     def __init__(self, file: PromiseFile, full_disks: FullDisks, *, on_run: Callable[[RunId], None]) -> None:

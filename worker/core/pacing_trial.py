@@ -70,8 +70,8 @@ class Tries:
     def kept_seconds(self) -> float:
         """Training seconds per captured step.
 
-        The value is the median iteration time, multiplied by 1 plus the mean number of lost steps per iteration (see
-        `lost`).
+        If a snapshot prevents the capture of the next n steps (`lost`), one captured step takes 1 + n iterations. The
+        value is the median iteration time, multiplied by the mean of 1 + n.
         """
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 

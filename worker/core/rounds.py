@@ -202,7 +202,7 @@ class Shard:
     def answer(self, peer: NodeId) -> Shard:
         """Record that a `peer` that was dropped from the view accepts data again.
 
-        This shard's votes then wait until the peer has the committed step or is dropped again.
+        The owner's votes ACKED then wait for this peer too, unless the peer is dropped again.
         """
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
@@ -241,7 +241,7 @@ class Shard:
     def _confirmed(self, peer: NodeId) -> Shard:
         """Put `peer` back into the view if it holds the committed step (before the first commit: the base).
 
-        After this shard's vote, the view does not change.
+        After the owner's vote, the view does not change.
         """
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
@@ -250,12 +250,12 @@ class Shard:
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Holders for whose acknowledgement this shard's vote waits: those in view, and those returning to the view."""
+        """Holders for whose acknowledgement the owner's vote waits: those in view, and those returning to the view."""
         return self.view | self.returning
 
     @property
     def is_under_way(self) -> bool:
-        """True while a peer lacks a step of this shard, or this shard's vote waits for the votes of other shards."""
+        """True while a peer lacks a step of this shard, or its owner has voted and waits for other owners' votes."""
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
     @property
@@ -662,10 +662,10 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """Propose the final step when all ranks wait after the same step, and end the rounds after its commit.
+        """Propose the final step when all ranks have stopped or called `close` after the same step.
 
-        If the ranks wait after different steps, no common final step exists, and the rounds finish without a final
-        step.
+        The rounds end after the commit of this step. If the ranks stopped or called `close` after different steps, no
+        common final step exists, and the rounds finish without a final step.
         """
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self

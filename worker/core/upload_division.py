@@ -65,7 +65,7 @@ def divide(
     tensor is split.
 
     Args:
-        offers: the tensors (`Item`) that each rank holds, in the order of the data in the rank's slot.
+        offers: the tensors (`Item`) that each rank reports, in the order of the data in the rank's slot.
         least_bytes: minimum mean size in bytes of the objects with equal tensors. It limits the number of objects.
         max_writers: maximum number of writers for the equal tensors of one set of ranks.
 
@@ -103,7 +103,7 @@ def divide(
 
 
 class _Table:
-    """Numbers the tensors in all ranks' offers, because numbers are cheaper dict keys for `divide` than items."""
+    """Numbers the distinct `Item`s that the ranks report, because numbers are cheaper dict keys than `Item`s."""
 
     def __init__(self, offers: Mapping[Rank, Sequence[Item]]) -> None:
         number_of: defaultdict[Item, int] = defaultdict()

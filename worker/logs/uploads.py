@@ -69,7 +69,7 @@ class LogShipper:
         here: this node's entry in the plan.
         now: returns Unix time in seconds.
         live: called with new lines and the number of the first line, to send them to followers; must not block.
-        on_trouble: called on the loop each time the disk refuses lines; None for no callback.
+        on_trouble: called on the loop each time this node cannot write lines to its disk; None for no callback.
         options: sizes of the journal and of buffers, and the pause after a failed upload.
     """
 
@@ -132,7 +132,8 @@ class LogShipper:
             number: number of the first line that the caller needs.
 
         Returns:
-            Lines from `number` on, or from the oldest line that peers store. Lines that the disk refuses are missing.
+            Lines from `number` on; if they exceed `tail_bytes` per rank, only the newest. Lines that this node could
+            not write to its disk are missing.
         """
         # A cancelled call must not lose lines, because followers of the log must receive them.
         await finish(self._read_up())
@@ -228,7 +229,7 @@ class LogShipper:
         return first, lines
 
     async def _read_up(self) -> None:
-        """Read into the journal everything that the ranks have printed, unless the disk refuses the lines."""
+        """Read into the journal everything that the ranks have printed, unless a write to the disk fails."""
         try:
             if self._journal is None:
                 await self._read()

@@ -77,7 +77,7 @@ class EarlierShards:
         """Return the answer to a rank's request. Ranks that request the same shard share one load.
 
         Args:
-            rank: the earlier rank that owns the shard.
+            rank: the rank that owned the shard in the earlier launch, before the number of ranks changed.
             faults: receives the fault if no source delivers the shard.
 
         Returns:
@@ -96,14 +96,14 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load an earlier shard, unless it is already loaded. The caller holds the shard's lock in `_fetching`."""
+        """Load an earlier rank's shard, unless it is already loaded. The caller holds the shard's lock in `_fetching`."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
-        """Load an earlier shard for another node, if this node is the shard's home (`home_of`).
+        """Load a shard of the earlier launch for another node, if `home_of` returns this node for the shard.
 
         The method loads nothing if this node is not the home or cannot load the shard. It also loads nothing if all of
         its own ranks have loaded, because the node then keeps no more earlier shards. The other node then rebuilds the

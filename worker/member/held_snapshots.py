@@ -254,7 +254,7 @@ class HeldSnapshots:
             self.release(self._hold.hold_id, obstacle)
 
     def close(self) -> None:
-        """End the export that keeps snapshots, because the generation ends on this node. No further export begins."""
+        """End the running export, if any, because the generation ends on this node. No further export begins."""
         self._is_closed = True
         self._end()
 

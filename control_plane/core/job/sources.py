@@ -23,7 +23,7 @@ def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step
 
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
-    """Return the newest step that every rank can restore if the job gives up one node. None: it gives up no node."""
+    """Return the newest step that every rank can restore if the job gives up `node_id`, or no node if it is None."""
     others = replace(
         view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id))
     )

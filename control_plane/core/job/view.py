@@ -143,7 +143,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         silences=silences,
         impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _reached_limit(record, spec, now, seen.price_usd_per_hour),
-        capacity_wait=None,  # A decision that waits for nodes sets it again (`with_capacity_wait`).
+        capacity_wait=None,  # `with_capacity_wait` sets the field again if the job still waits for nodes.
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
     )
     return JobView(
