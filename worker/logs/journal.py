@@ -9,8 +9,8 @@ read. An agent that starts while ranks run continues from these positions, so no
 The journal frees the disk space of the parts of a stream that it has read, except for the last `TAIL_BYTES`. It keeps
 the chunks that are not uploaded, up to `journal_bytes` of `JournalLimits`, and the newest chunk, which still grows.
 
-Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If the disk refuses lines, the
-journal does not change, and the lines are read again later.
+Invariant: only one thread at a time uses a journal. A returned line is stored in a file. If a write to the disk fails,
+the journal does not change, and the lines are read again later.
 """
 
 from __future__ import annotations
