@@ -51,7 +51,7 @@ class BenchmarkRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Description of one benchmark's page: its files, and the functions that turn results into texts."""
+    """Description of one benchmark's page in `docs/`: its files, and the functions that turn results into texts."""
 
     name: str
     """Name of the template file, which is also part of the file names of the results and of the page."""

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 after a graceful stop, 2 if the user must first change the settings or the schema, 1 after
         another failure.
     """
-    faulthandler.enable()  # Print the stacks when systemd's watchdog aborts this process.
+    faulthandler.enable()  # Prints the stacks when systemd's watchdog aborts this process.
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,4 +1,4 @@
-"""Computes the table rows, verdicts and page of the API benchmark. The functions are pure."""
+"""Computes the table rows, verdicts and documentation page of the API benchmark. The functions are pure."""
 
 from __future__ import annotations
 

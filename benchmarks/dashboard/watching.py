@@ -100,13 +100,13 @@ def incidents_stored() -> Iterator[list[float]]:
 
 
 def seconds_until_shown(page: Page, selector: str, hurt: Callable[[], None], stored: list[float]) -> float:
-    """Return the delay from a fault's commit until the page shows the fault.
+    """Return the delay from the database's commit of a fault's incident until the page shows the fault.
 
     Args:
         page: a page that does not show the fault yet.
         selector: selector of the element that will show the fault.
-        hurt: causes the fault; returns when the fault is stored.
-        stored: commit times, see `incidents_stored`.
+        hurt: causes the fault; returns when the incident is stored.
+        stored: the list that `incidents_stored` yields and fills. Its newest entry is the time of the commit.
 
     Returns:
         Seconds. The browser and the service use the same machine's clock.

@@ -31,12 +31,12 @@ MODEL = ("layers", "width", "heads", "context", "batch", "accumulate", "warm_up"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the page, and return the exit code."""
+    """Run the benchmark, write its page of results, and return the exit code."""
     return command.run(report.PAGE, measure, argv, parts=PARTS, options=options, needs_quiet=False)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only this benchmark has to the command line."""
+    """Add this benchmark's own options to the command line."""
     parser.add_argument("--gib", type=float, help="GiB of the state that is captured and restored; default: 8")
     for name in MODEL:
         default = getattr(Sizes(), name)

@@ -1,4 +1,4 @@
-"""Defines the results and the page of the GPU benchmark. All functions except `earlier` are pure.
+"""Defines the results and the documentation page of the GPU benchmark. All functions except `earlier` are pure.
 
 Invariant: all reported values were measured on one device, with one version of torch, one revision of Everstep and one
 set of sizes.

@@ -48,7 +48,7 @@ SHARED_MEMORY = "/dev/shm"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the page, and return the exit code."""
+    """Run the benchmark, write its page of results, and return the exit code."""
     return command.run(PAGE, measure, argv, parts=list(PARTS))
 
 

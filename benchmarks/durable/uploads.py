@@ -132,8 +132,9 @@ def _rotated(number: int) -> Iterator[str]:
 def slowdown_ratio(blocks: Sequence[UploadBlock], system: str) -> float:
     """Return the slowdown of training during an upload of a system: the median over its blocks.
 
-    Without a system (`FLOOR`), no upload runs, and the result is the change that the machine alone causes. It then
-    compares as many first steps of a block as the median upload of Everstep lasts.
+    Without a system (`FLOOR`), no upload runs, and the result is the change that the machine alone causes. The function
+    then compares the first steps of a block with its later steps. It takes as many first steps as begin during the
+    median upload of Everstep.
     """
     count = None
     if system == FLOOR:

@@ -22,7 +22,7 @@ QUICK_ROUNDS, QUICK_STEPS, QUICK_SETTLE_STEPS = 1, 10, 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the page, and return the exit code."""
+    """Run the benchmark, write its page of results, and return the exit code."""
     return command.run(PAGE, measure, argv)
 
 

@@ -15,7 +15,7 @@ QUICK_NODES, QUICK_AGENTS = (16, 128), (2, 32)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the page, and return the exit code."""
+    """Run the benchmark, write its page of results, and return the exit code."""
     return command.run(PAGE, measure, argv)
 
 

@@ -236,14 +236,12 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
 def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
     """Return whether memory keeps every shard of a job after the loss of any one node.
 
-    The result is true exactly if `protection` returns the probability 1 for one lost node.
-
     Args:
         job: a job for which `holds_memory` is true.
         totals: totals of its newest generation, or None if no shard was reported.
 
     Returns:
-        True if the loss of any one node is survived. False also while a rank has not committed a step.
+        True if the loss of any one node is survived. False also while a rank has reported no committed step.
     """
     if totals is None or totals.shard_count < _world_size(job) or totals.least_committed < 0:
         return False
@@ -577,8 +575,8 @@ def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[
 def _misses(shard: ShardRecord) -> bool:
     """Return whether a node of a parity group lacks the share from which this shard could be rebuilt.
 
-    The result is true if a holder is out of view. It is also true until the rank commits a step in this generation,
-    because a node that has replaced another one receives its share only with this commit.
+    The result is true if a holder is out of view. It is also true until the rank reports a committed step of this
+    generation, because a node that has replaced another one receives its share only with this commit.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 
@@ -592,7 +590,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
-        except TooManyCases:  # Stop here: more lost domains can be combined in even more ways.
+        except TooManyCases:  # The count for more lost domains would take even longer.
             break
     return odds
 

@@ -173,7 +173,7 @@ class Connection:
             retries={"mode": "standard", "total_max_attempts": self._max_attempts},
             max_pool_connections=32,
             user_agent_extra="everstep",
-            user_agent_appid=_replica(),  # CloudTrail lists it, so users see which control-plane server called.
+            user_agent_appid=_replica(),  # CloudTrail lists this name of the calling server.
             # Presigned URLs need signature version 4, which covers length and checksum. They also need the region's own
             # host: S3 redirects some requests to the global host, and a redirect invalidates the signature.
             signature_version="s3v4" if service == "s3" else None,

@@ -100,8 +100,8 @@ class MemberState:
     def lacks_protection(self) -> bool:
         """Whether Everstep must call `protect_members` for the instance, because it lacks protection from scale-in.
 
-        AWS refuses to protect a member in another state than InService, for example Pending or Terminating. A new
-        member is protected when it enters service, if its group protected new instances at its launch.
+        AWS refuses to protect an instance in another state than InService, for example Pending or Terminating. A new
+        instance is protected when it enters service, if its group protected new instances at its launch.
         """
         return self.lifecycle_state == IN_SERVICE and not self.is_protected
 

@@ -64,8 +64,8 @@ def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | 
         breakdowns: the breakdown of each point, oldest first, with the number of values in the point as its weight.
 
     Returns:
-        The means, for the keys of the newest points if there are more than `MAX_SERIES`. None if no point has a
-        breakdown.
+        The means. If there are more than `MAX_SERIES` keys, only those of the newest points have a mean. None if no
+        point has a breakdown.
     """
     rows = [(each.values, weight) for each, weight in breakdowns if each is not None]
     keys = newest_keys(row for row, _ in rows)
@@ -82,11 +82,11 @@ def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | No
 
     Args:
         breakdowns: one entry per point of the chunk, oldest first.
-        points: the packed points. `decoded` recognizes points that another server changed afterwards.
+        points: the packed points. The result contains their CRC-32, by which `decoded` recognizes changed points.
 
     Returns:
-        The bytes, with the keys of the newest points if there are more than `MAX_SERIES`. None if no point has a
-        breakdown.
+        The bytes. If there are more than `MAX_SERIES` keys, they contain only the keys of the newest points. None if no
+        point has a breakdown.
     """
     rows = [each.values if each is not None else {} for each in breakdowns]
     keys = sorted(newest_keys(rows))
@@ -129,7 +129,7 @@ def decoded(data: bytes | None, points: bytes, count: int) -> tuple[Breakdown | 
 
 
 def newest_keys(rows: Iterable[Mapping[str, float]]) -> tuple[str, ...]:
-    """Return the keys of all rows, or of the newest rows if there are more than `MAX_SERIES`. Rows are oldest first."""
+    """Return the keys of the rows (oldest first), or `MAX_SERIES` keys of the newest rows if there are more."""
     newest_first = dict.fromkeys(key for row in reversed(list(rows)) for key in row)
     return tuple(newest_first)[:MAX_SERIES]
 

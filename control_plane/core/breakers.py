@@ -150,10 +150,10 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
-    """Return the trials (changes of node or state after repeated failures) that succeeded.
+    """Return the trials that succeeded (launches on another node or from an older state, after repeated failures).
 
     Args:
-        trials: the changes of node or state that were tried so far.
+        trials: all trials so far.
         generation: number of the running generation.
         boundary: the newest step that all ranks of the running generation have finished.
 

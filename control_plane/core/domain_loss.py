@@ -101,7 +101,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges in groups that share no failure domain: the connected components."""
+    """Return the edges (each the domains that hold one shard) in groups that have no domain in common."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:

@@ -245,7 +245,7 @@ def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_st
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:
-        assert drill.struck_at is not None  # Otherwise, `attributed` does not call this function.
+        assert drill.struck_at is not None  # `attributed` has checked this.
         return has_struck_rank and (fault.rank == drill.rank or fault.at >= drill.struck_at)
     if fault.cause is Cause.RANK_EXIT:
         return is_struck and drill.node_id in fault.seen_on

@@ -125,8 +125,8 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
         heard_count: number of the available nodes whose agents are not silent.
 
     Returns:
-        The largest of three numbers: `needed_count`; the nodes whose agents are not silent, up to MaxNodeCount; and the
-        available nodes, up to the number of nodes before MaxNodeCount was lowered.
+        The largest of three numbers: the nodes that the job needs (`needed_count`); the nodes whose agents are not
+        silent, up to MaxNodeCount; and the available nodes, up to the job's number of nodes so far (`count_before`).
     """
     return max(
         needed_count(spec, record),

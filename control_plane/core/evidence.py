@@ -61,7 +61,7 @@ class Standing(StrEnum):
     """The conclusion about a node, and how the job treats the node.
 
     - ALIVE: use the node.
-    - UNCLEAR: wait, and use the node.
+    - UNCLEAR: use the node, and wait for more reports.
     - IMPAIRED: use the node until all ranks can stop at an agreed step, then continue without the node.
     - GONE: continue without the node.
     """

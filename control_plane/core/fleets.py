@@ -251,7 +251,7 @@ class _Table:
     def follow_aws(self) -> None:
         """Add new members of the group to the node table; record agents that connected and instances that ended.
 
-        AWS still lists an ended instance for some time. Such an instance does not become a new member.
+        AWS still lists an ended instance for some time. The method adds no row for such an instance.
         """
         staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
@@ -907,11 +907,11 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
-    """Return the terminations of nodes in state DRAINING (to be terminated), except surplus nodes.
+    """Return the terminations of nodes in state DRAINING (to be terminated), except those that `_surplus` returns.
 
-    The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll replaces.
-    The group has `extra` instances more than the fleet needs, so the first `extra` terminations also lower the desired
-    capacity. After each further termination, the group launches a replacement.
+    The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll (replacement
+    of all nodes) replaces. The first `extra` terminations also lower the desired capacity. After each further
+    termination, the group launches a replacement.
     """
     staying = set(group.staying)
     due = [

@@ -51,7 +51,7 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
         price_usd_per_hour: price of the instance. If the fleet has no price (None), the sentence omits the cost.
 
     Returns:
-        The decision, its reason in words, and the commands that carry it out.
+        The recommended decision, its reason in words, and the commands that carry it out.
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"

@@ -41,12 +41,12 @@ def charge(idle: IdleNodes, states: Iterable[NodeState], now: float) -> IdleNode
 
     Args:
         idle: the idle times that the database contains, counted until `idle.until`.
-        states: the states that all nodes of the fleet have from now until the next call.
+        states: the present states of all nodes of the fleet. The next call charges the time until then by these states.
         now: Unix seconds. If the clock went back, the function adds no time.
 
     Returns:
-        The idle times until `now`. Unchanged if no count changed, no hour began, and `idle.until` is younger than
-        `CHARGE_SECONDS`.
+        The idle times until `now`. Unchanged if no state has gained or lost nodes, no hour began, and `idle.until` is
+        younger than `CHARGE_SECONDS`.
     """
     counts = {state.value: count for state, count in sorted(Counter(states).items()) if state not in _NOT_IDLE}
     if idle.until is None:

@@ -151,7 +151,7 @@ def _of_the_script(error: str, account: Account) -> str:
 
 
 def _progress(account: Account) -> str:
-    """Return how far the launches of a failed job came. The step is the last one that `Account.lost_steps` counts."""
+    """Return a sentence with the highest step that the launches of a failed job reached."""
     if account.reached_step is None or account.reached_step <= FIRST_STEP:
         return "No launch finished a step"
     return f"No launch passed step {account.reached_step:,}"

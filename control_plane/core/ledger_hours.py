@@ -42,7 +42,7 @@ def interpolated(before: Ledger, after: Ledger, moment: int) -> Ledger:
         moment: Unix time in microseconds.
 
     Returns:
-        The ledger at the moment. Each counter is within one microsecond of its exact value.
+        The ledger at the moment. Each counter is rounded by less than one microsecond.
     """
     passed, whole = moment - before.at, after.at - before.at
     if passed <= 0 or whole <= 0:

@@ -154,7 +154,7 @@ def successors(
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
     """Return whether a job can use a node immediately.
 
-    True if the node is in service and idle, and has no pending request.
+    True if the node is in service and idle, and no person's request (such as drain or reboot) is pending for it.
     """
     return is_in_service(node, now, timeouts) and node.member is None and not node.request_words
 
@@ -382,8 +382,8 @@ def fault(move: Departure, at: float, now: float) -> Fault:
 
     Returns:
         The fault. If AWS reclaims the departing node, `node_id` names this node as lost. Otherwise `node_id` is None,
-        because the job keeps the node if the node holds the last copy of a shard. After the job has given up the node,
-        the incident names it.
+        because the node still exists: the job keeps it if it holds the last copy of a shard. After the job has given up
+        the node, the incident names it.
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(

@@ -41,8 +41,8 @@ def rebuilds(
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong rebuild.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: contents for which the result also rebuilds every existing shard of each stripe without a missing
-            shard. For all other contents, it contains only rebuilds of missing shards.
+        existing: contents for which the result also contains rebuilds of existing shards: of all shards of each stripe
+            in which no shard is missing. For all other contents, it contains only rebuilds of missing shards.
 
     Returns:
         At most one rebuild per shard, origin generation and step.

@@ -124,7 +124,7 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the ring, or exchange its nodes with other groups, until no change lowers its `exposed` count."""
+        """Reorder the last group if it is a ring, or exchange its nodes, while fewer of its shards become exposed."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]
@@ -156,7 +156,7 @@ class _Search:
             yield from self.recuts(ring, index)
 
     def recuts(self, ring: int, other: int) -> Iterator[Option]:
-        """Yield every exchange of all nodes of group `other` with `copies` successive nodes of the ring."""
+        """Yield the options that exchange the whole group `other` with `copies` successive nodes of the ring."""
         group, copies = self.groups[ring], self.copies
         for i in range(len(group)):
             turned = group[i:] + group[:i]

@@ -68,7 +68,7 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanges:
-    """The changes after which one run's restored rows match its checkpoints in S3, and the run's manifests in S3."""
+    """The run's manifests in S3, and the changes after which the run's restored rows match its checkpoints in S3."""
 
     changes: Reconciliation
     manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]

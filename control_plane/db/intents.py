@@ -25,11 +25,11 @@ from control_plane.db.session import columns_of
 
 
 class IntentState(StrEnum):
-    """Progress of an intent.
+    """Progress of an intent, the record of one external call.
 
     - OPEN: the call is recorded, and may have been attempted.
     - DONE: the call succeeded.
-    - FAILED: AWS rejected the call. A new attempt needs another key.
+    - FAILED: AWS rejected the call. A new attempt needs another intent, with another key.
     """
 
     OPEN = "open"

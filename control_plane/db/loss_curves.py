@@ -91,7 +91,8 @@ def _curve(run_id: str, name: str, chunks: Sequence[_Chunk], limit: int) -> Loss
         assert index is not None, f"run {run_id}: step {step} lies before the first chunk at {starts[0]}"
         steps, values = column(index)
         place = newest_at(steps, step)
-        # All points of this stored chunk are later than the wanted step, so use the last point of the chunk before.
+        # All points of this chunk (a stored series) are later than the step, so use the last point of the previous
+        # chunk.
         if place is None:
             steps, values = column(index - 1)
             place = len(steps) - 1

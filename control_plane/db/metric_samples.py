@@ -123,5 +123,5 @@ class MetricSamples:
 
 
 def _weight(chunk: _Chunk, points: tuple[Point, ...]) -> int:
-    """Return how many points without breakdowns take as much memory as these points."""
+    """Return how many points without breakdowns (values by node or rank) take as much memory as these points."""
     return len(points) * (1 if chunk.breakdowns is None else BREAKDOWN_WEIGHT)

@@ -91,11 +91,11 @@ def store(
         agent_id: id of the sending agent. Each agent numbers its values, and the function skips values whose numbers it
             has already stored.
         batch: the batch as received. If the run was deleted, the function stores nothing.
-        measured: newest measurements of the job's nodes, by node, in the generation of the newest point. The function
-            ignores metrics whose names rank 0 did not send, so that other nodes cannot exhaust the run's limit of
-            names.
-        logged: newest values that the script logged on the job's ranks, by rank, in the generation of the newest point.
-            The function ignores further names here, too.
+        measured: newest measurements of the job's nodes, by node, in the generation of the batch's newest point. The
+            function ignores metrics whose names rank 0 did not send, so that other nodes cannot exhaust the run's limit
+            of names.
+        logged: newest values that the script logged on the job's ranks, by rank, in the generation of the batch's
+            newest point. The function ignores names that rank 0 did not send here, too.
     """
     if session.get(Job, batch.run) is None:
         return
@@ -191,7 +191,8 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
 def _chunks(
     session: Session, run_id: str, by_name: Mapping[str, Collection[int]]
 ) -> Mapping[tuple[str, int], MetricChunk]:
-    """Return the stored chunks of finest resolution for the given steps of metrics, by name and number.
+    """Return the stored chunks of points, in finest resolution, for the given steps of metrics, by name and chunk
+    number.
 
     One statement reads all of them.
     """

@@ -312,7 +312,7 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
-    """Record a user's request to return a node that its fleet holds to service, or to terminate it.
+    """Record a user's request about a node that its fleet keeps out of use: return it to service, or terminate it.
 
     The fleet loop executes the request.
 

@@ -1,7 +1,7 @@
 """Checks the version of the database's schema, and migrates the schema to the version that this code needs.
 
-A newer version may have migrated the database by expansions only, which add tables, indexes and columns. Each migration
-therefore stores which older revisions still suit the schema (table `schema_support`).
+A newer version of the server may have only added tables, indexes and columns, so that older code still works. Each
+migration therefore stores the older schema revisions whose code can use the new schema (table `schema_support`).
 
 Invariant: a server starts only if the database has the schema that the server's code needs, or a newer schema that
 supports this code.

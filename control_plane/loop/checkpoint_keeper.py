@@ -60,7 +60,7 @@ class CheckpointKeeper:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete checkpoints until `stop` is set."""
+        """Call `delete_due` every `POLL_SECONDS` until `stop` is set."""
         await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete checkpoints")
 
     def delete_due(self) -> None:

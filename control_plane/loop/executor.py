@@ -156,8 +156,7 @@ class Executor:
         """Store in S3 the evidence about a node that a person will inspect, unless a task already stores it.
 
         `node.json` has the node, its history, its incidents and its agent's last report. The module `last_logs` lists
-        the logs. The evidence is complete when `node.json` is written and the agent has uploaded its logs. A
-        disconnected agent uploads nothing.
+        the logs. If the agent is connected, it uploads its logs before the executor writes `node.json`.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
@@ -277,7 +276,8 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # An ended call is not repeated under its key. The hook's timeout has three keys, so one call may fail.
+                # A failed call is not repeated under its key. The key changes three times within the hook's timeout, so
+                # the group still holds the instance if one call fails.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",

@@ -61,9 +61,9 @@ class SnapshotDesk:
     async def once(self, key: str, begin: Callable[[], Coroutine[object, object, T]]) -> T:
         """Run `begin`, or wait for the result of a running call with the same key.
 
-        A client may repeat its request while the first request still runs. Without this method, both would begin the
-        same hold on the nodes, and the failure of one would end the hold of the other. `begin` continues if one of its
-        callers is cancelled.
+        A client may repeat its request while the first request still runs. Without this method, both would start the
+        same export on the nodes, and the failure of one would end the export of the other. `begin` continues if one of
+        its callers is cancelled.
 
         Args:
             key: id of the request. If a client repeats a request, both requests have the same id.

@@ -44,7 +44,7 @@ def env(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def fault(context: typer.Context) -> None:
-    """Inject a failure into the local cloud, such as kill-rank or partition; or: list, clear, play, script."""
+    """Inject a fault into the local cloud, such as kill-rank; or list, clear, play or script (generate) faults."""
     _run("fault", context.args)
 
 

@@ -103,7 +103,7 @@ def holder_of(owner: Rank) -> Rank:
 
 
 def stripe_of(holder: Rank, contributions: Iterable[Contribution]) -> tuple[Rank, ...]:
-    """Return the ranks of a share's stripe, ascending: `holder`, and the ranks that have contributed to the share."""
+    """Return a share's stripe, ascending: the rank `holder`, on whose node the share is, and the contributing ranks."""
     return tuple(sorted([holder, *(each.rank for each in contributions)]))
 
 

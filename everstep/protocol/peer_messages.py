@@ -136,7 +136,7 @@ class PreparingShard(Message, frozen=True):
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder's answer to `ReserveShard`. The owner may now send the first shard.
+    """The holder's answer to `ReserveShard`. The owner may now begin to send snapshots.
 
     Usually the holder has allocated its slots. If the allocation failed, the holder rejects any shard that does not
     fit.

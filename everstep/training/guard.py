@@ -126,7 +126,7 @@ class Guard:
             # forever.
             flight.settle((), error)
             if isinstance(error, Exception):
-                return  # The check failed, for example for lack of memory. Training continues without this snapshot.
+                return  # A failed check, for example for lack of memory, costs only this snapshot.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

@@ -33,8 +33,8 @@ def numbers(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Return logged values as plain numbers.
 
-    The function returns values that a device is still computing separately, as tensors. It does not change the autograd
-    graph of a tensor.
+    The second result contains the values that a device is still computing, as tensors. The function does not change the
+    autograd graph of a tensor.
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are kept.

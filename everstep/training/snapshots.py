@@ -126,10 +126,10 @@ class _Verdict:
     """Decides, once per snapshot, whether the copy is consistent, and reports the result.
 
     A copy is consistent if no tensor changed while it was copied. Torch increments a tensor's version only when an
-    operation ends. `look` must therefore be called while the training thread executes no torch operation: at a pause of
-    the main thread after the copy, or when the training thread waits at the guard. The result is reported when the
-    decision is made and the copy has ended. Snapshots that are compared byte by byte with the state do not use this
-    class. All methods are safe from any thread.
+    operation ends. `look` must therefore be called while the training thread executes no torch operation: after the
+    copy, when the thread is the main thread and runs Python code (`everstep.training.pauses`), or when it waits at the
+    guard. The result is reported when the decision is made and the copy has ended. Snapshots that are compared byte by
+    byte with the state do not use this class. All methods are safe from any thread.
 
     Args:
         moved: returns the names of tensors whose version or address changed since the step ended.
@@ -341,7 +341,8 @@ class Snapshotter:
         Doing this after a step would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            announce: sends the agent a message. Called once, in the background thread, before it maps slots.
+            announce: sends the agent a message, so that it reads the rank's page. Called once, in the background
+                thread, before it maps slots.
         """
         self._tell = announce
         self._may_map.set()
@@ -663,8 +664,8 @@ class Snapshotter:
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the granted slots, except those whose files are smaller than granted.
 
-        A file that is too small still holds an earlier, smaller state. Before the agent grants this slot, it replaces
-        the file and sends a new `SlotsGranted`.
+        A file that is too small still holds an earlier, smaller state. The agent replaces the file and sends a new
+        `SlotsGranted` before it grants this slot for a step.
         """
         with self._mapping:
             # Map the slots again after a new `SlotsGranted`, because the agent may have replaced the files at the same

@@ -92,8 +92,9 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
-    Without the agent, the rank captures no step and answers no stop. It still stops at the step of a stop that it has
-    accepted, and it still waits for a blocking upload, because the other ranks wait too.
+    Without the agent, the rank captures no step and accepts no new stop request of the coordinator. It still stops at
+    the step of a request that it has already accepted, and it still waits for a blocking upload, because the other
+    ranks wait too.
 
     Args:
         view: the rank's own state.

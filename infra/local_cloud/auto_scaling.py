@@ -3,9 +3,10 @@
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ removed
 
 moto stores the groups but does not change them over time. The *engine* is the object `AutoScaling`. In a *pass*, which
-the server of the local AWS starts regularly, the engine visits each group and advances each member by one lifecycle
-state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity as AWS documents them.
-Scaling activities use AWS's wording. The server holds its lock while it calls a method of the engine.
+the server of the local AWS starts regularly, the engine visits each group and advances each member (an instance of the
+group) by one lifecycle state. The engine treats suspended processes, scale-in protection, lifecycle hooks and capacity
+as AWS documents them. Scaling activities use AWS's wording. The server holds its lock while it calls a method of the
+engine.
 
 Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
 hooks).
@@ -182,7 +183,7 @@ class AutoScaling:
         Without a decrement, the group launches a replacement.
 
         Args:
-            group: the group that the member belongs to.
+            group: the group that the instance belongs to.
             member: moto's record of the instance to terminate.
             decrement: whether to lower the group's desired capacity by one.
 
@@ -246,15 +247,16 @@ class AutoScaling:
         self._records.pop(group.arn, None)
 
     def protect(self, group: FakeAutoScalingGroup, instance_ids: Sequence[str], *, is_protected: bool) -> None:
-        """SetInstanceProtection: set or remove the protection of members from scale-in.
+        """SetInstanceProtection: set or remove the protection of a group's instances from scale-in.
 
         Args:
-            group: the group that the members belong to.
-            instance_ids: the members. If AWS refuses one of them, no member changes.
-            is_protected: whether to protect the members.
+            group: the group that the instances belong to.
+            instance_ids: ids of the instances. If AWS refuses one of them, no instance changes.
+            is_protected: whether to protect the instances.
 
         Raises:
-            ValidationError: an instance is no member, or is neither InService nor in Standby. The message is AWS's.
+            ValidationError: an instance is not in the group, or is neither InService nor in Standby. The message is
+                AWS's.
         """
         members = {member.instance.id: member for member in group.instance_states}
         accepted = PROTECTABLE | ({"Pending", "Pending:Wait"} if self._answers.pending_member_is_protectable else set())
@@ -270,17 +272,17 @@ class AutoScaling:
     def complete_lifecycle_action(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str
     ) -> None:
-        """CompleteLifecycleAction: release a member from its hook (CONTINUE) or abandon its launch (ABANDON).
+        """CompleteLifecycleAction: release an instance from its hook (CONTINUE) or abandon its launch (ABANDON).
 
         Args:
-            group: the group that the member belongs to.
-            hook: name of the hook that holds the member.
-            instance_id: the held member's id; None if `token` is set.
+            group: the group that the instance belongs to.
+            hook: name of the hook that holds the instance.
+            instance_id: the held instance's id; None if `token` is set.
             token: the lifecycle action's token; None if `instance_id` is set.
             result: CONTINUE or ABANDON, as in the request.
 
         Raises:
-            ValidationError: the result is invalid, or this hook holds no such member.
+            ValidationError: the result is invalid, or this hook holds no such instance.
         """
         if result not in ("CONTINUE", "ABANDON"):
             raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
@@ -289,7 +291,7 @@ class AutoScaling:
     def record_heartbeat(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None
     ) -> None:
-        """RecordLifecycleActionHeartbeat: extend the time for which a hook holds a member by the hook's timeout."""
+        """RecordLifecycleActionHeartbeat: extend the time for which a hook holds an instance by its timeout."""
         wait = self._held(group, hook, instance_id, token)
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
 

@@ -136,8 +136,9 @@ class InstanceRunner:
     def _end(self, instance_id: str) -> None:
         """End an instance abruptly, as a power failure would.
 
-        First, the method sends SIGTERM to init (the instance's process 1). From then on, init ignores the end of the
-        user data. Then the method kills all descendants of init, so that no process has time for an orderly shutdown.
+        First, the method sends SIGTERM to init (the instance's process 1). From then on, init stores no exit code of
+        the boot script (user data). Then the method kills all descendants of init, so that no process has time for an
+        orderly shutdown.
         """
         _, process = self._running.pop(instance_id)
         process.send_signal(signal.SIGTERM)

@@ -622,7 +622,7 @@ class LocalCluster:
                 if len(connected) >= count:
                     return
                 if any(self.nodes_directory.glob("*/user-data.exit")):
-                    break  # Stop waiting: this instance's boot script, which runs the agent, has ended.
+                    break  # The boot script of an instance, which runs the agent, has ended.
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
             f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and "

@@ -171,7 +171,7 @@ class ControlClient:
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
-        self._keep(token)  # Without a stored token, the next connection would need a new signature.
+        self._keep(token)  # Store the token, so that the next connection needs no new attestation.
         return token
 
     def _keep(self, token: str) -> None:

@@ -1,8 +1,9 @@
 """Parity in memory: the chunks that a share contains, and when a share is complete (docs/adr/0035-parity-in-memory.md).
 
-The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*, and are its members. The share of a member is the
-XOR of one part of the shard of every other member. A part of a shard is a *contribution* to the share. Any one lost
-shard can be rebuilt from the other members' shards and shares.
+The ranks with one LOCAL_RANK on the nodes of a group form a *stripe*. The ranks are its members. The share of a member
+is the XOR of one part of the shard of every other member. In a stripe of g ranks, a part is every (g - 1)-th chunk of a
+shard, and is a *contribution* to the share. Any one lost shard can be rebuilt from the other members' shards and
+shares.
 
     g = 4        A            B            C            D
     row 0   b2⊕c1⊕d0     c2⊕d1⊕a0     d2⊕a1⊕b0     a2⊕b1⊕c0      b2: chunk 2 of B's shard
@@ -210,18 +211,19 @@ class Share:
     def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
         """Record that `rank` has sent its last chunk for this share.
 
-        `rows` are the rows that must contain a chunk of `rank`. The rank counts as complete only if all of them do.
+        `rows` are the rows to which the rank's shard contributes a chunk; a short shard does not reach all rows. The
+        rank counts as complete only if all these rows contain its chunk.
         """
         is_whole = all(self._rows(rank) >> row & 1 for row in rows)
         return replace(self, complete=self.complete | {rank}) if is_whole else self
 
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
-        """Return whether a member that has sent its whole contribution should continue to wait for the sealed share.
+        """Return whether ranks with a complete contribution should continue to wait for the sealed share.
 
-        The member waits only while every incomplete contribution may still arrive. A rank may still capture the step,
-        and has then not begun its contribution: it must be connected. A rank that has begun must have made progress
-        since the method last returned True. If the result is False, the waiting member receives no progress message. It
-        drops this holder at the holder deadline.
+        The ranks wait only while every incomplete contribution may still arrive. A rank that has not begun its
+        contribution may still capture the step: it must be connected. A rank that has begun must also have made
+        progress since the method last returned True. If the result is False, the owners of the waiting ranks receive no
+        progress message. They drop this holder at the holder deadline.
 
         Args:
             connected: members (ranks of the stripe) with an open session to this node.

@@ -627,7 +627,7 @@ class Coordinator:
         base.
         """
         if not self._may_mark:
-            # The running uploads must end first. The checkpoint stays due, so a commit after that is marked.
+            # The running uploads must end first. The checkpoint stays due, so a later call marks a step for upload.
             return self.persist
         if self.persist < self.wanted <= committed:
             return committed

@@ -7,10 +7,9 @@ An attempt is one transfer of a step to the holder. A single attempt that fails 
 connection: the holder keeps the received chunks, and the next attempt sends the rest. An attempt without any progress
 counts as silence.
 
-A holder that is silent or failing for the holder deadline is dropped from the view, and votes no longer wait for it.
-When the holder answers again, it returns to the view. After a drop for failed attempts, or a drop after a return, it
-must first stay out of the view for a time that doubles with each drop. A persistent fault therefore delays commits less
-and less often.
+The owner drops a holder that is silent or failing for the holder deadline from the view, so that commits no longer wait
+for it. When the holder answers again, it returns to the view: at once after a first drop for silence, otherwise after a
+time that doubles with each drop. A persistent fault therefore delays commits less and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.

@@ -7,11 +7,13 @@ stray at a time, and only if the shard stays protected without this content.
     content of the stray    dropped if a new slot lacks room                  dropped in any case
     ---------------------   -----------------------------------------------   ------------------------------------------
     the base                all planned holders have sealed the base          the base is committed and all planned
-    older than the base     the loss of any one node never makes the job go   holders have it; or a later step is
-                            back to this step; or the shard's owner keeps     committed, which makes the older contents
+    older than the base     the job would not go back to this step if any     holders have it; or a later step is
+                            one node were lost; or the shard's owner keeps    committed, which makes the older contents
                             this step, too, and other nodes have the base     of all nodes useless
                             of all shards of that owner; or the base is
                             committed
+
+A generation first commits the base again, except after a relayout.
 
 A relayout is a change of the number of ranks. After a relayout, strays of the base protect the job until the first
 commit. A node without room may then drop a stray if an earlier node in the plan's order keeps the same content. It may
@@ -34,8 +36,8 @@ step, if the plan had such a step.
 
 As an example, a node has dropped an older content, because the shard's owner keeps the same content. If this owner is
 lost, all shards are restored to the base: other nodes have the base of the lost owner's shards, and all other owners
-have their own. If another node is lost, all shards may have to be restored to the older step, which the owner still has
-for its shard.
+have their own. If another node is lost and no other node has the base of its shards, all shards are restored to the
+older step. No node has dropped the older contents of the lost shards, and the owner still has its own.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _objects(numbers: tuple[int, ...], object_of: Sequence[int]) -> tuple[int, .
     """Return the number of the S3 object for each tensor of one rank's list.
 
     `numbers` are the numbers of the listed tensors. `object_of` maps a tensor's number to the number of its S3 object.
-    If a rank holds two tensors with the same content, the second one stays in the rank's own object (`OWN`).
+    If a rank holds two tensors with the same content, the rank's own object (`OWN`) contains the second one.
     """
     if len(set(numbers)) == len(numbers):
         return tuple(map(object_of.__getitem__, numbers))

@@ -2,9 +2,9 @@
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store
 
-An owner is a node whose shard this node holds. It sends its ranks' log lines before the last message about each shard,
-so the holder of a committed step has all lines up to this step. When the generation ends, this node uploads its copies.
-Readers of the log skip a copy of lines that the owner has uploaded itself.
+An owner is a node whose shard this node holds. It sends its ranks' log lines before the last message of each transfer
+of a shard, so the holder of a committed step has all lines up to this step. When the generation ends, this node uploads
+its copies. Readers of the log skip a copy of lines that the owner has uploaded itself.
 
 Invariant: the stored lines of one owner have consecutive numbers. The newest lines within the size limit are never
 dropped.

@@ -199,7 +199,7 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
             path = Path(parent) / name
             relative = path.relative_to(root).as_posix()
-            target = Path(os.path.realpath(path))  # `resolve` would raise an error for a loop of links.
+            target = Path(os.path.realpath(path))  # Unlike `Path.resolve`, it accepts a loop of links.
             if not target.is_relative_to(root):
                 refused.append(
                     f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"

@@ -101,8 +101,9 @@ class BaseLoading:
     async def load(self) -> None:
         """Fetch and verify the base for all local ranks concurrently.
 
-        If a shard contradicts the plan, the load ends immediately, because all ranks then need an older step. If a
-        source is unreachable, the other ranks finish their loads, because a second attempt can use their shards.
+        If no source has a shard with the plan's digest, the load ends immediately, because all ranks then need an older
+        step. If a source is unreachable, the other ranks finish their loads, because a second attempt can use their
+        shards.
 
         Raises:
             LoadFailed: a shard cannot be loaded. The error contains a code and a message for the user.

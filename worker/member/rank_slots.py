@@ -161,8 +161,8 @@ class RankSlots:
             figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            # A job that can be restored continues without new snapshots. Any other job would run unprotected, which is
-            # a fault.
+            # Without these slots, the rank takes no snapshots. A job that can be restored continues nevertheless. Any
+            # other job would run unprotected, which is a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return

@@ -192,10 +192,10 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count a step that was not captured because the snapshot of the earlier iteration `trying` was being sent.
+        """Count the iteration that has just ended, if the snapshot of iteration `trying` prevented its capture.
 
-        The count ends at the next capture. `has_captured` is about the iteration that has just ended, `was_sending`
-        about its beginning.
+        A capture ends the count. `has_captured` says whether the iteration captured a step, and `was_sending` whether a
+        snapshot was being sent when it began.
         """
         if has_captured or not self._is_every_step:
             self._trying = None
@@ -203,8 +203,7 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # No snapshot was being sent, so the budget (the limit of the slowdown by snapshots) or an upload prevented
-            # the capture.
+            # The snapshot of `trying` did not prevent this capture, so the count ends without a result.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:

@@ -84,7 +84,7 @@ def before_other_sessions(autogroup: Path = AUTOGROUP) -> Iterator[None]:
 
 def _session_niceness(autogroup: Path) -> int | None:
     try:
-        return int(autogroup.read_text().split()[-1])  # The kernel writes, for example, `/autogroup-4460 nice 0`.
+        return int(autogroup.read_text().split()[-1])  # The text is, for example, `/autogroup-4460 nice 0`.
     except (OSError, ValueError, IndexError):
         return None
 

@@ -1,4 +1,4 @@
-"""Manages the Linux users that ranks run as if the agent is root: their access to folders, and the change of user.
+"""Manages the ranks' own Linux users, used if the agent is root: their access to folders, and the change of user.
 
 By default, each job on a node has its own user. `user_of` assigns the uids of a range to the node's jobs in turn. The
 position in the range is the job's *turn*. All users share one group. A node deletes the slots and pages of a job

@@ -240,7 +240,7 @@ class InputCache:
         for error in sorted(
             (error for error in errors if error is not None), key=lambda error: isinstance(error, FetchStopped)
         ):
-            raise error  # The first error is the failure, unless all are `FetchStopped`.
+            raise error  # Raise the cause, not the `FetchStopped` of the threads that it stopped.
         sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:

@@ -433,7 +433,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # Flush all files of the packages before their folder receives its final name.
-    shutil.rmtree(layer, ignore_errors=True)  # A killed agent may have deleted a part of an older layer.
+    shutil.rmtree(layer, ignore_errors=True)  # Remove what a killed agent left of an older layer.
     scratch.rename(layer)
 
 

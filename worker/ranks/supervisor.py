@@ -479,13 +479,14 @@ class Supervisor:
     async def prove_gone(self, run: RunId | None) -> None:
         """Return when no process of this run's ranks exists, and no descendant of such a process.
 
-        This method waits for ranks and does not kill them, so the caller must stop the ranks first.
+        The caller must stop the ranks first: this method waits until they end, and kills only processes that they left
+        behind.
 
         The proof is an empty cgroup. Processes without a cgroup are proved gone by the shim's count of remaining
         processes.
 
-        If ranks run as separate users, the method finally kills all processes of these users, for example processes
-        that pip left outside of any rank's cgroup. No rank of another run may exist on this node.
+        If ranks run as separate users, the method then kills the remaining processes of these users outside of any
+        rank's cgroup, for example processes of pip. No rank of another run may exist on this node.
 
         Args:
             run: the run to check; None for all runs.

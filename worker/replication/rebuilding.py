@@ -186,10 +186,10 @@ class Rebuilding:
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
-        """Return the numbers of the chunks that another rank of the stripe must send, to rebuild the lost shard.
+        """Return the numbers of the chunks that `rank`, a survivor of the stripe, must send to rebuild the lost shard.
 
-        The other rank sends its own shard if `owner` equals `rank`, and its parity share otherwise. `payload_bytes` is
-        the size of the shard or share.
+        If `owner` equals `rank`, they are chunks of the survivor's shard, otherwise of its parity share.
+        `payload_bytes` is the size of this shard or share.
         """
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 

@@ -213,7 +213,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # The announcement is not newer than the last one, or it is of an older term.
+            return  # Ignore an announcement that is not newer than the last one, or of an older term.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:

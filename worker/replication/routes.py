@@ -58,7 +58,7 @@ class Ways:
 
         Args:
             peer: the peer, for the log.
-            addresses: the peer's cards, the card with its own address first.
+            addresses: addresses of the peer's cards, the peer's node address first.
             number: number of the stream; consecutive numbers use different pairs.
             dial: opens a stream from a card to an address.
 

@@ -210,7 +210,7 @@ class Streams:
             else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         )
         for line in self.lines:
-            with contextlib.suppress(OSError):  # A lost connection also causes an error in the stream's own thread.
+            with contextlib.suppress(OSError):  # Ignore a lost connection; the stream's own thread reports it.
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:

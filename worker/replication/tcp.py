@@ -627,7 +627,7 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def expect(self, run: RunId) -> None:
-        """Record the run that this node works for, so that rejected sessions of the same run cause no warning."""
+        """Record this node's run: a rejected session of its other generations causes no warning."""
         self.promised_run = run
 
     def admit(self, credentials: Credentials, serve: Serve) -> None:

@@ -80,7 +80,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
-        combining.prepare()  # Import numpy (up to a second) before the lock is taken.
+        combining.prepare()  # Imports numpy, up to a second, before the lock is taken.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)

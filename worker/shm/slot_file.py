@@ -112,8 +112,8 @@ class SlotFile:
         """Turn the file at `path` into an empty slot, in place. A rank that has mapped the file keeps its mapping.
 
         Args:
-            path: path of a slot whose content is not trusted. If no file exists, or the file is shorter than a header,
-                the slot has no file.
+            path: path of a slot whose content is not trusted. A file that is shorter than a header is removed. The
+                returned slot then has no file, as if none existed.
             header: an EMPTY header. The capacity of the file replaces the capacity in this header.
 
         Returns:

@@ -353,7 +353,7 @@ class SlotStore:
             slot = slots[index]
             if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
                 slot.arrived = {}
-            # An empty slot gets no new reader during the wait for its current readers.
+            # Empty the slot first, so that it gets no new reader while `_join` waits for its current readers.
             self._void(slot)
             await self._join(slot)
             if slot.file.header.capacity_bytes < capacity_bytes:

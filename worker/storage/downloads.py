@@ -45,7 +45,8 @@ class LoadShare(Protocol):
     def begin(self, check: Callable[[], None]) -> None:
         """Ask the helper nodes for parts of the shard. Called once.
 
-        Before this call, the caller may already have called `claim` for parts whose bytes it has received.
+        Before this call, the caller may already have claimed the part (`claim`) whose bytes S3's first response
+        contains.
 
         Args:
             check: raises an error when the download is cancelled; called while the download waits for helpers.

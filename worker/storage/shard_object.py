@@ -18,7 +18,7 @@ from worker.shm.slot_file import SlotFile
 
 
 class ShardObject:
-    """The safetensors object that a checkpoint contains for one slot, which must be sealed and pinned."""
+    """The safetensors object that a checkpoint contains for one slot. The slot must be sealed and not be reused."""
 
     def __init__(
         self, slot: SlotFile, chunk_digests: bytes, *, piece_bytes: int, shared: SharedGroups = NOTHING_SHARED

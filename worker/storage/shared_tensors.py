@@ -201,7 +201,7 @@ class SharedTensors:
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
-        """Divide the frozen tensors into groups, and yield the indices of each group's tensors in `entries`."""
+        """Divide the frozen tensors into one group per S3 object, and yield the indices of each group's tensors."""
         numbers: list[int] = []
         size = 0
         for number, entry in enumerate(entries):
@@ -217,7 +217,7 @@ class SharedTensors:
     def _look(self, slot: SlotFile, tensors: tuple[TensorEntry, ...], check: Callable[[], None]) -> _Seen:
         """Return the digests (xxh3-128 and SHA-256) of the bytes of a group of frozen tensors.
 
-        The SHA-256 is empty if the bytes have nevertheless changed since the last upload.
+        The SHA-256 is empty if the bytes have changed since the last upload, so that the group is not shared.
         """
         step, last = slot.header.step, self._seen.get(tensors)
         fast = xxhash.xxh3_128()

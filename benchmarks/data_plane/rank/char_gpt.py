@@ -158,7 +158,8 @@ class Nobody:
     def kept(self, numbers: Collection[int], /) -> int:
         """Return for how many of the given steps the other node has held a complete copy.
 
-        A copy counts even if a later copy has replaced it. This base class makes no copies and counts every step.
+        A copy counts even if a later copy has replaced it. This base class makes no copies, so no step lacks one, and
+        all steps count.
 
         Args:
             numbers: numbers of steps, as passed to `boundary`.

@@ -1,7 +1,8 @@
 """Measures captures (copies of a state into a slot) and restores from the slot. The floor is a plain pinned copy.
 
     capture   through the bounce ring (before registration) ─▶ registration ─▶ floor, capture, capture, floor, …
-              ─▶ a fresh slot without memory pages: registration ─▶ capture; after each kind every byte is compared
+              ─▶ a fresh slot without memory pages: registration ─▶ capture
+              after each kind of capture (ring, registered slot, fresh slot), every byte is compared
     restore   floor, restore, restore, floor, … each into a reset state; every byte is compared
 
 Registration pins the memory of a slot with the GPU driver. The bounce ring is a set of pinned buffers, through which

@@ -256,7 +256,7 @@ def run(settings: Settings) -> list[Block]:
     """Train all blocks of steps in order, and return the measurements of each block."""
     training = Training(settings.size, seed=7)
     training.forward_and_backward()
-    training.step()  # This step creates the optimizer's state, which the systems below store.
+    training.step()  # Creates the optimizer's state, which the systems store, too.
     systems = {name: SYSTEMS[name](training, settings) for name in dict.fromkeys(settings.order)}
     blocks = []
     for name in settings.order:

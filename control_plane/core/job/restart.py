@@ -107,7 +107,8 @@ def with_incident(
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
     """Store the incident of these faults in the job's record.
 
-    Return the changed `JobView`, and a tuple with the earlier incident that the faults close, or an empty tuple.
+    Return the changed `JobView`, and a tuple with the earlier incident if it ends now, because training had resumed
+    before these faults. Otherwise, the tuple is empty.
     """
     before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
@@ -122,7 +123,7 @@ def with_incident(
 def _incident_of(
     view: JobView, found: tuple[Fault, ...], reached: Step
 ) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
-    """Return a tuple with the incident that the faults close, if any, and the incident to which the faults belong.
+    """Return a tuple with the earlier incident if it ends now, and the incident to which the faults belong.
 
     A failure before training resumes belongs to the open incident. A later failure closes the open incident and opens
     another incident.

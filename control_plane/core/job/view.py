@@ -307,7 +307,7 @@ def last_progress_at(view: JobView) -> float:
 
 
 def with_capacity_wait(view: JobView, missing: int) -> JobView:
-    """Return the view, with the wait for `missing` nodes in its record if the fleet's launches fail."""
+    """Return `view` with a `CapacityWait` for `missing` nodes in the job's record, if the fleet's launches fail."""
     launches = view.seen.failed_launches
     if launches is None or missing <= 0:
         return view

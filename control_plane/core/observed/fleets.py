@@ -239,7 +239,7 @@ class FleetJob:
     def claim_count(self, now: float) -> int:
         """Return the number of nodes that the fleet reserves for the job before elastic jobs may grow.
 
-        The result is `node_count`, or `needed_count` if a launched job has grown beyond `node_count`.
+        The result is `node_count`, or the current number of nodes of a job that has grown beyond `node_count`.
         """
         return max(self.node_count, self.needed_count(now))
 

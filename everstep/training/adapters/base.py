@@ -382,8 +382,8 @@ class NamedOptimizer:
     def wanted(self, earlier: EarlierTensors) -> list[str]:
         """Return the names of scalars of the optimizer state, such as `step`, that this rank has not found yet.
 
-        The rank maps the shards of the launch that saved the step one after another. Even a parameter without elements
-        on this rank has scalars, which it finds in the first mapped shard with optimizer state of the parameter.
+        The rank maps the shards of the earlier launch one after another. A parameter without elements on this rank has
+        scalars, too. The rank finds them in the first mapped shard with optimizer state of the parameter.
         """
         return [
             f"{self.prefix}{name}/{key}"

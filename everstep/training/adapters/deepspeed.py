@@ -125,11 +125,11 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Raise an error if the script made a change that a restart could not restore.
+        """Raise an error if a restart could not restore the present state.
 
-        The method detects buffers that cannot be copied, a boundary between two micro-batches of one step, and changed
-        betas of CPU Adam. The set of parameters that ZeRO optimizes needs no check, because it is constant after
-        `deepspeed.initialize`.
+        The method detects buffers that cannot be copied, a call of `boundary` between two micro-batches of one step,
+        and changed betas of CPU Adam. The set of parameters that ZeRO optimizes needs no check, because it is constant
+        after `deepspeed.initialize`.
         """
         self._buffers.check()
         check_accumulation(self._name, self._engine)
@@ -156,7 +156,7 @@ class DeepSpeedAdapter:
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [(name, master, True, False) for name, master in self._masters]
-        # The script may change a trainable parameter that has no master weight at any time. Such parameters are
+        # The script may at any time change a trainable parameter that has no master weight. Such parameters are
         # therefore copied at the boundary, not during the next step.
         weights += [
             (name, _partition(parameter), not parameter.requires_grad, not parameter.requires_grad)
@@ -535,7 +535,7 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
 
 
 def replay_powers(optimizer: Any) -> None:
-    """Restore the powers of the betas that CPU Adam keeps in its C++ code.
+    """Restore the powers beta1^step and beta2^step, which CPU Adam keeps in its C++ code.
 
     CPU Adam multiplies each power by its beta once per step, and its state dict does not contain the powers. In the
     first step of a launch, CPU Adam would compute them with `pow`, whose last bits differ from repeated multiplication.
@@ -547,7 +547,8 @@ def replay_powers(optimizer: Any) -> None:
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    # CPU Adam changes the powers only in its steps. Make as many steps as the state counts, on dummy tensors.
+    # Only CPU Adam's step function multiplies the powers. Call it on dummy tensors, as often as the optimizer has
+    # stepped.
     weights = [torch.zeros(1) for _ in range(4)]
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)

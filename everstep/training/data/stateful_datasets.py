@@ -189,7 +189,7 @@ class _Batches(IterableDataset[object]):
         worker = (number + self._first_worker) % info.num_workers
         seed = info.seed - number + worker
         for name, value in (("dataset", self.dataset), ("id", worker), ("seed", seed)):
-            object.__setattr__(info, name, value)  # WorkerInfo's own `__setattr__` raises an error.
+            object.__setattr__(info, name, value)  # Bypass WorkerInfo's `__setattr__`, which raises.
         rng.seed(seed)
         if self._user_init is not None:
             self._user_init(worker)

@@ -89,7 +89,7 @@ class RankRecords:
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # The file was removed during this loop, or no shim has written it.
+                continue  # Skip a file that was removed meanwhile, or that is no record.
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:

@@ -610,7 +610,7 @@ class Shim:
             self._remains |= processes.kill_tree(pid)
 
     def _strays(self) -> set[int]:
-        """Return the shim's child processes that are neither ranks nor the template.
+        """Return the shim's child processes, except ranks and the template process (from which ranks are forked).
 
         The result is empty while ranks run or start, because such a child may then belong to one of these ranks.
         """
