@@ -46,7 +46,10 @@ The header Host is forwarded, because a browser's session is valid only for the 
 
 
 class Forwarding:
-    """ASGI middleware that forwards requests to the server that holds the lease of the job's fleet."""
+    """ASGI middleware that forwards requests to the server that holds the lease of the job's fleet.
+
+    It runs inside the middleware that authenticates callers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

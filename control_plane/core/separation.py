@@ -124,7 +124,7 @@ class _Search:
         return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
 
     def mend_ring(self) -> None:
-        """Reorder the last group if it is a ring, or exchange its nodes, while fewer of its shards become exposed."""
+        """Reorder the last group if it is a ring, or exchange its nodes, while that leaves fewer shards exposed."""
         ring = self.ring
         while ring is not None and self.exposed(self.groups[ring]):
             options = [*self.orders(ring), *self.exchanges_of(ring)]

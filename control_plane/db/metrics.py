@@ -191,8 +191,7 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
 def _chunks(
     session: Session, run_id: str, by_name: Mapping[str, Collection[int]]
 ) -> Mapping[tuple[str, int], MetricChunk]:
-    """Return the stored chunks of points, in finest resolution, for the given steps of metrics, by name and chunk
-    number.
+    """Return the stored chunks of points of the finest resolution for the given steps, by metric and chunk number.
 
     One statement reads all of them.
     """

@@ -121,7 +121,7 @@ def _awaits_first_step(view: JobView) -> str:
 def _with_notices(view: JobView) -> JobView:
     """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    One notice requires one checkpoint, at or after the newest step that the job can store now (`requested_step`).
+    One notice requires one checkpoint. `notice_wanted` stores its earliest step, which `requested_step` returns.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
