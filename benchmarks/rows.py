@@ -62,7 +62,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def without_verdicts(rows: Iterable[AnyRow]) -> list[AnyRow]:
-    """Return the rows of a busy machine's run: each verdict becomes inconclusive, unless compared bytes differed."""
+    """Return the rows with inconclusive verdicts, because the machine was busy. Verdicts on differing bytes stay."""
     return [
         replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {row.reason}" if row.reason else BUSY)
         if row.verdict is not Verdict.NONE and row.verified is not False

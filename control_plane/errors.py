@@ -3,7 +3,7 @@
 The API and the cloud client define further errors: `api/errors.py`, `cloud/errors.py`.
 
     ControlPlaneError
-    ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends the pass
+    ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends a loop's pass
     ├── ImpossiblePlacement   the copies need more nodes than there are        permanent: shown to the user
     ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
     ├── ImplausibleClock      the clock contradicts the stored times           permanent: a backup is not restored

@@ -257,7 +257,7 @@ class DataSource(TypedDict):
     FileSystemDataSource: NotRequired[FileSystemDataSource]
 
 class DeleteTrainingJobResponse(TypedDict):
-    """The records and objects that were deleted, or that would be deleted after a dry run."""
+    """The records and objects that were deleted, or after a dry run, that a real call would delete."""
     TrainingJobName: str
     RunId: str
     IsDeleted: bool

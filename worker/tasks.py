@@ -1,6 +1,7 @@
 """Starts and ends asyncio tasks in groups, and signals changes to waiting tasks.
 
-Invariant: a function of this module returns only after every task that it started has ended.
+Invariant: a function of this module returns only after every task that it started has ended. Only the tasks of a
+`Background` run on, until they end or their owner calls `close`.
 """
 
 from __future__ import annotations

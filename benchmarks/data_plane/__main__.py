@@ -97,9 +97,10 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in three launches give 100 snapshots, enough for a 99th percentile. A small state gets more
-        # snapshots, because its slowest snapshot varies most. `spaced` steps have a long forward and backward, `tight`
-        # steps a short one. In `tight` steps, Everstep takes a snapshot at every third step only.
+        # Train `spaced` steps with a long forward and backward, and `tight` steps with a short one. Two ranks in three
+        # launches take at least 100 snapshots in the `spaced` steps, enough for a 99th percentile. In `tight` steps,
+        # Everstep takes a snapshot at every third step only. A small state gets more steps, because its slowest
+        # snapshot varies most.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full

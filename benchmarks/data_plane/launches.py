@@ -149,7 +149,7 @@ class FloorPair:
         self._stack.close()
 
     def measure(self, rounds: int = FLOOR_ROUNDS) -> dict[str, list[float]]:
-        """Measure the floors on both nodes `rounds` times; return the measured seconds by name of the operation."""
+        """Let both processes measure all floors `rounds` times. Return the seconds by name of the operation."""
         found: dict[str, list[float]] = {}
         for _ in range(rounds):
             for process in self._processes:

@@ -67,7 +67,7 @@ class Known:
 
     @property
     def falls_short(self) -> bool:
-        """True if the computed value, rounded to four decimals, is lower or higher than the expected value."""
+        """True if the computed value, rounded to four decimals, differs from the expected value."""
         return round(self.found, 4) != self.expected
 
 

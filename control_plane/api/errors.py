@@ -231,7 +231,7 @@ def _from_database(error: db.DatabaseError) -> ApiError:
 def unexpected(error: Exception) -> ApiError:
     """Return the API error for an exception that has no handler.
 
-    The envelope calls it once per failed request and logs the exception.
+    The middleware `control_plane.api.envelope` calls it once per failed request and logs the exception.
 
     Args:
         error: the exception that a route raised.

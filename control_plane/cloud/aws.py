@@ -136,7 +136,7 @@ class AwsOperator:
         (member,) = answer["AutoScalingInstances"]
         self._require_tag(member["AutoScalingGroupName"])
         if member["LifecycleState"].startswith("Terminat"):
-            return  # The instance is already terminating. A second request would lower the desired capacity again.
+            return  # The instance is terminating. Send no second request: it would lower the desired capacity again.
         with translated():
             self._auto_scaling.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement

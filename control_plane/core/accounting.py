@@ -241,8 +241,9 @@ def follow(
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
-        in this phase. The function takes this time from STALL, SHORTAGE and `seemed`, and then from the buckets in
-        `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket becomes negative.
+        in this phase. The function takes this time from STALL, SHORTAGE and `seemed`, and the rest from the other
+        buckets, in the order of `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket
+        becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -272,8 +273,8 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    # If the loop above could not remove all of the `missing` time, remove the rest from the time categories of the
-    # incident's phases.
+    # The phases gained more time than the loop above took from other buckets. Take the rest from the phases again, so
+    # that the sum of all buckets stays unchanged.
     for into in _PHASES if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:

@@ -102,11 +102,11 @@ def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | No
 
 
 def decoded(data: bytes | None, points: bytes, count: int) -> tuple[Breakdown | None, ...]:
-    """Decode the breakdowns of a chunk's points.
+    """Decode the breakdowns (values by node or rank) of a stored series of points.
 
     Args:
         data: what `encoded` returned, or None. Bytes of an unknown version count as None.
-        points: the packed points of the same chunk. A server of a version without breakdowns changes the points alone;
+        points: the packed points of the same series. A server of a version without breakdowns changes the points alone;
             the breakdowns are then dropped, because they may belong to other points.
         count: number of points in `points`.
 

@@ -3,11 +3,9 @@
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
 - Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
-  The next retry is at the first time of this schedule after the newest failed launch, also if AWS itself made that
-  launch.
+  The time of the first failure alone determines this schedule. After a failed launch, also by AWS itself, the next
+  retry is at the next time of the schedule.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
-
-Everstep computes this schedule from the time of the first failure alone.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
 Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -36,7 +34,10 @@ def is_shortage(message: str) -> bool:
 
 
 def is_long(wait: CapacityWait, now: float) -> bool:
-    """Return whether a person decides about a wait, because its next attempt is far away from `now` (Unix seconds)."""
+    """Return whether the next launch attempt is so late that a person decides whether the job waits for it.
+
+    `now`: Unix seconds.
+    """
     return wait.next_attempt_at - now >= LONG_WAIT_SECONDS
 
 

@@ -5,13 +5,13 @@
     the node's own live agent reports a fault code           GONE; while steps advance or no rank runs yet: IMPAIRED
     control link silent + data plane silent                  GONE: two classes of evidence
     control link silent + a failed status check              GONE: two classes; a failed check alone proves nothing
-    one class alone for T_max (`exclude_seconds`)            GONE; while steps advance: IMPAIRED if its agent reports,
+    control link or data plane alone silent for T_max        GONE; while steps advance: IMPAIRED if its agent reports,
                                                              else UNCLEAR
-    one class, shorter                                       UNCLEAR
+    control link or data plane alone silent, shorter         UNCLEAR
     steps advance while the node is silent                   the silence begins again: the steps need the node's ranks
 
-The classes of evidence are a silent control link, a silent data plane, and a failed status check. A job gives up an
-impaired member at an agreed stop, once another node can take over (ADR 0016).
+The classes of evidence are a silent control link, a silent data plane, and a failed status check. T_max is
+`exclude_seconds`. A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
 
 Silence means that the control plane receives no message from the node's agent. A fleet is blind while most of its
 agents are silent although AWS reports their instances running.

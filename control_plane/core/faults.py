@@ -183,7 +183,7 @@ def implied(verdict: Verdict, now: float) -> Implication | None:
 def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple[Fault, ...]:
     """Return one fault that lists the shards that the remaining nodes neither hold nor can rebuild.
 
-    Empty without such shards. With parity, a shard is lost with its owner and another node of the group.
+    Empty without such shards. With parity, a shard is lost if its owner's node and another node of the group are lost.
     """
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:

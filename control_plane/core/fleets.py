@@ -935,8 +935,8 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     The fleet terminates nodes with a notice of AWS first, then the newest nodes. `extra` is the number of surplus
     nodes.
 
-    The first `room` terminations lower the desired capacity. `room` is less than `extra` if the group has more members
-    than its desired capacity. Auto Scaling launches no replacement for such members.
+    The first `room` terminations lower the desired capacity. The other `extra - room` terminations remove the group's
+    members beyond its desired capacity, for which Auto Scaling launches no replacements.
     """
     spec = table.spec
     members = set(table.seen.group.staying)

@@ -406,8 +406,8 @@ def _loss(account: Account) -> str:
 def continuing_cost(account: Account, now: float) -> str:
     """Return what the incident costs from now on, in one or two sentences, or an empty text if it costs nothing more.
 
-    During a wait for instances, the text also says that a smaller job ends this cost, if a person decides about that,
-    or what the wait until the next attempt costs. `now`: Unix seconds.
+    During a long wait for instances, the text also says that a smaller job ends this cost, if the job may shrink.
+    Otherwise, it also contains the cost until the next attempt. `now`: Unix seconds.
     """
     price = account.price_usd_per_hour
     if account.outcome is Outcome.JOB_FAILED:

@@ -153,8 +153,8 @@ def first_step(chunk: int, width: int) -> int:
 def kept_chunks(width: int) -> int:
     """Return the number of chunks that the control plane stores of one metric at one resolution.
 
-    A chunk is a row with several points, and each point of this resolution spans `width` steps. All chunks of one
-    resolution contain at most 4,096 points for width 1, and 1,024 points for each larger width.
+    A chunk of a metric is a database row with several points, and each point of this resolution spans `width` steps.
+    All chunks of one resolution contain at most 4,096 points for width 1, and 1,024 points for each larger width.
     """
     return 32 if width == 1 else 8
 

@@ -6,7 +6,8 @@ docs/adr/0035-parity-in-memory.md explains the design.
     one lost node         the other members rebuild its shards
     two lost nodes        their shards come from S3
 
-Invariant: a group survives the loss of one member, and only while every member responds to every other member.
+Invariant: a group survives the loss of at most one member. It survives no loss while some member does not respond to
+another member, because the group's shares are then incomplete.
 """
 
 from __future__ import annotations

@@ -272,8 +272,9 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        # `with_job` has the job with its smallest number of nodes. Also add the larger numbers: each iteration about
-        # doubles how many of them are added.
+        # Bit n of `with_job` is set if this job and some subset of the jobs before it hold exactly n nodes. Before the
+        # loop, it counts this job with its smallest number of nodes only. Each iteration about doubles how many of the
+        # job's possible numbers it includes.
         while more:
             step = (more + 1) // 2
             with_job |= with_job << step

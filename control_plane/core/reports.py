@@ -43,7 +43,7 @@ class IncidentKind(StrEnum):
     """The kind of an incident. Reports count the incidents of each kind separately.
 
     - FAILURE: a fault ended the generation. MTTF and MTTR count only these incidents.
-    - PLANNED: AWS's notice, a person's request, a change of the number of nodes, or a pause that failed.
+    - PLANNED: AWS's notice, a person's request, a new number of nodes, or a requested pause without success.
     - DRILL: a person injected the fault.
     """
 

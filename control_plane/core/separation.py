@@ -143,7 +143,10 @@ class _Search:
                     yield {ring: _with(_with(group, i, group[j]), j, group[i])}
 
     def exchanges_of(self, ring: int) -> Iterator[Option]:
-        """Yield exchanges of nodes between the ring and `PARTNERS` other groups, groups with exposed shards first."""
+        """Yield exchanges of nodes between the ring and `PARTNERS` other groups.
+
+        Groups with exposed shards (with all holders in one failure domain) come first.
+        """
         common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
 
         def promise(index: int) -> tuple[bool, bool, int, int]:
@@ -232,7 +235,8 @@ class _Search:
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            # Each exchange between these two groups leaves a node outside `domain` in both, so try only one exchange.
+            # Every exchange with this lender gives the exposed group a node outside `domain`, and leaves such a node in
+            # the lender. All are therefore equally good: try only the first.
             options = [next(self.exchanges(index, lenders[-1]))] if lenders else []
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]

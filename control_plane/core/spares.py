@@ -59,7 +59,8 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
         working_count: the number of nodes that jobs hold or wait for.
 
     Returns:
-        The specified count, or the smallest count that reaches the specified probability.
+        The specified count, or the smallest count with which at least one spare is free at a failure with the specified
+        probability.
     """
     if spec.spare_probability is None:
         return max(0, spec.spare_count)

@@ -349,7 +349,7 @@ def _copy_sqlite(origin: Path, copy: Path) -> None:
     source = f"{origin.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(source, uri=True)) as reading, closing(sqlite3.connect(copy)) as writing:
         reading.backup(writing)
-        writing.execute("PRAGMA journal_mode=DELETE")  # This makes the copy one file, without a separate log.
+        writing.execute("PRAGMA journal_mode=DELETE")  # Store the copy in one file, without a separate log.
         problems: Sequence[tuple[str]] = writing.execute("PRAGMA integrity_check(3)").fetchall()
     if problems != [("ok",)]:
         raise sqlite3.DatabaseError("; ".join(each[0] for each in problems))

@@ -130,7 +130,7 @@ def store(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A received point, with the newest values of the job's nodes and ranks if it is the newest point of its kind."""
+    """A received point. The newest point also has the newest values by node (`measured`) or by rank (`logged`)."""
 
     point: MetricPoint
     measured: Mapping[NodeId, Mapping[str, float]]

@@ -97,7 +97,7 @@ class DecisionStore:
             if automation.words(session) != stored.around.pause:
                 return False
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return False  # Since the caller read the new fleet, it was deleted or its deletion began.
+                return False  # The job's new fleet was deleted, or its deletion began, after the caller's read.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:

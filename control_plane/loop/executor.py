@@ -356,7 +356,7 @@ class Executor:
         except ProtocolError as error:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
-            return  # Without `hint`, because the woken loops would only try to write this invalid manifest again.
+            return  # Do not call `hint`: the woken loops would only try to write this invalid manifest again.
         self._registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
@@ -416,7 +416,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # `held` is this server's newest version of the lease, so another server took the lease over.
+                    raise  # This server has not renewed the lease meanwhile, so another server took the lease over.
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -221,7 +221,7 @@ class JobLoop:
                 self._trace(run, observed, decision, now)
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
-                break  # If the job has a new fleet, the server that manages this fleet decides next.
+                break  # After a move to another fleet, the server that manages that fleet decides next.
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision

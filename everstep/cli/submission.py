@@ -99,7 +99,7 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
 
 
 def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
-    """Return the text fields of a job in which `--set` changes single entries.
+    """Return the fields of `TEXTS` in which `--set` changes single entries, such as `Tags.team` of `Tags`.
 
     The service replaces such a field as a whole, so an update has to contain the other entries, too.
 

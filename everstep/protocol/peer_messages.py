@@ -332,9 +332,10 @@ class LoadObject(Message, frozen=True):
     """A node's request to another node for parts of an object that shards of both nodes share.
 
     A load session contains either one `LoadShard`, or one `LoadObject` per object. The answer is `ReadyToLoad` if a
-    shard of the asked node uses the object, or `ShardRefused`. Then the node requests chunks with `ShardWanted`. The
-    chunks are those of the object's data without its header. Each request names whole parts. The asked node sends a
-    part over the stream as soon as it has read the part from S3 for itself. The receiver verifies the bytes.
+    shard of the asked node uses the object, or `ShardRefused`. Then the node requests chunks of the object's data,
+    without the header, with `ShardWanted`. Each request names all chunks of an upload part of the object. The asked
+    node sends a part over the stream as soon as it has read the part from S3 for itself. The receiver verifies the
+    bytes.
     """
 
     transfer: int
@@ -372,10 +373,11 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer to `OfferTensors`: the object for each listed tensor, and the objects that the requester uploads."""
+    """The answer of the coordinator's agent to `OfferTensors`: its division of the uploads among the ranks."""
 
     objects: tuple[int, ...] = ()
-    """For each listed item, the number of the object that holds it; -1 if the object of the owner's shard holds it.
+    """For each listed item, the number of the S3 object that will hold it; -1 if the object of the owner's shard holds
+    it.
 
     Empty if the coordinator's agent did not use this list, for example because it arrived too late. The owner then
     stores all items in the object of its shard.

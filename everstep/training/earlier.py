@@ -268,7 +268,7 @@ class EarlierTensors:
         return self._entries.get(owner, {})
 
     def empty_entries(self, owner: str) -> Mapping[str, str]:
-        """Return the dtypes of one parameter's optimizer-state tensors that have no elements in an earlier shard.
+        """Return the dtypes of one parameter's optimizer-state tensors that earlier shards store with zero elements.
 
         The keys are the names of the state entries, such as `exp_avg`.
         """

@@ -457,7 +457,7 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 def _box(tensor: torch.Tensor, part: TensorPart) -> torch.Tensor:
     """Return the part of a live tensor that a box (rectangular piece) covers. It shares the tensor's memory."""
     if part.start == 0 and part.sizes == tuple(tensor.shape):
-        return tensor  # `view(-1)` fails if the tensor is not contiguous.
+        return tensor  # A whole tensor may be non-contiguous. `view(-1)` would then fail.
     return tensor.view(-1)[part.start : part.start + part.elements].view(part.sizes)
 
 

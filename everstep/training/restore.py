@@ -301,7 +301,7 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
         expected: run, rank, step and facts that the slot must have.
 
     Returns:
-        The snapshot. Its tensors are views of memory that only this process writes.
+        The snapshot. Its tensors are views of `memory`.
 
     Raises:
         RestoreMismatch: the slot is incomplete, or has a different run, rank, step or layout. The error names the

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
-        return 1  # Exit: the local cloud died before the prctl call, so the kernel will send no signal.
+        return 1  # The local cloud died before the prctl call, so the kernel will send no signal.
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))

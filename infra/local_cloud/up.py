@@ -116,7 +116,7 @@ class Silent:
 
 
 class Installation(Protocol):
-    """Creates a cluster's AWS resources instead of `LocalCluster`. A test creates the resources with Terraform."""
+    """Creates a cluster's AWS resources in place of `LocalCluster`. Only a test implements it, with Terraform."""
 
     def create(self, aws_url: str, keys: LocalKeys) -> str:
         """Create all resources. The nodes' Auto Scaling group `everstep-local` is still empty. Return the queue's URL.
@@ -828,8 +828,6 @@ class LocalCluster:
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)
             kill_descendants(process.pid)
-
-    # The members below concern the cluster's files.
 
     @property
     def _run_file(self) -> Path:

@@ -441,7 +441,7 @@ export interface DeleteTrainingJobRequest {
   DryRun?: boolean
 }
 
-/** The records and objects that were deleted, or that would be deleted after a dry run. */
+/** The records and objects that were deleted, or after a dry run, that a real call would delete. */
 export interface DeleteTrainingJobResponse {
   TrainingJobName: string
   RunId: string

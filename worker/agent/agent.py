@@ -87,8 +87,8 @@ class Agent:
             own_log: this process's log in memory, for the diagnosis of a failed node; None creates an empty one.
 
         Raises:
-            ShimUnavailable: the state directory belongs to another node, whose shim (the parent process of all ranks)
-                runs on this machine.
+            ShimUnavailable: another node on the same machine, as in the local cloud, uses the state directory: its shim
+                (the parent process of all ranks) still runs.
             OSError: the state directory belongs to another node, and that node's files cannot be removed.
         """
         state, user, agent_id = settings.state, settings.rank_user, secrets.token_hex(8)

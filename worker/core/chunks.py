@@ -188,10 +188,11 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 
 
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
-    """Return when a chunk may be sent, or None if no later window of this iteration has room for the chunk.
+    """Return when a chunk may be sent in this iteration, or None if it must wait for the next iteration.
 
-    A window is the usable part of an idle span. A chunk longer than every window starts at the beginning of the longest
-    window, because some contention with training is better than a late snapshot.
+    A window is the usable part of an idle span. A chunk starts in the first window that has room for it. A chunk longer
+    than every window starts at the beginning of the longest window, because some contention with training is better
+    than a late snapshot.
 
     Args:
         windows: the usable parts of the idle spans, in order of time.

@@ -62,7 +62,7 @@ class ObjectReaders:
 
     @property
     def peers(self) -> tuple[NodeId, ...]:
-        """The other nodes in `nodes`, without the excluded nodes."""
+        """The nodes in `nodes` except this node (`here`) and the nodes in `excluded`."""
         return tuple(node for node in self.nodes if node != self.here and node not in self.excluded)
 
     def reader(self, key: str, number: int) -> NodeId:

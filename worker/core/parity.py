@@ -55,9 +55,10 @@ class Stripe:
         return chunk // self.width
 
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
-        """Return the chunk of the shard of `rank` that row `row` of the share of `holder` contains.
+        """Return the index of the chunk of the shard of `rank` in row `row` of the share of the rank `holder`.
 
-        `holder` is another rank of the stripe. A row of its share is the XOR of one chunk of each other rank's shard.
+        The two ranks are different ranks of the stripe. A row of a share is the XOR of one chunk of each other rank's
+        shard.
         """
         return row * self.width + self._first(rank, holder)
 
@@ -70,7 +71,8 @@ class Stripe:
             payload_bytes: size of the shard of `rank`.
 
         Returns:
-            Indices of chunks, in the order of the share's rows. Each row contains at most one of them.
+            Indices of chunks. The first of these chunks belongs to row 0 of the share (see `row_of`), the second to row
+            1, and so on.
         """
         return range(self._first(rank, holder), -(-payload_bytes // self.chunk_bytes), self.width)
 

@@ -49,9 +49,8 @@ class PhaseClock:
             now: monotonic seconds, not before the last reading.
 
         Returns:
-            The new clock. If the rank's phase, boundary or announced time limit has changed since the last reading,
-            `longest` also counts the time of the previous phase at the previous boundary, unless the script announced a
-            limit for that phase.
+            The new clock. If a stay (see the module) has ended since the last reading, `longest` counts it, unless the
+            script announced a time limit for its phase.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):
@@ -63,5 +62,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """Seconds without a change of the rank's phase, boundary and announced time limit, until the last reading."""
+        """Seconds for which the current stay (see the module) has lasted at the last reading of the rank's page."""
         return self.seen_at - self.since

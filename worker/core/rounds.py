@@ -142,7 +142,8 @@ class Shard:
             reason="",
             is_late=False,
         )
-        # A dropped peer may have acknowledged the committed step after the owner's vote. It now returns to the view.
+        # A peer that was dropped from the view may have acknowledged the committed step after the owner's vote. If so,
+        # the peer returns to the view now.
         if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -683,11 +684,11 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the newest complete step for upload once all ranks of a job with a stop request have finished.
+        """Mark the newest complete step for upload once all ranks have finished, if the job has a stop request.
 
         The newest complete step is the committed step; without a commit, it is the base. Without a stop request, the
-        method marks it only if the final step was marked before its commit and never committed. To free a slot for the
-        final step, agents have then cancelled the upload of an older step.
+        method marks it in one case only: the final step was marked before its commit and never committed. Agents have
+        then cancelled an older step's upload to free a slot for the final step, and the method replaces this upload.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
         is_due = self._is_stopping or self.persist > foundation

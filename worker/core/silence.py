@@ -89,9 +89,9 @@ class Silence:
     def failed(self, now: float) -> Silence:
         """Record a failed attempt to send to the holder.
 
-        If the holder made no progress in the attempt, nothing changes: the time counts as silence. Otherwise, the first
-        failed attempt is only recorded, and the second begins a series of failures (`failing_since`). Further progress
-        does not end the series.
+        An attempt without any progress of the holder changes nothing here, because its time already counts as silence.
+        The second attempt that failed after some progress begins a series of failures (`failing_since`). Further
+        progress does not end the series.
         """
         if self.failing_since is not None or not self.has_progressed:
             return self

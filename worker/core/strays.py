@@ -187,7 +187,7 @@ class Strays:
     def is_over(self, rank: Rank) -> bool:
         """Return whether no node needs this node's stray of `rank` any more.
 
-        This node may then drop the stray even if no new slot lacks room.
+        This node may then drop the stray at once. It drops other strays only to make room for a new slot (`makes_way`).
         """
         if rank in self.placed or self.committed == NONE:
             return False

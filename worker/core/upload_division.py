@@ -60,9 +60,9 @@ def divide(
 ) -> dict[Rank, Division]:
     """Assign equal tensors, which several ranks hold, to the rank that uploads them for all.
 
-    Each frozen object (with tensors that training does not change) becomes one S3 object with one writer. Other tensors
-    that the same ranks hold, at least two, are grouped into S3 objects of about the same size, each with one writer. No
-    tensor is split.
+    Each frozen item (a group of tensors that training does not change) becomes one S3 object with one writer. Other
+    tensors that the same ranks hold, at least two, are grouped into S3 objects of about the same size, each with one
+    writer. No tensor is split.
 
     Args:
         offers: the tensors (`Item`) that each rank reports, in the order of the data in the rank's slot.

@@ -57,7 +57,7 @@ OPTIONS: Final = ShipperOptions()
 
 
 class LogShipper:
-    """Reads the log lines of one generation on this node into the journal, uploads them, and sends them to followers.
+    """Reads one generation's log lines on this node, uploads them, and sends them to users who follow the log.
 
     Lines enter the journal every `READ_SECONDS` and are uploaded every second. The agent owns the shipper from the
     start of the ranks until all lines are uploaded or the agent ends.
@@ -68,7 +68,8 @@ class LogShipper:
         plan: the plan of the generation.
         here: this node's entry in the plan.
         now: returns Unix time in seconds.
-        live: called with new lines and the number of the first line, to send them to followers; must not block.
+        live: called with new lines and the number of the first line, to send them to the users who follow the log; must
+            not block.
         on_trouble: called on the loop each time this node cannot write lines to its disk; None for no callback.
         options: sizes of the journal and of buffers, and the pause after a failed upload.
     """

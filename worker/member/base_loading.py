@@ -250,8 +250,9 @@ class BaseLoading:
     async def regain(self, shard: OwnedShard) -> None:
         """Fetch the base of a shard again after a restart of the agent, if this node has lost its copy.
 
-        Without its base, the rank cannot vote for the commit of the base. The method therefore repeats failed attempts.
-        It stops when the base is on this node, or when the job has a committed step and no longer needs the base.
+        The agent cannot vote for the commit of the base until this node has the shard's base again. The method
+        therefore repeats failed attempts. It stops when the base is on this node, or when the job has a committed step
+        and no longer needs the base.
         """
         rank = self._plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}

@@ -69,7 +69,8 @@ class Measurements:
         if not values:
             return
         self.newest = values
-        # Only the node of rank 0 queues its values for the control plane. All other nodes send theirs in their reports.
+        # Only the node of rank 0 queues every point for the control plane. The agents of all nodes also send the newest
+        # values in their periodic reports.
         if shard.rank == 0:
             point = MetricPoint(
                 generation=self._generation, step=message.boundary, values=values, at_seconds=self._now()

@@ -265,7 +265,7 @@ class LoadHelper:
         """The newest session of each owner, by the owner's node and the rank whose shard it loads."""
 
     async def serve(self, session: Session, streams: Streams) -> None:
-        """Read from S3 the parts of a shard that its owner's agent requests, and send them to this agent.
+        """Read from S3 the parts of a shard that its owner's agent requests, and send them to the owner's agent.
 
         The call ends when the connection ends.
 

@@ -279,5 +279,5 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two trials without measurements, by whether every step has a snapshot (see `Traffic.trial`)."""
+    """Return two new pacing trials. The key True: the coordinator proposes every step (see `Traffic.trial`)."""
     return {True: PacingTrial(), False: PacingTrial()}

@@ -93,8 +93,8 @@ class UploadDivision:
         Args:
             rank: the rank that uploads.
             step: the step that the rank uploads.
-            items: the list: frozen objects (with tensors that training does not change), then tensors. A rank with an
-                empty list does not wait for the other ranks.
+            items: the list: first groups of tensors that training does not change (frozen), then single tensors. A rank
+                with an empty list does not wait for the other ranks.
 
         Returns:
             The rank's part of the division. None if the list is empty, or the ranks could not agree in time.
@@ -137,7 +137,7 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for the ranks' lists of tensors. The waiting ranks then upload all of their tensors."""
+        """Stop waiting for the ranks' lists of tensors. Ranks without a division then upload all of their tensors."""
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:

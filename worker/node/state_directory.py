@@ -47,7 +47,8 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         user: the Linux user or users of the ranks; their files outside the directory are also deleted.
 
     Raises:
-        ShimUnavailable: another node owns the directory, and that node's shim runs on this machine; no file is deleted.
+        ShimUnavailable: another node on the same machine, as in the local cloud, uses the directory: its shim runs. No
+            file is deleted.
         OSError: files of another node cannot be deleted; the next call continues.
     """
     path, mine = state / OWNER, node_id.encode()

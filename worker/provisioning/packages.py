@@ -429,7 +429,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     if not packages.resolve().is_relative_to(scratch.resolve()):
         raise RequirementsRefused("a package has replaced its installation folder by a link")
     (packages / "node.pth").unlink(missing_ok=True)
-    (scratch / "installed.json").unlink(missing_ok=True)  # Remove a file that a package installed.
+    (scratch / "installed.json").unlink(missing_ok=True)  # A package may have installed this file.
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # Flush all files of the packages before their folder receives its final name.

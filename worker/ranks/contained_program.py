@@ -57,7 +57,7 @@ def main(words: list[str]) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
             rank_user.become(read_user(user))
-        _die_with(parent)  # Called after `become`: a change of user clears the parent-death signal.
+        _die_with(parent)  # Call this after `become`, because a change of user clears the parent-death signal.
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         here = os.getpid()

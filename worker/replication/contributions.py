@@ -61,7 +61,7 @@ class Contributions:
         return rank in self.shares.memberships
 
     def slot_owner(self, rank: Rank) -> Rank:
-        """Return the owner number under which this node stores its share with a part of the shard of `rank`."""
+        """Return the number (`share_owner`) of this node's share that contains a part of the shard of `rank`."""
         return share_owner(self.shares.memberships[rank].holder)
 
     def siblings(self, rank: Rank) -> frozenset[Rank]:
@@ -99,23 +99,24 @@ class Contributions:
         """Receive a part of another rank's shard, combine it with the parity share, and wait until the share is sealed.
 
         Args:
-            session: session to the member (rank of the stripe), which runs `send_shard`; `begin` was its last message.
+            session: session to the node of the rank that owns the shard. The node runs `send_shard`; `begin` was its
+                last message.
             streams: streams of the session.
             receiver: receiver of these streams.
-            begin: the member's announcement of its shard, not checked yet.
-            next_message: returns the member's next message about this shard.
-            on_emptied: called if this node empties the share, with the members that must contribute again. The callback
-                ends their sessions, so that they discard this node's earlier acknowledgements.
+            begin: the owner's announcement of its shard, not checked yet.
+            next_message: returns the owner's next message about this shard.
+            on_emptied: called if this node empties the share, with the ranks that must contribute again. The callback
+                ends their sessions, so that their agents discard this node's earlier acknowledgements.
 
         Returns:
-            The digest of the member's shard.
+            The digest of the owner's shard.
 
         Raises:
             ShardRejected: the share was abandoned, the shard is too large, or every slot of the share contains a newer
                 step or a step that this node must not overwrite; the session can continue.
             NoRoom: this node lacks memory for the share; the session can continue.
             PeerLost: the connection broke.
-            MalformedMessage: the member's messages contradict each other; the connection must be closed.
+            MalformedMessage: the owner's messages contradict each other; the connection must be closed.
         """
         try:
             return await self._take(session, streams, receiver, begin, next_message, on_emptied)

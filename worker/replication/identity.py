@@ -134,8 +134,8 @@ def _context(side: ssl._SSLMethod, key_and_certificate: bytes, authority: bytes)
     context.sslsocket_class = TlsSocket
     context.load_verify_locations(cadata=authority)
     if side is ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # Send no TLS session tickets.
-    with open(os.memfd_create("everstep-identity", os.MFD_CLOEXEC), "wb") as file:  # `load_cert_chain` reads files.
+        context.num_tickets = 0
+    with open(os.memfd_create("everstep-identity", os.MFD_CLOEXEC), "wb") as file:  # `load_cert_chain` reads a file.
         file.write(key_and_certificate)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -1,4 +1,4 @@
-"""Reads and waits of sockets whose bytes pass through OpenSSL or NIXL.
+"""Provides functions that read from a socket, or wait for it, if its bytes pass through OpenSSL or NIXL.
 
 These libraries buffer bytes, so a wait of the kernel alone would be wrong. The functions let such a socket behave like
 a blocking socket of the kernel.

@@ -274,7 +274,7 @@ class ReplicaSender:
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
-            # The slot is sealed, so the log contains all lines of its step.
+            # The slot is sealed, so the rank has printed all lines of its step, and `_printed` reads them.
             nonlocal held_lines
             lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
@@ -385,8 +385,8 @@ class ReplicaSender:
         streams = self.streams
         streams.drop_worn()
         while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
-            # Without a first stream, the holder counts as silent, because no data can be sent. While this node opens a
-            # further stream (`beside`), it sends no data, so the holder does not count as silent.
+            # While the holder accepts no first stream, it counts as silent. While this node opens a further stream
+            # (`beside`), this node itself delays the data, so the holder does not count as silent.
             beside = int(count > 0)
             self._paused(beside)
             try:

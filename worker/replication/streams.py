@@ -844,7 +844,7 @@ def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], No
             with view[filled:] as rest:
                 count = line.recv_into(rest, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # The read timed out without data.
+            continue  # The read timed out without data. Read again.
         come(count)
         if count == 0:
             if filled:

@@ -696,7 +696,7 @@ class PeerListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         session = self._sessions.pop(task)
-        session.close()  # `_session` does not close it if the task was cancelled before its start.
+        session.close()  # A task that was cancelled before its start has not closed the session.
         self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:

@@ -681,7 +681,7 @@ class SlotStore:
         await asyncio.gather(*readers, return_exceptions=True)
 
     def place(self, strays: Strays) -> None:
-        """Set the facts that decide which strays the store drops, at the start of a generation."""
+        """Set the object that decides which strays the store drops. A `Member` calls this when a generation starts."""
         self.strays = strays
         self._refused_at.clear()
 
@@ -761,5 +761,5 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         try:
             await ended(thread)
         finally:
-            thread.exception()  # asyncio logs an error that no caller retrieves.
+            thread.exception()  # Retrieve the error, so that asyncio does not log it.
         raise

@@ -53,7 +53,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A shard's list of tensors at one step that other ranks may hold, too. Each rank sends its list (offer)."""
+    """The tensors of a shard at one step that other ranks may hold, too. The coordinator's agent receives this list."""
 
     items: tuple[Item, ...]
     """The offered items: first the groups of frozen tensors, then single tensors in the order of the payload."""
@@ -109,9 +109,9 @@ class SharedTensors:
             check: raises an error if the upload was cancelled.
 
         Returns:
-            The offer: the list of tensors that this rank sends to the other ranks. Each attempt to upload a step uses
-            the same offer. If the tensors that training changes have fewer than `least_bytes` together, the offer
-            contains only frozen tensors.
+            The offer: the list of tensors that this node sends to the coordinator's agent. Each attempt to upload a
+            step uses the same offer. If the tensors that training changes have fewer than `least_bytes` together, the
+            offer contains only frozen tensors.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.
@@ -170,8 +170,8 @@ class SharedTensors:
             where: bucket and key of the shard's own object.
             offer: the result of `look`: the tensors that this rank may share with other ranks, with their digests.
             division: assigns the offered tensors of all ranks to objects, and each object to the rank that writes it.
-                None if the ranks could not agree: the rank then writes each object of frozen tensors, and its own
-                object contains all other tensors.
+                None if the ranks could not agree: the rank then writes the object of each group in `offer.frozen`, and
+                its own object contains all other tensors.
             check: raises an error if the upload was cancelled.
 
         Returns:

@@ -173,7 +173,7 @@ class Rank:
         return found
 
     def settle(self, span_seconds: float) -> int:
-        """Train one step at a time, each with a span of `span_seconds`, until a step is committed. Return this step."""
+        """Train single steps, each after a pause of `span_seconds`, until a step is committed. Return this step."""
         for _ in range(SETTLE_STEPS):
             found = self.steps(1, span_seconds)
             # Wait for the commit only if every rank took a snapshot: a step without a snapshot is never committed.

@@ -8,7 +8,7 @@ bytes.
     graph:  replays with a snapshot after each; every snapshot is compared with a clone of the state, and the final
     weights with the weights after the same steps without a graph
 
-Invariant: the whole copy runs between the start and the end of the graph's capture.
+Invariant: the copy waits until the graph's capture has started, and ends before the graph's capture ends.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Nothing:
         return 0.0
 
     def finish(self, _: Block) -> None:
-        """Wait until the checkpoint that `save` began is stored, and delete it. The system `floor` has none."""
+        """Do nothing. Subclasses wait until the checkpoint that `save` began is stored, and delete it."""
 
 
 class Everstep(Nothing):

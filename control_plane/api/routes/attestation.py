@@ -65,7 +65,7 @@ class SessionResponse(common_schemas.Shape):
 
 @router.post("/nonce")
 def make_nonce(services: ServicesDep) -> NonceResponse:
-    """Return a nonce to sign. The server stores nothing, so the endpoint needs no token."""
+    """Return a nonce to sign. The endpoint needs no token: the caller has none yet, and the server stores nothing."""
     _attestation(services)
     return NonceResponse(
         nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp())

@@ -205,5 +205,5 @@ def _series(points: tuple[Point, ...], kind: SeriesKind) -> list[metrics_schemas
 
 
 def _short(value: float) -> float:
-    """Return a float32 in the digits that it has, because a float64 would be sent in 17 digits."""
+    """Round a float32 value to 7 digits, because JSON would otherwise contain up to 17 digits."""
     return float(f"{value:.7g}")

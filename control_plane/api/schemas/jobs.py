@@ -429,7 +429,7 @@ class ListTrainingJobsResponse(Shape):
 
 
 class DeleteTrainingJobResponse(Shape):
-    """The records and objects that were deleted, or that would be deleted after a dry run."""
+    """The records and objects that were deleted, or after a dry run, that a real call would delete."""
 
     training_job_name: str
     run_id: str

@@ -1,7 +1,7 @@
 """Decides what the control plane does for one job.
 
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
-       ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
+       ▲                       ▲  a fault in PREPARING to RUNNING: │  STOPPING ─▶ STOPPED
        │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
 

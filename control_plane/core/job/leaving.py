@@ -111,13 +111,14 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
 
 
 def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
-    """Record in the fault history of each remaining node that it and a departing node could not reach each other.
+    """Record in the history of each unreachable remaining node that it and a departing node could not communicate.
 
-    If the remaining node later cannot reach another node either, its history identifies the remaining node as faulty.
+    A node is unreachable if an owner of a shard, or a neighbour in the tree of agents, reports that it receives no
+    answers from the node. If this remaining node later cannot reach another node either, its history identifies it as
+    faulty.
 
-    With parity, all members of a group report each other if one member is unreachable, because the shares of all are
-    then incomplete. The function ignores these reports and adds entries only for nodes whose neighbours in the tree of
-    agents receive no messages from them.
+    With parity, one unreachable member makes the shares of its whole group incomplete, so the owners report all other
+    members. The function then ignores the owners' reports.
     """
     lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
     if not lost:

@@ -73,7 +73,7 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
     """Return the incident, with evidence about each shard whose holders are all lost.
 
-    An incident with the cause DRILL keeps this cause.
+    If such a shard exists, the cause becomes GROUP_LOST. An incident with the cause DRILL keeps this cause.
     """
     lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
     return incidents.with_faults(

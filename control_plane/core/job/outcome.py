@@ -114,7 +114,9 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
     """Return the job's record that a decision stores, with its time ledger corrected for changed incidents.
 
-    The ledger (`core.accounting`) counts the job's time by what the job did, for example training or restoring.
+    The ledger (`core.accounting`) counts the job's time by what the job did, for example training or restoring. If the
+    decision opens or changes an incident, time moves to the phases of this incident. `before` is the record before the
+    decision; in `charged`, its ledger contains all time until now.
     """
     record, found = decision.record, before.incident
     after = {

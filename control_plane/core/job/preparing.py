@@ -105,7 +105,7 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 
 
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
-    """Release the nodes of a job that should pause while it waits for another node.
+    """Pause a job that waits for a missing node, if a pause was requested, and release the nodes that it has.
 
     If the release would lose a committed step, the job first waits for the missing node, for at most
     `blind_wait_seconds`.

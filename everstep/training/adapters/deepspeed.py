@@ -257,8 +257,8 @@ class DeepSpeedAdapter:
         found: list[Target] = []
         if not any(known.values()):
             # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition.
-            # Add the step count of one parameter as an optional target. Until a shard contains it, the rank maps
-            # further shards, and finds any state in them.
+            # Add the step count of one parameter as an optional target. Until a mapped shard contains this step count,
+            # the rank maps further shards. If any shard contains the state, the rank thus finds it.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

@@ -68,7 +68,7 @@ class StartRank(Message, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Request to kill the ranks of `run` in all generations up to `generation`, with their descendants.
+    """Request to kill ranks of one run or of every run, up to a generation, with all processes that they started.
 
     If `run` is not None, the shim also refuses to start ranks of these generations of the run later.
     """

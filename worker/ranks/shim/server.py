@@ -600,7 +600,8 @@ class Shim:
     def _sweep(self) -> None:
         """Kill the processes that ended ranks left behind.
 
-        These are all processes in cgroups without living ranks, and the shim's children that `_strays` returns.
+        These are all processes in cgroups without living ranks. While no rank runs or starts, they also include all
+        children of the shim except the template.
         """
         for path in list(self._emptying):
             cgroups.kill(path)
