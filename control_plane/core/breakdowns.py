@@ -78,10 +78,10 @@ def averaged(breakdowns: Iterable[tuple[Breakdown | None, int]]) -> Breakdown | 
 
 
 def encoded(breakdowns: Sequence[Breakdown | None], points: bytes) -> bytes | None:
-    """Encode the breakdowns of a chunk's points.
+    """Encode the breakdowns (values by node or rank) of a stored series of points.
 
     Args:
-        breakdowns: one entry per point of the chunk, oldest first.
+        breakdowns: one entry per point of the series, oldest first.
         points: the packed points. The result contains their CRC-32, by which `decoded` recognizes changed points.
 
     Returns:
