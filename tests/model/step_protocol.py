@@ -400,7 +400,10 @@ class Model:
             uploads=world.uploads - {(rank, int(step))},
         )
         if slots.is_superseded(
-            step, proposed=world.shards[rank].proposed, persist=Step(world.marked[self.seat_of(rank)])
+            step,
+            committed=world.shards[rank].committed,
+            proposed=world.shards[rank].proposed,
+            persist=Step(world.marked[self.seat_of(rank)]),
         ):
             yield ("cancelled", rank, step), unpinned
         if not self.shape.has_slow_uploads or self.is_done(world):
@@ -419,8 +422,9 @@ class Model:
         seat, pins = self.holders[rank][holder], self.pins(world, rank)
         helped = [sent for r, s, sent in world.helping if (r, s) == (rank, seat)]
         for sent in helped:
+            own = world.shards[self.ranks_of(seat)[0]]
             is_superseded = slots.is_superseded(
-                Step(sent), proposed=world.shards[self.ranks_of(seat)[0]].proposed, persist=Step(world.marked[seat])
+                Step(sent), committed=own.committed, proposed=own.proposed, persist=Step(world.marked[seat])
             )
             unhelped = self._unhelped(world, rank, holder, sent)
             if self.rules.ends_helping and (is_superseded or sent not in pins):

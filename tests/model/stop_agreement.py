@@ -325,7 +325,12 @@ class Model:
     def _uploads(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
         slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
-        if is_superseded(Step(agent.pinned), proposed=Step(agent.word.proposed), persist=Step(agent.word.persist)):
+        if is_superseded(
+            Step(agent.pinned),
+            committed=Step(agent.word.committed),
+            proposed=Step(agent.word.proposed),
+            persist=Step(agent.word.persist),
+        ):
             yield (
                 ("cancelled", rank, agent.pinned),
                 self._with(world, rank, agent._replace(slots=slots, pinned=NONE, cancelled=agent.pinned)),

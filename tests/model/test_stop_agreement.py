@@ -154,6 +154,38 @@ def test_the_last_step_is_committed_although_it_was_captured_for_its_first_propo
     assert story.world.coordinator.committed == 1
 
 
+def test_an_upload_of_the_committed_step_continues_when_the_final_step_needs_a_slot() -> None:
+    """The committed step is in S3 after a stop, although the ranks did not commit their final step.
+
+    The coordinator's agent restarts while both agents upload step 1 and step 2 is committed. Agent 0 then uploads
+    step 2, and agent 1 still uploads step 1. Agent 1 has no free slot for the final step 3, so the coordinator marks
+    step 3 for upload. Agent 1 cancels its upload. Agent 0 does not, because the slot of step 2 is kept.
+    """
+    story = Driver(Model(Options(2, 3, restarts=1, every_steps=1, may_hurry=True)), weights={})
+
+    def do(*names: str) -> None:
+        for name in names:
+            for rank in (0, 1):
+                story.do(name, rank)
+
+    do("hear", "go", "boundary", "report", "hear", "go", "boundary", "report")
+    assert [agent.pinned for agent in story.world.agents] == [1, 1]
+    story.do("ask")
+    story.do("restart")
+    do("report", "hear")
+    assert [agent.pinned for agent in story.world.agents] == [2, 1]
+    do("go", "boundary", "close", "report")
+    story.do("request stop")
+    assert (story.world.coordinator.proposed, story.world.coordinator.persist) == (3, 3)
+    story.do("hear", 0)
+    assert not story.can("cancelled", 0)
+    story.do("hear", 1)
+    story.do("cancelled", 1)
+    story.do("end final round")
+    do("hear", "uploaded")
+    assert [agent.uploaded for agent in story.world.agents] == [2, 2]
+
+
 def test_stopping_in_one_phase_deadlocks() -> None:
     with pytest.raises(Found) as found:
         explore(replace(Options(2, 2), **BUGS["one-phase"]))  # type: ignore[arg-type]

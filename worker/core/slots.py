@@ -115,21 +115,23 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     return frozenset(planned) | (frozenset[Content]() if base is None else {base})
 
 
-def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
+def is_superseded(uploading: Step, *, committed: Step, proposed: Step, persist: Step) -> bool:
     """Return whether the agent must cancel an upload because its slot is needed for the final step.
 
     The coordinator marks a proposed step for upload only when the ranks have stopped at their final step. The upload of
-    the final step then replaces the older upload, which is not a complete checkpoint yet.
+    the final step then replaces the older upload, which is not a complete checkpoint yet. An upload of the committed
+    step continues: no rank may overwrite its slot, and the committed step must be in S3 if the final step fails.
 
     Args:
         uploading: the step whose slot is pinned for an upload; -1 if no upload is running.
+        committed: the committed step; -1 before the first commit.
         proposed: the proposed step; -1 if no step is proposed.
         persist: the step that is marked for upload; -1 if no step is marked.
 
     Returns:
         True if the agent must cancel the upload and unpin its slot.
     """
-    return NONE < uploading < persist == proposed
+    return NONE < uploading < committed < persist == proposed
 
 
 def may_upload(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:

@@ -105,12 +105,17 @@ class CheckpointUploads:
     def hear(self, announcement: Announcement) -> None:
         """Upload the step that the coordinator's announcement marks for a checkpoint.
 
-        If it is the final step, cancel the uploads of older steps, because the ranks need their slots.
+        If it is the final step, cancel uploads of steps before the committed step, because the ranks need their slots.
         """
         self.begin(announcement.persist_step)
         for shard in self._shards.values():
             for step in shard.pinned:
-                if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
+                if is_superseded(
+                    step,
+                    committed=announcement.committed,
+                    proposed=announcement.proposed,
+                    persist=announcement.persist_step,
+                ):
                     log.info(
                         "the upload of step %d of rank %d is cancelled for the final step %d",
                         step,

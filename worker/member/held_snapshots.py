@@ -175,7 +175,9 @@ class HeldSnapshots:
             return "the generation has ended on this node"
         if hold_id in self._ends:
             return self._ends[hold_id]
-        if heard is not None and is_superseded(step, proposed=heard.proposed, persist=heard.persist_step):
+        if heard is not None and is_superseded(
+            step, committed=heard.committed, proposed=heard.proposed, persist=heard.persist_step
+        ):
             return f"the job stops, and its final step {heard.proposed} needs the memory"
         if heard is not None and heard.ends_exports:
             return "AWS announced the end of a node, and the checkpoint that the job stores before needs the memory"

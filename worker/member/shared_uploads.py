@@ -241,9 +241,14 @@ class UploadHelper:
         self._threads = asyncio.Semaphore(MAX_HELPED_PARTS)
 
     def hear(self, announcement: Announcement) -> None:
-        """Stop helping with uploads of older steps, once the coordinator marks the final step for upload."""
+        """Stop helping with the uploads that owners cancel, once the coordinator marks the final step for upload."""
         for task, step in self._serving.items():
-            if is_superseded(step, proposed=announcement.proposed, persist=announcement.persist_step):
+            if is_superseded(
+                step,
+                committed=announcement.committed,
+                proposed=announcement.proposed,
+                persist=announcement.persist_step,
+            ):
                 task.cancel()
 
     async def serve(self, session: Session) -> None:

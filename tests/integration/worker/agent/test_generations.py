@@ -712,6 +712,23 @@ async def test_a_step_is_uploaded_after_the_slow_end_of_a_cancelled_upload(
     await until("the upload", lambda: [each.step for each in member.uploads.uploaded] == [newest])
 
 
+async def test_the_upload_of_the_committed_step_is_not_cancelled_for_the_final_step(fleet: Fleet) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    member = fleet.nodes[0].agent.lifecycle.member
+    assert member is not None
+    step = member.contents.committed
+    final = Step(step + 1)
+    member.uploads.begin(step)
+    member.uploads.hear(
+        Announcement(
+            generation=member.plan.generation, term=1, sequence=1, committed=step, proposed=final, persist_step=final
+        )
+    )
+    await member.uploads.idle()
+    assert [each.step for each in member.uploads.uploaded] == [step]
+
+
 async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,9 +246,14 @@ async def test_the_final_step_takes_the_slots_of_a_hold(fleet: Fleet) -> None:
     step = (await hold(fleet)).step
     member = fleet.nodes[0].agent.lifecycle.member
     assert member is not None
-    final = Step(step + 1)
+    committed, final = Step(step + 1), Step(step + 2)
     announcement = Announcement(
-        generation=Generation(fleet.generation), term=1, sequence=1, committed=step, proposed=final, persist_step=final
+        generation=Generation(fleet.generation),
+        term=1,
+        sequence=1,
+        committed=committed,
+        proposed=final,
+        persist_step=final,
     )
     member.held.hear(announcement)
     assert pins(fleet) == 0

@@ -210,13 +210,13 @@ async def test_the_owner_sends_the_parts_of_a_holder_that_does_not_answer(
         if how == "superseded":
             member = upload.holder.agent.lifecycle.member
             assert member is not None
-            final = Step(upload.step + 1)
+            final = Step(upload.step + 2)
             member.upload_helper.hear(
                 Announcement(
                     generation=fleet.generation,
                     term=1,
                     sequence=1,
-                    committed=upload.step,
+                    committed=Step(upload.step + 1),
                     proposed=final,
                     persist_step=final,
                 )

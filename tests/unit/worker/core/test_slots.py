@@ -134,18 +134,26 @@ def test_memory_of_a_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uploading", "proposed", "persist", "expected"),
+    ("uploading", "committed", "proposed", "persist", "expected"),
     [
-        (100, 160, 160, True),
-        (100, 102, 100, False),
-        (100, 160, 100, False),
-        (-1, 160, 160, False),
-        (160, 160, 160, False),
-        (100, -1, 160, False),
+        (100, 159, 160, 160, True),
+        (0, 1, 2, 2, True),
+        (100, 101, 102, 100, False),
+        (100, 159, 160, 100, False),
+        (-1, 159, 160, 160, False),
+        (160, 160, 160, 160, False),
+        (100, 160, 160, 160, False),
+        (100, 159, -1, 160, False),
+        (100, 160, -1, -1, False),
+        (159, 159, 160, 160, False),
+        (100, -1, 160, 160, False),
     ],
 )
-def test_only_a_marked_proposal_replaces_an_upload(uploading: int, proposed: int, persist: int, expected: bool) -> None:
-    assert is_superseded(Step(uploading), proposed=Step(proposed), persist=Step(persist)) is expected
+def test_only_a_marked_proposal_replaces_an_upload_of_a_step_before_the_commit(
+    uploading: int, committed: int, proposed: int, persist: int, expected: bool
+) -> None:
+    steps = {"committed": Step(committed), "proposed": Step(proposed), "persist": Step(persist)}
+    assert is_superseded(Step(uploading), **steps) is expected
 
 
 @pytest.mark.parametrize(

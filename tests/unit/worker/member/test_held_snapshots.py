@@ -106,13 +106,13 @@ class Node:
         )
 
     def hear_final(self, final: int) -> None:
-        self.hear(proposed=Step(final), persist_step=Step(final))
+        self.hear(committed=Step(final - 1), proposed=Step(final), persist_step=Step(final))
 
     def hear_notice(self) -> None:
-        self.hear(proposed=NONE, ends_exports=True)
+        self.hear(committed=Step(7), proposed=NONE, ends_exports=True)
 
     def hear(self, **named: Any) -> None:
-        self.held.hear(Announcement(generation=Generation(1), term=1, sequence=1, committed=Step(7), **named))
+        self.held.hear(Announcement(generation=Generation(1), term=1, sequence=1, **named))
 
 
 @pytest.fixture
@@ -237,6 +237,8 @@ async def test_a_checkpoint_before_the_end_of_a_node_takes_the_slots_of_a_hold(n
 async def test_a_hold_gives_its_slots_to_the_final_step(node: Node) -> None:
     node.store.go.set()
     await node.hold()
+    node.hear_final(8)
+    assert node.pins == 1, "step 7 is committed, so its slot is of no use for step 8"
     node.hear_final(9)
     assert (node.shard.exported, node.pins) == (NONE, 0)
     read = ReadSnapshot(run=RUN, generation=Generation(1), request_id="r", hold_id="a", rank=RANK, begin=0, end=5)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import Open, PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import ObjectReference
+from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.fakes.clocks import FastClock
 from tests.fakes.storage import MemoryObjectStore
@@ -196,6 +198,21 @@ async def test_a_holder_writes_only_to_the_key_of_the_owners_shard(holder: Holde
     with pytest.raises(PeerLost):
         await serving
     assert holder.objects.places == []
+
+
+async def test_a_holder_stops_helping_for_the_final_step_only_before_the_committed_step(holder: Holder) -> None:
+    session = ScriptedSession()
+    serving = asyncio.create_task(holder.helper.serve(session))
+    session.requests.put_nowait(holder.request())
+    await holder.until_begun()
+    announcement = partial(Announcement, generation=Generation(1), term=1, sequence=1)
+    holder.helper.hear(announcement(committed=Step(7), proposed=Step(8), persist_step=Step(8)))
+    assert not serving.cancelling(), "the holder keeps the slot of the committed step 7"
+    holder.helper.hear(announcement(committed=Step(8), proposed=Step(9), persist_step=Step(9)))
+    assert serving.cancelling()
+    holder.objects.go.set()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert holder.slot.pins == 0
 
 
 async def test_helping_many_owners_leaves_threads_for_other_work(holder: Holder) -> None:
