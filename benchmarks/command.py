@@ -70,9 +70,11 @@ class Begun:
 
         Args:
             page: the benchmark's page.
-            found: the benchmark's own results. This method adds the machine, the duration and the option `--quick`.
+            found: the benchmark's own results. This method adds the machine, the duration and the option `--quick`, if
+                `found` lacks them.
         """
-        measured: BenchmarkRun = page.run(machine=self.machine, is_quick=self.is_quick, seconds=self.seconds, **found)
+        common = {"machine": self.machine, "is_quick": self.is_quick, "seconds": self.seconds}
+        measured: BenchmarkRun = page.run(**{**common, **found})
         write(page, measured, self.results, self.document)
         return measured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,12 +25,13 @@ from benchmarks.durable import loads, members, strategies, uploads, writers
 from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.readers import READERS, SharedLoadTime, shared_load
-from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Sample
+from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Run, Sample, replaced
 from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
 from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import WRITERS, SharedUploadTime, shared_upload
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.page import load
 from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
@@ -49,12 +51,29 @@ SHARED_MEMORY = "/dev/shm"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, write its page of results, and return the exit code."""
-    return command.run(PAGE, measure, argv, parts=list(PARTS))
+    return command.run(PAGE, measure, argv, parts=list(PARTS), options=options)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the option of this benchmark alone."""
+    parser.add_argument("--again", action="store_true", help="with --only: keep the other parts of the stored results")
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure the parts of the benchmark that `--only` names, by default all."""
-    return {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
+    """Measure the parts of the benchmark that `--only` names, by default all.
+
+    With `--again`, the other parts come from the stored results of the same revision and machine.
+
+    Raises:
+        BenchmarkFailed: with `--again`, the stored results do not fit this run (see `report.replaced`).
+    """
+    before: Run | None = load(PAGE, begun.results) if begun.arguments.again else None
+    measured = {"samples": (), **{name: list(PARTS[name](begun)) for name in begun.parts}}
+    if before is None:
+        return measured
+    found = Run(machine=begun.machine, is_quick=begun.is_quick, seconds=begun.seconds, **measured)
+    whole = replaced(before, found, begun.parts)
+    return {field.name: getattr(whole, field.name) for field in fields(Run)}
 
 
 def _transfers(begun: Begun) -> Iterator[Sample]:

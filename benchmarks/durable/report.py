@@ -15,6 +15,7 @@ from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
 from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import CAP_MIB_PER_SECOND, OBJECT_MIB, WRITERS, SharedUploadTime
+from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, without_verdicts
@@ -91,6 +92,8 @@ class Run(BenchmarkRun):
     strategies: Sequence[StrategyJob] = ()
     """Measured jobs with checkpoint strategies. Results of earlier versions have no `uploads`, `loads` or `strategies`.
     """
+    remeasured: Sequence[str] = ()
+    """Names of the parts that a later run has replaced (option `--again`)."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -197,6 +200,28 @@ def _outcomes(run: Run, name: str, system: str) -> list[Comparison]:
     return [each for each in run.comparisons if (each.name, each.system) == (name, system)]
 
 
+def replaced(before: Run, found: Run, parts: Sequence[str]) -> Run:
+    """Return the results of an earlier run with some parts replaced by those of a later run.
+
+    Args:
+        before: the results of the earlier run.
+        found: the results of the later run.
+        parts: names of the parts that the later run measured.
+
+    Raises:
+        BenchmarkFailed: the two runs measured different revisions, ran on different machines, or one of them is a quick
+            run or began on a busy machine.
+    """
+    then, now = (replace(run.machine, load_average=(0.0, 0.0, 0.0)) for run in (before, found))
+    if then != now or before.is_quick != found.is_quick or before.is_busy or found.is_busy:
+        raise BenchmarkFailed(
+            "the stored results are of another revision or machine, or do not count: measure all parts"
+        )
+    taken = {part: getattr(found, part) for part in parts}
+    remeasured = sorted({*before.remeasured, *parts})
+    return replace(before, **taken, seconds=before.seconds + found.seconds, remeasured=remeasured)
+
+
 def values(run: Run) -> dict[str, str | None]:
     """Return the text for each placeholder of the template of this benchmark's page.
 
@@ -204,6 +229,7 @@ def values(run: Run) -> dict[str, str | None]:
     """
     return {
         "machine": run.machine.words(),
+        "remeasured": ", ".join(f"`{part}`" for part in run.remeasured) or None,
         "connections": str(CONNECTIONS),
         "part": f"{PART_BYTES // MIB} MiB",
         "range": f"{RANGE_BYTES // MIB} MiB",

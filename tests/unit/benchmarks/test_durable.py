@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from benchmarks.durable import strategies, uploads
 from benchmarks.durable.loads import LAYOUTS, MOVED, SAME, Layout, Load, absent_share, needed_bytes
 from benchmarks.durable.readers import READERS, SharedLoadTime
-from benchmarks.durable.report import GOALS, NAMES, PAGE, RAW, SYSTEMS, Comparison, Run, Sample, rows
+from benchmarks.durable.report import GOALS, NAMES, PAGE, RAW, SYSTEMS, Comparison, Run, Sample, replaced, rows
 from benchmarks.durable.strategies import STRATEGIES, StrategyJob
 from benchmarks.durable.transfer import MIB
 from benchmarks.durable.uploads import DCP_S3, EVERSTEP, FLOOR, UploadBlock
@@ -312,6 +313,32 @@ def test_a_trace_shows_lost_steps_and_the_time_of_both_launches() -> None:
 def test_a_job_that_was_not_killed_once_does_not_count(parts: tuple[tuple[int, int, int, float], ...]) -> None:
     with pytest.raises(BenchmarkFailed, match="launches"):
         strategies.judge("HighFreq", strategies.parse(trace(*parts)))
+
+
+def test_a_part_can_be_measured_again_on_the_same_revision() -> None:
+    loads = [replace(each, seconds=0.1) for each in LOADS]
+    later = Run(
+        machine=replace(MACHINE, load_average=(0.1, 0.2, 0.3)), is_quick=False, seconds=20.0, samples=(), loads=loads
+    )
+    whole = replaced(RUN, later, ["loads"])
+    assert whole == replace(RUN, loads=loads, seconds=120.0, remeasured=["loads"])
+    assert "`loads`" in render(PAGE, whole)
+    assert "measured these parts again" not in render(PAGE, RUN)
+    assert replaced(whole, replace(later, uploads=BLOCKS), ["uploads"]).remeasured == ["loads", "uploads"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"machine": replace(MACHINE, revision="other")},
+        {"machine": replace(MACHINE, load_average=(99.0, 0.0, 0.0))},
+        {"is_quick": True},
+    ],
+)
+def test_a_run_that_does_not_fit_replaces_no_part(change: dict[str, Any]) -> None:
+    for before, found in ((RUN, replace(RUN, **change)), (replace(RUN, **change), RUN)):
+        with pytest.raises(BenchmarkFailed, match="measure all parts"):
+            replaced(before, found, ["loads"])
 
 
 def test_the_page_has_a_section_for_each_part_that_was_measured() -> None:
