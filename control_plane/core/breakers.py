@@ -153,7 +153,7 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
     """Return the trials that succeeded (launches on another node or from an older state, after repeated failures).
 
     Args:
-        trials: all trials so far.
+        trials: changes of node or state that were chosen after failures, up to now.
         generation: number of the running generation.
         boundary: the newest step that all ranks of the running generation have finished.
 

@@ -68,12 +68,15 @@ _BY_API: Final = "Client.UserInitiatedShutdown"
 
 
 def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
-    """Return what failed, in a few words without a full stop: the script's exception, the GPU, or the cause.
+    """Return what failed, in a few words without a full stop.
 
     Args:
         cause: the cause of the incident.
         evidence: the evidence of the incident.
         error: the exception with which the script ended the job (`script_error`), or None.
+
+    Returns:
+        Words that name the script's exception, the GPU, or the cause.
     """
     if error is not None:
         return f"The training script raised {error.partition(':')[0]}"

@@ -68,6 +68,9 @@ def logged(step: int, at: float, value: float, by_rank: Mapping[int, float] | No
         at: Unix seconds.
         value: the value of rank 0.
         by_rank: the values that other ranks logged last under the same name, by rank.
+
+    Returns:
+        The point. It has a breakdown by rank if `by_rank` is not empty.
     """
     finite = value if math.isfinite(value) else math.nan
     return Point(

@@ -444,6 +444,10 @@ class SlotStore:
 
         Only slots that `Strays.makes_way` permits are removed. If they are too small together, none is removed.
 
+        Args:
+            rank: the rank whose shard needs the new slot.
+            capacity_bytes: size of the new slot.
+
         Raises:
             NoRoom: the slot does not fit beside the slots that it must leave to other shards (`Strays.slots_ahead`).
         """
