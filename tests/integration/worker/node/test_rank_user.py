@@ -246,7 +246,7 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             await server.start()
             made.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"data")
             channels = (InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/")),)
-            inputs = InputCache(made.state, user=USER).fetch(made.objects, RUN, channels, threading.Event())
+            inputs = InputCache(made.state, 1 << 20, USER).fetch(made.objects, RUN, channels, threading.Event())
             plan, entry = made.plan(LOOK)
             places = {
                 "own slot": store.open_to_rank(own),
