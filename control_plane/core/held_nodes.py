@@ -60,7 +60,7 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     if hold is Hold.UNREACHABLE:
         words = (
             f"Terminate node {node_id}: it does not answer. "
-            f"Everstep uses the node again if it answers before you terminate it.{cost}"
+            f"If the node answers before that, Everstep uses it again.{cost}"
         )
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:

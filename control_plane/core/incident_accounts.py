@@ -343,7 +343,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Check the control plane. The control plane's log says why it was down."
+        words = "Find out why the control plane was down. Read its log; this command checks how it runs now."
         yield Action(Urgency.OPTIONAL, words, "everstep doctor")
 
 
@@ -404,10 +404,10 @@ def _loss(account: Account) -> str:
 
 
 def continuing_cost(account: Account, now: float) -> str:
-    """Return what the incident costs from now on, in one or two sentences, or an empty text if it costs nothing more.
+    """Return what the incident costs from now on, as a sentence, or an empty text if it costs nothing more.
 
-    During a long wait for instances, the text also says that a smaller job ends this cost, if the job may shrink.
-    Otherwise, it also contains the cost until the next attempt. `now`: Unix seconds.
+    During a wait for instances, the sentence also contains the cost until the next attempt, unless a person should
+    decide to continue on fewer nodes. `now`: Unix seconds.
     """
     price = account.price_usd_per_hour
     if account.outcome is Outcome.JOB_FAILED:
@@ -425,11 +425,8 @@ def continuing_cost(account: Account, now: float) -> str:
         if idle == 0:
             return ""
         at = account.wait.next_attempt_at
-        nodes = "1 node" if idle == 1 else f"{idle} nodes"
-        is_choice = account.is_long_wait and _may_shrink(account)
-        if is_choice:
-            return f"Waiting costs {hourly(price * idle)}. Continuing on {nodes} ends this cost."
-        total = f", ${price * idle * (at - now) / 3600:,.2f} until the next attempt" if at > now else ""
+        is_dated = at > now and not (account.is_long_wait and _may_shrink(account))
+        total = f", ${price * idle * (at - now) / 3600:,.2f} until the next attempt" if is_dated else ""
         return f"Waiting costs {hourly(price * idle)}{total}."
     if not account.held:
         return ""

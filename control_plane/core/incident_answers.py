@@ -43,7 +43,9 @@ _SILENT: Final = re.compile(r"the agent of \S+ was silent for (?P<time>[\d.]+ s)
 _TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
 _GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
 _REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times [^,:]+(?P<trials>[^:]*)")
-_NO_PROGRESS: Final = re.compile(r"(?P<count>\d+) failures occurred since \S+ UTC without a step beyond (?P<step>\d+)")
+_NO_PROGRESS: Final = re.compile(
+    r"(?P<count>\d+) failures occurred (?P<since>since \S+ UTC) without a step beyond (?P<step>\d+)"
+)
 _TRIAL: Final = re.compile(
     r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
     r"script is at fault"
@@ -233,7 +235,7 @@ _CAUSES: Final[Mapping[Cause, Callable[[Account], str]]] = {
 def _changes(account: Account) -> Iterator[str]:
     """Yield what Everstep did with the ranks and the nodes, as clauses in the past tense without their subject."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
-    is_failed_script = _has_repeated(account)
+    is_failed_script = _restarts(account) is not None
     if account.outcome is Outcome.OPEN:
         yield "stopped all ranks"
     held = tuple(node.node_id for node in account.held)
@@ -262,11 +264,8 @@ def _end(account: Account) -> Iterator[str]:
         what = "a replacement" if count == 1 else f"{count} replacements"
         yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}"
     if account.outcome is Outcome.JOB_FAILED:
-        if _has_repeated(account):
-            yield "restarted the job each time"
-            yield "then gave it up"
-        else:
-            yield "gave the job up"
+        restarts = _restarts(account)
+        yield from ("gave the job up",) if restarts is None else (restarts, "then gave it up")
     elif account.from_step is not None and account.restored_at is not None:
         yield f"resumed training from step {account.from_step:,}"
 
@@ -282,11 +281,23 @@ def _details(account: Account) -> Iterator[str]:
     yield f"Training resumed from step {account.from_step:,}, from {source}{_newer(account)}."
 
 
-def _has_repeated(account: Account) -> bool:
-    """Return whether the job failed because its script failed repeatedly."""
-    if account.script_error is None:
-        return False
-    return (_REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)) is not None
+def _restarts(account: Account) -> str | None:
+    """Return how often Everstep restarted a job whose script failed repeatedly, as a clause.
+
+    None: the job did not fail because its script failed again after a restart.
+    """
+    if account.script_error is None or account.outcome is not Outcome.JOB_FAILED:
+        return None
+    if (found := _REPEATED.match(account.job_reason)) is not None:
+        also = f", also on {new}," if (new := listed(account.replacement_instance_ids)) else ""
+    elif (found := _NO_PROGRESS.match(account.job_reason)) is not None:
+        also = f" {found['since']}"
+    else:
+        return None
+    count = int(found["count"]) - 1  # after the last failure, Everstep did not restart the job
+    if count == 0:
+        return None
+    return f"restarted the job {'once' if count == 1 else f'{count} times'}{also}"
 
 
 def _skipped_step(account: Account) -> str | None:

@@ -48,9 +48,10 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         for node in launch.plan.nodes:
             lines: list[LogLine] = []
             for rank in node.ranks:
+                # Each line with the part of the launch's time that had passed when the rank printed it.
                 said = [
-                    f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data",
-                    *(_step(step) for step in numbers),
+                    (0.0, f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data"),
+                    *(((step - numbers.start + 1) / (numbers.stop - numbers.start), _step(step)) for step in numbers),
                 ]
                 failure = last_words.get(launch.number, "").splitlines() if rank == 0 else []
                 lines += _spread(rank, said, failure, entry.started_at, end)
@@ -88,10 +89,11 @@ def _step(step: int) -> str:
     return f"step {step:5d}  loss {1.7 + 6.5 * math.exp(-step / 180):.4f}"
 
 
-def _spread(rank: Rank, said: list[str], failure: list[str], begin: datetime, end: datetime) -> list[LogLine]:
-    gap = (end - begin) / max(1, len(said) - 1)
-    at = [int((begin + number * gap).timestamp() * 1000) + rank for number in range(len(said))]
-    lines = [
-        LogLine(at_ms=when, rank=rank, stream="stdout", text=text, end=1) for when, text in zip(at, said, strict=True)
-    ]
-    return lines + [LogLine(at_ms=at[-1] + 1, rank=rank, stream="stderr", text=text, end=1) for text in failure]
+def _spread(
+    rank: Rank, said: list[tuple[float, str]], failure: list[str], begin: datetime, end: datetime
+) -> list[LogLine]:
+    def at_ms(part: float) -> int:
+        return int((begin + part * (end - begin)).timestamp() * 1000) + rank
+
+    lines = [LogLine(at_ms=at_ms(part), rank=rank, stream="stdout", text=text, end=1) for part, text in said]
+    return lines + [LogLine(at_ms=at_ms(1.0) + 1, rank=rank, stream="stderr", text=text, end=1) for text in failure]

@@ -18,7 +18,7 @@ from pathlib import Path
 from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.states import JobState, NodeState
 from control_plane.loop.metric_writer import MetricWriter
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault, RankValues
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.rank_messages import OWN_METRICS
 from tests.dashboard.printed import print_run
@@ -67,6 +67,10 @@ def _measured(job: Job, step: int, place: int) -> dict[str, float]:
         f"{OWN_METRICS}gpu_percent": min(100.0, 94 * wave),
         f"{OWN_METRICS}gpu_least_percent": (31 if place == 2 else 88) * wave,
     }
+
+
+def _loss(step: int) -> float:
+    return 1.7 + 6.5 * math.exp(-step / 180)
 
 
 class Story:
@@ -166,6 +170,11 @@ class Story:
         for place, agent in enumerate(team):
             agent.target = job.target
             agent.measured = _measured(job, max(agent.boundary.values()) + steps, place)
+            agent.logged = tuple(
+                RankValues(rank=rank, values={"loss": _loss(agent.boundary[rank] + steps) + rank / 10})
+                for rank in sorted(agent.boundary)
+                if rank != 0
+            )
             for rank in agent.boundary:
                 agent.boundary[rank] += steps
                 for holder in plan.ranks[rank].holders:
@@ -184,7 +193,7 @@ class Story:
                 step=Step(step),
                 at_seconds=self.world.now.timestamp(),
                 values={
-                    "loss": round(1.7 + 6.5 * math.exp(-step / 180) + self.random.gauss(0, 0.04), 4),
+                    "loss": round(_loss(step) + self.random.gauss(0, 0.04), 4),
                     "step_seconds": round(job.step_seconds * (1 + abs(self.random.gauss(0, 0.03))), 3),
                 }
                 | (first.measured if step == reached else {}),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
@@ -99,6 +99,7 @@ class _Words:
         self._ended_at = recording.ended_at
         (fleet,) = recording.tables["fleet"]
         self._fleet: str = fleet["name"]
+        self._moments = sorted(_moments(recording.tables["incident"]))
         self._dollars = dealt.price_usd_per_hour / fleet["price_usd_per_hour"]
         self._names = _names(recording, dealt)
         known = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
@@ -194,7 +195,7 @@ class _Words:
         if kind == "moment":
             return self._moment(datetime.fromisoformat(said)).isoformat().replace("+00:00", "Z")
         if kind == "clock":
-            return self._moment(self._nearest(time.fromisoformat(said))).strftime("%H:%M:%S")
+            return self._moment(self._exact(self._nearest(time.fromisoformat(said)))).strftime("%H:%M:%S")
         if kind == "step":
             return found["before"] + self._counted(found["step"])
         if kind == "steps":
@@ -209,6 +210,10 @@ class _Words:
         """Return the time at which a clock shows this reading, as close as possible to the end of the recording."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
+
+    def _exact(self, second: datetime) -> datetime:
+        """Return the time in an incident's columns that a clock without fractions shows as this second, if one exists."""
+        return next((at for at in self._moments if at.replace(microsecond=0) == second), second)
 
     def _counted(self, said: str) -> str:
         """Return the new number of steps, written like the old one: with the same width and with or without commas."""
@@ -236,6 +241,13 @@ class _Words:
 
 
 _STEP: Final = re.compile(r"(^|_)(steps?|boundary)$")
+
+
+def _moments(rows: Iterable[Row]) -> Iterator[datetime]:
+    for row in rows:
+        for key, value in row.items():
+            if key.endswith("_at") and value is not None:
+                yield datetime.fromisoformat(value)
 
 
 def _names(recording: Recording, dealt: Deal) -> dict[str, str]:

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.dashboard.browsing import PHONE, open_job, sentence, signed_in
 from tests.dashboard.service import Seeded, Served
+from tests.dashboard.test_accessibility import is_clean
 from tests.unit.control_plane.loop.world import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -259,6 +260,7 @@ def test_a_chart_has_a_line_per_node_that_the_cursor_names(browser: Browser, see
         expect(toggle).to_have_attribute("aria-pressed", "true")
         expect(page).to_have_url(re.compile("split=everstep%2Fgpu_least_percent"))
         next_picture(page, chart, whole)
+        is_clean(page)
         legend = chart.get_by_role("list", name=f"Lines of {title} that stand out").get_by_role("link")
         assert sorted(legend.all_inner_texts()) == node_ids
         newest = {each["NodeId"]: each["Values"][-1] for each in result["Series"] if each["Values"][-1] != "NaN"}
@@ -275,6 +277,25 @@ def test_a_chart_has_a_line_per_node_that_the_cursor_names(browser: Browser, see
         toggle.click()
         expect(chart.locator(".extremes")).to_be_visible()
         assert "split=" not in page.url
+
+
+def test_a_chart_of_the_script_has_a_line_per_rank(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    name = seeded.story.gpu
+    (result,) = get(api, f"/training-jobs/{name}/metric-data", MetricName="loss", Series="Rank")["MetricDataResults"]
+    newest = {each["Rank"]: each["Values"][-1] for each in result["Series"]}
+    assert sorted(newest) == list(range(8))
+    open_job(desk, name, "/metrics")
+    chart = desk.get_by_role("region", name="loss", exact=True)
+    chart.get_by_role("button", name="Per rank: loss").click()
+    legend = chart.get_by_role("list", name="Lines of loss that stand out")
+    for rank in (min(newest, key=newest.__getitem__), max(newest, key=newest.__getitem__)):
+        expect(legend.get_by_role("listitem").filter(has_text=f"rank {rank}")).to_have_count(1)
+    over = chart.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    over.hover(position={"x": box["width"] - 2, "y": box["height"] - 2})
+    expect(chart.locator(".readout[data-cursor] .who")).to_have_text(re.compile(r"^rank \d$"))
 
 
 def test_charts_share_the_cursor_and_do_not_move_while_it_moves(desk: Page, seeded: Seeded) -> None:

@@ -88,7 +88,7 @@ describe('the latest incident', () => {
     const now = card('Open incident')
     for (const text of [
       'What failed', 'Lost', 'Why', 'Response', 'A node reported a fault', 'GPU 5 failed.',
-      'Everstep stopped all ranks.', 'Details (1)', '0 steps; recomputed steps not known yet.', 'Now', 'Recovering',
+      'Everstep stopped all ranks.', 'Details (1)', 'steps', 'Now', 'Recovering',
     ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
     expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2 s replacing nodes 1\d s so far$/)

@@ -178,10 +178,9 @@ function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: Capacit
     : `everstep fleets describe ${name}`
   const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
   const choice = stepsOf(actions, job.RunId).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
-  const at = minute(wait.NextAttemptTime)
   return none(shortageWords(wait, now), choice ? 'warn' : 'busy', {
     ...(choice ? { title: DUTY.decision } : {}),
-    brief: choice ? decision(at, choice) : words.brief(`${at} UTC`),
+    brief: choice ? decision(wait, choice, now) : words.brief(`${minute(wait.NextAttemptTime)} UTC`),
     // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',

@@ -1,5 +1,5 @@
 /** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
-import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
+import type { CapacityWait, Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
 import { count, minute, plural } from './format'
 import { attemptWords } from './incident'
@@ -94,24 +94,21 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
 /** Return what a step does, without its reason: "pause the job". */
 export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
 
-/** Whether the job has recovered while a person must still decide something. The verdict then states both, in amber. */
-export const isRecoveredButPressing = ({ Outcome }: Pick<Incident, 'Outcome'>, steps: readonly Step[]): boolean =>
-  Outcome === 'Recovered' && isPressing(urgencyOf(steps))
-
 /** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { ClosedAt, Wait, Outcome }: Pick<Incident, 'ClosedAt' | 'Wait' | 'Outcome'>, steps: readonly Step[], now: number,
+  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[], now: number,
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
     if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(attemptWords(Wait, now)) }
-    return { tone: 'warn', lead: decision(minute(Wait.NextAttemptTime), statedStep(steps, true)!) }
+    return { tone: 'warn', lead: decision(Wait, statedStep(steps, true)!, now) }
   }
-  if (isRecoveredButPressing({ Outcome }, steps)) return { tone, lead: DUTY.recovered(dutySentence(steps)) }
-  const isCalm = tone === 'good' || tone === 'idle'
-  return { tone: isCalm ? (ClosedAt === undefined ? 'busy' : 'good') : tone, lead: dutySentence(steps) }
+  const isOpenAndCalm = ClosedAt === undefined && (tone === 'good' || tone === 'idle')
+  return { tone: isOpenAndCalm ? 'busy' : tone, lead: dutySentence(steps) }
 }
 
-/** Return the sentence that leaves a long wait to a person. `time`: of the next attempt. */
-export const decision = (time: string, choice: Step): string =>
-  DUTY.decideWait(time, briefOf(choice), choice.isRecommended ?? false)
+/** Return the sentence that leaves a long wait to a person. `now`: Unix seconds. */
+export const decision = (wait: CapacityWait, choice: Step, now: number): string =>
+  DUTY.decideWait(
+    `${minute(wait.NextAttemptTime)} UTC (${attemptWords(wait, now)})`, briefOf(choice), choice.isRecommended ?? false,
+  )

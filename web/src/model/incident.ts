@@ -42,10 +42,12 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return how the incident stands, as a word with its tone. A wait that a person decides about has its tone. */
+/** Return how the incident stands, as a word with its tone. A wait that a person decides about has its own word. */
 export function standingOf(incident: Incident): { word: string; tone: Tone } {
   if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
-  return { word: INCIDENT.waiting, tone: hasDecision(incident) ? 'warn' : 'busy' }
+  return hasDecision(incident)
+    ? { word: INCIDENT.undecided, tone: 'warn' }
+    : { word: INCIDENT.waiting, tone: 'busy' }
 }
 
 const hasDecision = ({ Actions = [] }: Incident): boolean => Actions.some(({ Urgency }) => Urgency !== 'Optional')

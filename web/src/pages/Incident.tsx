@@ -13,7 +13,7 @@ import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
 import {
-  incidentLine, isPressing, isRecoveredButPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step,
+  incidentLine, isPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step,
 } from '../model/duty'
 import {
   hook, incidentFigures, jobFigures, phaseHook, phaseTexts, shown, similarFigures, type IncidentFigures,
@@ -28,7 +28,7 @@ import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { ActionButton } from '../parts/ActionButton'
 import { download } from '../parts/download'
-import { Happened, NodeList } from '../parts/Happened'
+import { ContinuingCost, Happened, NodeList } from '../parts/Happened'
 import { PhaseBar } from '../parts/IncidentTable'
 import { Notes } from '../parts/Notes'
 import { Owner } from '../parts/Owner'
@@ -115,21 +115,21 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       crumbs={
         <>
           <Link to="/incidents">{INCIDENT.crumb}</Link> /{' '}
-          <JobLink name={incident.TrainingJobName} address={address} />
+          <JobLink name={incident.TrainingJobName} address={address} /> /{' '}
+          <span className="dim">
+            <CopyId id={incident.IncidentId} />
+          </span>
         </>
       }
       title={<Unbroken text={incident.Headline} />}
       status={
         <>
-          {!isRecoveredButPressing(incident, steps) && <Status {...standingOf(incident)} />}
+          <Status {...standingOf(incident)} />
           {figures.isOpen && incident.Wait === undefined && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
             </span>
           )}
-          <span className="dim">
-            <CopyId id={incident.IncidentId} />
-          </span>
         </>
       }
       actions={
@@ -186,6 +186,7 @@ function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly 
         ) : (
           <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} stated={stated} />
         )}
+        <ContinuingCost incident={incident} fleet={fleet} />
       </Card>
     </div>
   )

@@ -8,6 +8,7 @@ interface Props {
   /** Sends the request. */
   action: () => Promise<unknown>
   title?: string
+  isPrimary?: boolean
   children: ReactNode
 }
 
@@ -16,7 +17,7 @@ interface Props {
  *
  * For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
  */
-export function ActionButton({ action, title, children }: Props) {
+export function ActionButton({ action, title, isPrimary = false, children }: Props) {
   const client = useQueryClient()
   const [isBusy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
@@ -29,7 +30,7 @@ export function ActionButton({ action, title, children }: Props) {
   }
   return (
     <>
-      <Button size="xs" variant="default" loading={isBusy} onClick={start} title={title}>
+      <Button size="xs" variant={isPrimary ? 'filled' : 'default'} loading={isBusy} onClick={start} title={title}>
         {children}
       </Button>
       {error !== undefined && <Problem error={error} title="It was not done" />}

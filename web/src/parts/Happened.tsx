@@ -1,5 +1,4 @@
 /** An incident in answers: what failed, why, what Everstep did, what happens now, and what was lost. */
-import type { ReactNode } from 'react'
 import { Link } from 'react-router'
 
 import type { Incident } from '../contract'
@@ -24,7 +23,8 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
   const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
-  const details = [...quote, ...explained, ...(incident.Evidence ?? [])]
+  const unsaved = figures.unsavedSteps ? [words.unsavedReason] : []
+  const details = [...quote, ...unsaved, ...explained, ...(incident.Evidence ?? [])]
   const title = incident.Headline
   const all = incident.FaultedInstanceIds ?? []
   // The failure of a script is not a failure of the nodes on which it ran.
@@ -64,16 +64,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
       <dt>{words.lost}</dt>
       <dd>
         <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
-        {incident.ContinuingCost && (
-          <p>
-            <Unbroken text={sentence(incident.ContinuingCost)} />{' '}
-            {incident.Outcome === 'JobFailed' && fleet !== undefined && (
-              <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
-                {words.fleet}
-              </Link>
-            )}
-          </p>
-        )}
+        {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
         {details.length > 0 && (
           <details>
             <summary className="dim">{words.details(details.length)}</summary>
@@ -85,28 +76,50 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   )
 }
 
+/** What the incident costs from now on. The nodes of a failed job wait for other jobs, so its fleet can shrink. */
+export function ContinuingCost({ incident, fleet }: Pick<Props, 'incident' | 'fleet'>) {
+  if (!incident.ContinuingCost) return null
+  return (
+    <p className="below">
+      <Unbroken text={sentence(incident.ContinuingCost)} />{' '}
+      {incident.Outcome === 'JobFailed' && fleet !== undefined && (
+        <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
+          {INCIDENT.happened.fleet}
+        </Link>
+      )}
+    </p>
+  )
+}
+
 function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: boolean }) {
   const words = INCIDENT.happened
   const { unsavedSteps: unsaved, lastUnsavedStep: last = 0, recomputedSteps: recomputed } = figures
   return (
-    <>
-      <ul className="plain losses">
-        {unsaved !== undefined ? (
-          <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved, last)} />
-        ) : (
-          recomputed !== undefined && (
-            <Loss figures={figures} field="recomputedSteps" words={words.recomputed}>
-              <strong>0</strong> <span className="dim">{words.noneLost}</span>{' '}
-            </Loss>
-          )
-        )}
-        <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen, hasFailed)} />
-        {figures.costUsd !== undefined && (
-          <Loss figures={figures} field="costUsd" words={words.costs} />
-        )}
-      </ul>
-      {figures.isOpen && recomputed === undefined && <p className="dim">{words.unknown}</p>}
-    </>
+    <ul className="plain losses">
+      {unsaved !== undefined ? (
+        <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved, last)} />
+      ) : (
+        (figures.isOpen || recomputed !== undefined) && (
+          <li>
+            <strong>0</strong>{' '}
+            <span className="dim">
+              {words.noneLost}
+              {recomputed !== undefined && (
+                <>
+                  {' '}
+                  (<span {...hook(figures, 'recomputedSteps')}>{shown(figures, 'recomputedSteps')}</span>{' '}
+                  {words.recomputed})
+                </>
+              )}
+            </span>
+          </li>
+        )
+      )}
+      <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen, hasFailed)} />
+      {figures.costUsd !== undefined && (
+        <Loss figures={figures} field="costUsd" words={words.costs(figures.isOpen)} />
+      )}
+    </ul>
   )
 }
 
@@ -126,16 +139,14 @@ const Sentences = ({ texts }: { texts: readonly string[] }) => (
   </>
 )
 
-type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds' | 'costUsd'
+type LossField = 'unsavedSteps' | 'totalSeconds' | 'costUsd'
 interface LossProps {
   figures: IncidentFigures
   field: LossField
   words: string
-  children?: ReactNode
 }
-const Loss = ({ figures, field, words, children }: LossProps) => (
+const Loss = ({ figures, field, words }: LossProps) => (
   <li>
-    {children}
     <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span>
   </li>
 )

@@ -41,15 +41,17 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
           <p>
             <Unbroken text={step === stated ? restOf(step) : step.text} />
           </p>
+          {step.nodeId !== undefined && fleet !== undefined && (
+            <div className="row">
+              <NodeButton id={step.nodeId} fleet={fleet} />
+            </div>
+          )}
           {step.shrink && mayRun ? <Shrink {...step.shrink} /> : <Commands texts={step.commands} />}
-          <div className="row">
-            {step.link && (
-              <Button component={Link} to={step.link.to} size="xs" variant="default">
-                {step.link.label}
-              </Button>
-            )}
-            {step.nodeId !== undefined && fleet !== undefined && <NodeButton id={step.nodeId} fleet={fleet} />}
-          </div>
+          {step.link && (
+            <Button component={Link} to={step.link.to} size="xs" variant="default">
+              {step.link.label}
+            </Button>
+          )}
         </li>
       ))}
     </ul>
@@ -61,6 +63,7 @@ const Commands = ({ texts }: { texts: readonly string[] }) => texts.map((text) =
 /** Lets a waiting job continue on the nodes that it has. The job grows again, so the button asks nothing. */
 const Shrink = ({ runId, nodes }: NonNullable<Step['shrink']>) => (
   <ActionButton
+    isPrimary
     action={() => call('UpdateTrainingJob', { TrainingJobName: runId, ElasticConfig: { MinNodeCount: nodes } })}
   >
     {DUTY.shrink(nodes)}

@@ -26,13 +26,13 @@ export const DUTY = {
   resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
-  recovered: (lead: string) => `Recovered. ${lead}`,
   /** Title of a card with a decision of a person. */
   decision: 'Decide',
+  /** `time`: of the next attempt, which the wait is for. */
   decideWait: (time: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide: ${choice} (recommended), or wait for the attempt at ${time} UTC.`
-      : `Decide: wait for the attempt at ${time} UTC (recommended), or ${choice}.`,
+      ? `Decide: ${choice} (recommended), or wait until ${time}.`
+      : `Decide: wait (recommended) until ${time}, or ${choice}.`,
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

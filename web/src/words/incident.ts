@@ -24,6 +24,7 @@ export const INCIDENT = {
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
   waiting: 'Waiting for AWS',
+  undecided: 'Needs a decision',
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
@@ -48,19 +49,19 @@ export const INCIDENT = {
     now: 'Now',
     lost: 'Lost',
     details: (pieces: number) => `Details (${count(pieces)})`,
-    noneLost: 'steps,',
+    noneLost: 'steps',
     recomputed: 'recomputed',
     /** `last`: the newest step of the job. */
     unsaved: (steps: number, last: number) =>
       steps === 0 ? 'steps'
-        : steps === 1 ? `step (${count(last)}): only memory had it`
-          : `steps (${count(last - steps + 1)} to ${count(last)}): only memory had them`,
+        : steps === 1 ? `step (${count(last)})`
+          : `steps (${count(last - steps + 1)} to ${count(last)})`,
+    unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
     /** The page of the fleet has a field of this name. */
-    fleet: 'Keep fewer idle nodes',
+    fleet: 'Change the fleet',
     interrupted: (isOpen: boolean, hasFailed: boolean) =>
       isOpen ? 'without training so far' : hasFailed ? 'until the job failed' : 'without training',
-    costs: 'for idle nodes',
-    unknown: '0 steps; recomputed steps not known yet.',
+    costs: (isOpen: boolean) => (isOpen ? 'for idle nodes so far' : 'for idle nodes'),
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
   people: {

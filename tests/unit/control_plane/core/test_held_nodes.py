@@ -52,5 +52,5 @@ def test_an_unreachable_node_is_terminated_like_a_faulty_one() -> None:
     found = advice("i-1", Hold.UNREACHABLE, "silent", 55.04)
     assert (found.decision, found.command) == (HoldDecision.TERMINATE, "everstep nodes release i-1 --terminate")
     assert found.words.endswith(
-        "Everstep uses the node again if it answers before you terminate it. It costs $55.04 per hour until then."
+        "If the node answers before that, Everstep uses it again. It costs $55.04 per hour until then."
     )

@@ -239,7 +239,7 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
     [
         (
             {"generation_before": 5, "generation_after": 9, "job_reason": NINE},
-            "restarted the job each time and then gave it up",
+            "restarted the job 8 times since 00:39:43 UTC and then gave it up",
         ),
         (
             {"generation_before": 1, "generation_after": 2, "job_reason": "a node failed to load its shards"},
@@ -247,7 +247,15 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
-            "restarted the job each time and then gave it up",
+            "restarted the job 3 times, also on i-2, and then gave it up",
+        ),
+        (
+            {"job_reason": SAME.replace("4 times", "2 times")},
+            "restarted the job once and then gave it up",
+        ),
+        (
+            {"job_reason": SAME.replace("4 times", "1 times")},
+            "gave the job up",
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": "a node failed to load its shards"},

@@ -53,6 +53,7 @@ from everstep.protocol.agent_messages import (
     RankExit,
     RankStacks,
     RankStatus,
+    RankValues,
     Release,
     RoundStatus,
     RunningUpload,
@@ -169,6 +170,7 @@ class Agent:
     wanted_checkpoint: int = -1
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
+    logged: tuple[RankValues, ...] = ()
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
     """For each rank of this node and each holder: the newest step verified there, and the time of the verification."""
 
@@ -258,6 +260,7 @@ class Agent:
             restored_from=self.restored_from,
             silent_peers=self.silent_peers,
             measured=self.measured,
+            logged=self.logged,
             target=Step(self.target),
         )
 
