@@ -212,7 +212,7 @@ class _Words:
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
     def _exact(self, second: datetime) -> datetime:
-        """Return the time in an incident's columns that a clock without fractions shows as this second, if one exists."""
+        """Return the time in an incident's columns that a clock with whole seconds shows as this one, if it exists."""
         return next((at for at in self._moments if at.replace(microsecond=0) == second), second)
 
     def _counted(self, said: str) -> str:

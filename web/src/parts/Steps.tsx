@@ -41,12 +41,17 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
           <p>
             <Unbroken text={step === stated ? restOf(step) : step.text} />
           </p>
-          {step.nodeId !== undefined && fleet !== undefined && (
-            <div className="row">
-              <NodeButton id={step.nodeId} fleet={fleet} />
-            </div>
-          )}
-          {step.shrink && mayRun ? <Shrink {...step.shrink} /> : <Commands texts={step.commands} />}
+          {step.nodeId !== undefined && fleet !== undefined ? (
+            <>
+              <div className="row">
+                <NodeButton id={step.nodeId} fleet={fleet} />
+              </div>
+              <details>
+                <summary className="dim">{DUTY.commands(step.commands.length)}</summary>
+                <Commands texts={step.commands} />
+              </details>
+            </>
+          ) : step.shrink && mayRun ? <Shrink {...step.shrink} /> : <Commands texts={step.commands} />}
           {step.link && (
             <Button component={Link} to={step.link.to} size="xs" variant="default">
               {step.link.label}

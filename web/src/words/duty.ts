@@ -23,6 +23,7 @@ export const DUTY = {
   optional: (step: string) => `You need not act. Optional: ${step}.`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
+  commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
   resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
