@@ -72,41 +72,6 @@ def run_peer(
     return [json.loads(Path(launch.result).read_text()) for launch in launches]
 
 
-def run_ranks(
-    program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float
-) -> None:
-    """Run a script as two ranks with torchrun's environment variables.
-
-    Args:
-        program: script and arguments.
-        home: folder of the logs.
-        environment: additional environment variables.
-        python: path of the interpreter; None uses the interpreter of Everstep's environment.
-        timeout_seconds: limit for the whole run.
-
-    Raises:
-        BenchmarkFailed: a rank failed.
-    """
-    shared = {
-        **environment,
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-    }
-    commands = [
-        ["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)
-    ]
-    with closing(ReservedPort()) as port:
-        _run_to_the_end(
-            program[0],
-            commands,
-            home,
-            {**shared, "MASTER_PORT": str(port.number), "GLOO_SOCKET_IFNAME": "lo"},
-            timeout_seconds,
-        )
-
-
 def _run_to_the_end(
     name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:

@@ -16,8 +16,6 @@ from everstep.protocol.plan import ObjectReference
 STREAM_CHUNK_BYTES = 1024 * 1024
 DELETED_AT_ONCE = 1_000
 """Limit of objects per delete call. Source: S3's DeleteObjects."""
-LISTED_AT_ONCE = 1_000
-"""Limit of objects per list call. Source: S3's ListObjectsV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ class ObjectStore(Protocol):
             after: yield only keys after this key, which need not exist. Empty means all keys.
 
         Returns:
-            A lazy iterator. It calls S3 once per `LISTED_AT_ONCE` objects.
+            A lazy iterator. It calls S3 once per 1,000 objects, the limit of ListObjectsV2.
         """
 
     def sign_upload(

@@ -172,7 +172,6 @@ GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch | Prot
 Before it executes such an action, the executor records the intended call in the database.
 """
 FleetAction = GroupAction | Send | SendKeepEvidence
-Action = JobAction | FleetAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -343,8 +343,8 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Find out why the control plane was down. Read its log; this command checks how it runs now."
-        yield Action(Urgency.OPTIONAL, words, "everstep doctor")
+        words = "Find out why the control plane was down. The server's log names the reason."
+        yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 
 def _failure(account: Account) -> str:

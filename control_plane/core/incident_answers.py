@@ -55,9 +55,8 @@ _TRIALS: Final[Mapping[str, str]] = {
     "also without ": "on another node",
     "also from an older state ": "from an older step",
 }
-_UP_AGAIN: Final = re.compile(rf"{ABSENCE} for \d+ s, until (?P<at>[\d:]+ UTC)")
 _ENDINGS: Final[Mapping[str, str]] = {
-    "Client.UserInitiatedShutdown": "a person or program, not Everstep, terminated the instance through the EC2 API",
+    "Client.UserInitiatedShutdown": "a person or program outside Everstep terminated it through EC2",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
     "Server.SpotInstanceTermination": "AWS took the Spot instance back",
     "Server.SpotInstanceShutdown": "AWS took the Spot instance back",
@@ -97,9 +96,7 @@ def why(account: Account) -> str:
     """
     parts = [_CAUSES.get(account.cause, _other)(account)]
     if (absent := absent_seconds(account.evidence)) is not None:
-        up = next((found["at"] for each in account.evidence if (found := _UP_AGAIN.match(each))), None)
-        until = "" if up is None else f", until {up}"
-        parts.append(f"the control plane was down for {duration(absent)}{until}")
+        parts.append(f"the control plane was down for {duration(absent)}")
     if account.wait is not None:
         parts.append(_shortage(account))
     return " ".join(f"{capital(each).rstrip('.')}." for each in parts)
@@ -142,24 +139,25 @@ def _end_words(found: re.Match[str]) -> str:
 
 
 def _of_the_script(error: str, account: Account) -> str:
-    """Return the exception, how often it occurred, where it occurred again, and how far the launches came."""
+    """Return the exception, how often the job failed, and where the exception occurred again."""
     who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
     what = f"{who} raised {error.rstrip('.')}"
     reason = account.job_reason.partition("\n")[0]
     if (found := _REPEATED.match(reason)) is not None:
         tried = _tried(found)
         also = f", also {tried}" if tried else ""
-        return f"{what} {found['count']} times{also}. {_progress(account)}"
+        times = "" if found["count"] == "1" else f" {found['count']} times"
+        return f"{what}{times}{also}"
     if (found := _NO_PROGRESS.match(reason)) is not None:
-        return f"{what}. None of {found['count']} launches passed step {int(found['step']):,}"
+        return f"{what}. {found['count']} launches failed {found['since']}"
     return what
 
 
 def _progress(account: Account) -> str:
     """Return a sentence with the highest step that the launches of a failed job reached."""
     if account.reached_step is None or account.reached_step <= FIRST_STEP:
-        return "No launch finished a step"
-    return f"No launch passed step {account.reached_step:,}"
+        return "No launch finished a step."
+    return f"No launch passed step {account.reached_step:,}."
 
 
 def _tried(repeated: re.Match[str]) -> str:
@@ -265,12 +263,14 @@ def _end(account: Account) -> Iterator[str]:
         yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}"
     if account.outcome is Outcome.JOB_FAILED:
         restarts = _restarts(account)
-        yield from ("gave the job up",) if restarts is None else (restarts, "then gave it up")
+        yield from ("gave the job up",) if restarts is None else (restarts, "gave up")
     elif account.from_step is not None and account.restored_at is not None:
         yield f"resumed training from step {account.from_step:,}"
 
 
 def _details(account: Account) -> Iterator[str]:
+    if _restarts(account) is not None:
+        yield _progress(account)
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
     if (step := _skipped_step(account)) is not None:
@@ -291,7 +291,7 @@ def _restarts(account: Account) -> str | None:
     if (found := _REPEATED.match(account.job_reason)) is not None:
         also = f", also on {new}," if (new := listed(account.replacement_instance_ids)) else ""
     elif (found := _NO_PROGRESS.match(account.job_reason)) is not None:
-        also = f" {found['since']}"
+        also = ""
     else:
         return None
     count = int(found["count"]) - 1  # after the last failure, Everstep did not restart the job

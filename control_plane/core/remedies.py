@@ -28,8 +28,6 @@ LEMON_WINDOW_SECONDS = 24 * 3600.0
 A lemon is a node that jobs do not use again. Incidents of every cause count. Source: Kokolis et al., HPCA'25 (arXiv
 2410.21680), section on lemon nodes: a few nodes cause most failures, and their history identifies them.
 """
-HISTORY_LIMIT = 20
-"""Number of newest entries of a node's fault history that the rules consider."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
 _RESTART = (

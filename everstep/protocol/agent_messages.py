@@ -958,7 +958,8 @@ class MetricsStored(Message, frozen=True):
     """The lowest number whose value is not stored yet. The control plane has stored all values with lower numbers."""
 
 
-AgentToControl = Hello | AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
+AgentToControl = AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
+"""Every message of an agent after its `Hello`."""
 ControlToAgent = (
     AgentWelcome
     | PeerCertificate

@@ -80,13 +80,13 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1].removeprefix("[rank0]: "))
         expect(act.get_by_role("link", name=f"Edit and submit again from step {kept:,}")).to_be_visible()
     else:
-        if "LostSteps" in incident:
+        if incident.get("LostSteps"):
             expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
         else:
             expect(card).to_contain_text("0 steps")
         if not is_open:
             expect(card.get_by_role("heading")).to_contain_text("Recovered")
-        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |You need not act|Decide: "))
+        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |Optional: |Decide now: "))
         expect(verdict(desk)).not_to_contain_text("Act now")
     # The page of the job advises the same as the page of the incident.
     for action in described["Actions"]:
@@ -106,8 +106,8 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         need = f"{wait['MissingNodeCount']} {wait['InstanceType']} in {wait['AvailabilityZone']}"
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need}.")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
-        advice = "or wait until" if _is_long(described) else "You need not act: Everstep tries again at"
-        expect(verdict(desk)).to_contain_text(f"{advice} {again[:5]} UTC")
+        advice = " for AWS." if _is_long(described) else f"You need not act: Everstep tries again at {again[:5]} UTC"
+        expect(verdict(desk)).to_contain_text(advice)
         for shown in (f"AWS reports: “{wait['Message']}", "next attempt in ", f"({again})"):
             expect(act).to_contain_text(shown)
         if _is_long(described):
@@ -129,12 +129,10 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     desk.goto(f"/incidents/{incident['IncidentId']}")
     verdict = desk.locator("p.verdict")
     urgency = next((each["Urgency"] for each in incident["Actions"]), "None")
-    lead = {"Now": "Act now: ", "Later": "Not urgent: ", "Optional": "You need not act", "None": "Nothing to do."}[
-        urgency
-    ]
+    lead = {"Now": "Act now: ", "Later": "Not urgent: ", "Optional": "Optional: ", "None": "Nothing to do."}[urgency]
     if "Wait" in incident:
         is_long = _is_long(incident)
-        lead = "Decide: continue on " if is_long else "Nothing to do: next attempt "
+        lead = "Decide now: continue on " if is_long else "Nothing to do: next attempt "
         expect(verdict).to_have_attribute("data-tone", "warn" if is_long else "busy")
         quote = incident["Wait"]["Message"].partition(". ")[0].rstrip(".")
         expect(desk.locator("dl.answers")).to_contain_text(f"AWS reports: “{quote}”")
@@ -145,7 +143,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     card = desk.get_by_role("region", name="What happened")
     expect(card).not_to_contain_text(incident["Headline"])
     _expect_answers(card, incident)
-    if "LostSteps" in incident and incident["Outcome"] != "JobFailed":
+    if incident.get("LostSteps") and incident["Outcome"] != "JobFailed":
         expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")
     expect(card.locator("[data-figure=total-seconds]")).to_be_visible()
     todo = desk.get_by_role("region", name="What to do")

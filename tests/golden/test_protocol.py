@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import AgentToControl, ControlToAgent
+from everstep.protocol.agent_messages import AgentToControl, ControlToAgent, Hello
 from everstep.protocol.codec import LENGTH, PROTOCOL_MINOR, PROTOCOL_VERSION, Message, decode, encode, frame
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import PeerMessage
@@ -29,7 +29,7 @@ from worker.ranks.shim.messages import FromShim, ToShim
 from worker.ranks.shim.template import FromTemplate
 
 LINES = {
-    "agent-to-control-plane": AgentToControl,
+    "agent-to-control-plane": Hello | AgentToControl,
     "control-plane-to-agent": ControlToAgent,
     "agent-to-agent": PeerMessage,
     "rank-to-agent": RankToAgent,

@@ -58,7 +58,6 @@ FIRST_STEPS = 2
 
 Users wait for these steps. Later steps wait for the next regular report.
 """
-NO_LAYOUT = "the rank's slots are not ready yet"
 
 
 FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]

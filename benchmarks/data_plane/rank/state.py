@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 WIDTH = 512
-GIB = 1024**3
 RANKS = 2
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,))
 BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)

@@ -69,7 +69,7 @@ from control_plane.loop.agents import AgentConnection
 from everstep.protocol.agent_messages import (
     ALREADY_JOINED,
     NOT_YOURS,
-    AgentReport,
+    AgentToControl,
     AgentWelcome,
     CommandEnded,
     Hello,
@@ -91,8 +91,6 @@ router = APIRouter()
 
 T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
-_SAID = AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes
-"""Types of the messages that an agent may send after its first message, the Hello."""
 
 SILENT_LEASES = 4.0
 """Time without a report after which the server closes a connection, as a multiple of the lease.
@@ -255,7 +253,7 @@ async def _read(
                 data = await _receive(websocket)
         except TimeoutError as error:
             raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
-        report: AgentReport | LogLines | CommandEnded | SnapshotHeld | SnapshotBytes = _decoded(data, _SAID)
+        report: AgentToControl = _decoded(data, AgentToControl)
         now = services.now()
         if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
             # A negative time since the last check means that the clock was set back. The session is then checked now.

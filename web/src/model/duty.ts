@@ -1,7 +1,7 @@
 /** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
 import type { CapacityWait, Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
-import { count, minute, plural } from './format'
+import { count, lengthUntil, plural } from './format'
 import { attemptWords } from './incident'
 import { isOver, type Tone } from './standing'
 
@@ -109,6 +109,4 @@ export function incidentLine(
 
 /** Return the sentence that leaves a long wait to a person. `now`: Unix seconds. */
 export const decision = (wait: CapacityWait, choice: Step, now: number): string =>
-  DUTY.decideWait(
-    `${minute(wait.NextAttemptTime)} UTC (${attemptWords(wait, now)})`, briefOf(choice), choice.isRecommended ?? false,
-  )
+  DUTY.decideWait(lengthUntil(wait.NextAttemptTime, now), briefOf(choice), choice.isRecommended ?? false)

@@ -61,7 +61,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
           </dd>
         </>
       )}
-      <dt>{words.lost}</dt>
+      <dt>{words.lost(figures.isOpen)}</dt>
       <dd>
         <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
         {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
@@ -104,7 +104,7 @@ function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: b
             <strong>0</strong>{' '}
             <span className="dim">
               {words.noneLost}
-              {recomputed !== undefined && (
+              {recomputed !== undefined && recomputed > 0 && (
                 <>
                   {' '}
                   (<span {...hook(figures, 'recomputedSteps')}>{shown(figures, 'recomputedSteps')}</span>{' '}
@@ -115,9 +115,9 @@ function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: b
           </li>
         )
       )}
-      <Loss figures={figures} field="totalSeconds" words={words.interrupted(figures.isOpen, hasFailed)} />
+      <Loss figures={figures} field="totalSeconds" words={words.interrupted(hasFailed)} />
       {figures.costUsd !== undefined && (
-        <Loss figures={figures} field="costUsd" words={words.costs(figures.isOpen)} />
+        <Loss figures={figures} field="costUsd" words={words.costs} />
       )}
     </ul>
   )

@@ -20,7 +20,7 @@ export const DUTY = {
   now: (what: string) => `Act now: ${what}.`,
   later: (step: string) => `Not urgent: ${step}.`,
   nodes: (nodes: string) => `Not urgent: decide about ${nodes} that are out of use.`,
-  optional: (step: string) => `You need not act. Optional: ${step}.`,
+  optional: (step: string) => `Optional: ${step}.`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
   commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
@@ -29,11 +29,11 @@ export const DUTY = {
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   /** Title of a card with a decision of a person. */
   decision: 'Decide',
-  /** `time`: of the next attempt, which the wait is for. */
-  decideWait: (time: string, choice: string, isRecommended: boolean) =>
+  /** `length`: time until the next attempt. */
+  decideWait: (length: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide: ${choice} (recommended), or wait until ${time}.`
-      : `Decide: wait (recommended) until ${time}, or ${choice}.`,
+      ? `Decide now: ${choice}, or wait ${length} for AWS.`
+      : `Decide now: wait ${length} for AWS (recommended), or ${choice}.`,
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

@@ -47,7 +47,7 @@ export const INCIDENT = {
     why: 'Why',
     done: 'Response',
     now: 'Now',
-    lost: 'Lost',
+    lost: (isOpen: boolean) => (isOpen ? 'Lost so far' : 'Lost'),
     details: (pieces: number) => `Details (${count(pieces)})`,
     noneLost: 'steps',
     recomputed: 'recomputed',
@@ -59,9 +59,9 @@ export const INCIDENT = {
     unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
     /** The page of the fleet has a field of this name. */
     fleet: 'Change the fleet',
-    interrupted: (isOpen: boolean, hasFailed: boolean) =>
-      isOpen ? 'without training so far' : hasFailed ? 'until the job failed' : 'without training',
-    costs: (isOpen: boolean) => (isOpen ? 'for idle nodes so far' : 'for idle nodes'),
+    interrupted: (hasFailed: boolean) =>
+      hasFailed ? 'until the job failed' : 'without training',
+    costs: 'for idle nodes',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
   people: {

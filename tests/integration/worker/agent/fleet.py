@@ -182,7 +182,7 @@ class ControlPlane:
     async def _speak(self, line: ServerConnection) -> None:
         assert line.request is not None
         self.tokens.append(line.request.headers["Authorization"])
-        hello = decode(await line.recv(decode=False), AgentToControl)  # type: ignore[arg-type]
+        hello = decode(await line.recv(decode=False), Hello)  # type: ignore[arg-type]
         assert isinstance(hello, Hello)
         self.hellos.append(hello)
         await line.send(

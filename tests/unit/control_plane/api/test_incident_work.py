@@ -206,7 +206,7 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "NextAttemptTime": next_at,
     }
     assert (
-        described["Why"] == "X. The control plane was down for 9.0 s, until 12:00:00 UTC. AWS launches no replacement."
+        described["Why"] == "X. The control plane was down for 9.0 s. AWS launches no replacement."
     )
     assert described["Done"][0].endswith("requested a replacement 3 times.")
     job.write(jobs.change, memo={"capacity_wait": {**wait, "message": "InsufficientInstanceCapacity"}})
