@@ -17,7 +17,6 @@ from control_plane.core.incident_accounts import (
     Account,
     Outcome,
     capital,
-    duration,
     listed,
     occurrence,
 )
@@ -42,21 +41,15 @@ _OUT_OF_MEMORY: Final = re.compile(r" ran out of (?:GPU )?memory: ")
 _SILENT: Final = re.compile(r"the agent of \S+ was silent for (?P<time>[\d.]+ s)\b")
 _TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
 _GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
-_REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times [^,:]+(?P<trials>[^:]*)")
-_NO_PROGRESS: Final = re.compile(
-    r"(?P<count>\d+) failures occurred (?P<since>since \S+ UTC) without a step beyond (?P<step>\d+)"
-)
+_REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times ")
+_NO_PROGRESS: Final = re.compile(r"(?P<count>\d+) failures occurred since ")
 _TRIAL: Final = re.compile(
     r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
     r"script is at fault"
 )
 """Pattern of the sentence about a trial: a change of node or state after repeated failures."""
-_TRIALS: Final[Mapping[str, str]] = {
-    "also without ": "on another node",
-    "also from an older state ": "from an older step",
-}
 _ENDINGS: Final[Mapping[str, str]] = {
-    "Client.UserInitiatedShutdown": "a person or program outside Everstep terminated it through EC2",
+    "Client.UserInitiatedShutdown": "a caller outside Everstep terminated it through EC2",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
     "Server.SpotInstanceTermination": "AWS took the Spot instance back",
     "Server.SpotInstanceShutdown": "AWS took the Spot instance back",
@@ -85,18 +78,16 @@ def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
     if hardware is not None:
         part, fault = hardware
         return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
-    down = "" if absent_seconds(evidence) is None else " while the control plane was down"
+    down = "" if absent_seconds(evidence) is None else " during a control-plane outage"
     return f"{occurrence(cause)}{down}"
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident in one or two sentences, and what made the interruption longer.
+    """Return the cause of an incident in a sentence, and in a second one why AWS launches no replacement.
 
     The sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
     parts = [_CAUSES.get(account.cause, _other)(account)]
-    if (absent := absent_seconds(account.evidence)) is not None:
-        parts.append(f"the control plane was down for {duration(absent)}")
     if account.wait is not None:
         parts.append(_shortage(account))
     return " ".join(f"{capital(each).rstrip('.')}." for each in parts)
@@ -112,8 +103,7 @@ def _shortage(account: Account) -> str:
     """Return why a job waits for instances, as a clause."""
     if account.wait is None or not is_shortage(account.wait.message):
         return "AWS launches no replacement"
-    kind = f"{account.instance_type} capacity" if account.instance_type else "capacity"
-    return f"AWS has no {kind}" + (f" in {account.availability_zone}" if account.availability_zone else "")
+    return f"AWS has no {account.instance_type} capacity" if account.instance_type else "AWS has no capacity"
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -122,7 +112,8 @@ def _joined(parts: Sequence[str]) -> str:
 
 def _of_ranks(account: Account) -> str:
     if account.script_error is not None:
-        return _of_the_script(account.script_error, account)
+        who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
+        return f"{who} raised {account.script_error.rstrip('.')}"
     known = [each for each in account.evidence if _OUT_OF_MEMORY.search(each)]
     if known:
         return known[0]
@@ -138,30 +129,11 @@ def _end_words(found: re.Match[str]) -> str:
     return f"{found['rank']} on {found['node']} ended with exit code {number}"
 
 
-def _of_the_script(error: str, account: Account) -> str:
-    """Return the exception, how often the job failed, and where the exception occurred again."""
-    who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
-    what = f"{who} raised {error.rstrip('.')}"
-    reason = account.job_reason.partition("\n")[0]
-    if (found := _REPEATED.match(reason)) is not None:
-        tried = _tried(found)
-        also = f", also {tried}" if tried else ""
-        times = "" if found["count"] == "1" else f" {found['count']} times"
-        return f"{what}{times}{also}"
-    if (found := _NO_PROGRESS.match(reason)) is not None:
-        return f"{what}. {found['count']} launches failed {found['since']}"
-    return what
-
-
 def _progress(account: Account) -> str:
     """Return a sentence with the highest step that the launches of a failed job reached."""
     if account.reached_step is None or account.reached_step <= FIRST_STEP:
         return "No launch finished a step."
     return f"No launch passed step {account.reached_step:,}."
-
-
-def _tried(repeated: re.Match[str]) -> str:
-    return " and ".join(words for mark, words in _TRIALS.items() if mark in repeated["trials"])
 
 
 def _of_hardware(account: Account) -> str:
@@ -197,11 +169,8 @@ def _of_an_instance(account: Account) -> str:
 
 
 def _of_silence(account: Account) -> str:
-    words = "cause unknown, either the node or its network"
     found = next((match for each in account.evidence if (match := _SILENT.match(each))), None)
-    if found is None:
-        return f"{words}: {next(iter(_facts(account)), 'no evidence was recorded')}"
-    return f"{words}: no message for {found['time']}"
+    return _unknown(account) if found is None else f"cause unknown: the node sent no message for {found['time']}"
 
 
 def _other(account: Account) -> str:
@@ -214,10 +183,7 @@ def _unknown(account: Account) -> str:
 
 
 def _facts(account: Account) -> tuple[str, ...]:
-    """Return the evidence of an incident, without the sentences which state that the control plane was not running.
-
-    `why` reports this downtime in a sentence of its own.
-    """
+    """Return the evidence of an incident, without the sentences which state that the control plane was not running."""
     return tuple(each for each in account.evidence if not each.startswith(ABSENCE))
 
 
@@ -234,17 +200,17 @@ def _changes(account: Account) -> Iterator[str]:
     """Yield what Everstep did with the ranks and the nodes, as clauses in the past tense without their subject."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
     is_failed_script = _restarts(account) is not None
-    if account.outcome is Outcome.OPEN:
+    if account.outcome is Outcome.OPEN and account.wait is None:
         yield "stopped all ranks"
     held = tuple(node.node_id for node in account.held)
-    if held:
+    if held and not (lost and new):
         yield f"took {listed(held)} out of use"
     if account.terminated_ids:
         yield f"terminated {listed(account.terminated_ids)}"
     if lost and new:
-        named = (*held, *account.terminated_ids)
         its = "its ranks" if len(account.instance_ids) == 1 else "their ranks"
-        yield f"moved {its if set(named) == set(account.instance_ids) else f'the ranks of {lost}'} to {new}"
+        is_named = set(account.terminated_ids) == set(account.instance_ids)
+        yield f"moved {its if is_named else f'the ranks of {lost}'} to {new}"
     elif new and not is_failed_script:
         yield f"restarted all ranks with {new} in place of one node"
     elif lost and account.restored_at is not None:
@@ -265,12 +231,14 @@ def _end(account: Account) -> Iterator[str]:
         restarts = _restarts(account)
         yield from ("gave the job up",) if restarts is None else (restarts, "gave up")
     elif account.from_step is not None and account.restored_at is not None:
-        yield f"resumed training from step {account.from_step:,}"
+        yield f"resumed from step {account.from_step:,}"
 
 
 def _details(account: Account) -> Iterator[str]:
     if _restarts(account) is not None:
         yield _progress(account)
+    if account.held and account.replacement_instance_ids:
+        yield f"Everstep took {listed(node.node_id for node in account.held)} out of use."
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
     if (step := _skipped_step(account)) is not None:

@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('until the job failed')
+  screen.getByText('of training')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -112,8 +112,8 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(head.textContent).toBe(
     'Decide now: continue on 2 of 3 nodes, or wait 12 min for AWS.',
   )
-  screen.getByText('for idle nodes')
-  screen.getByText('without training')
+  screen.getByTitle('for nodes that did not train')
+  screen.getByText('of training')
   expect(screen.getByText('Needs a decision').className).toBe('status tone-warn')
   expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')

@@ -63,7 +63,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
       )}
       <dt>{words.lost(figures.isOpen)}</dt>
       <dd>
-        <Losses figures={figures} hasFailed={incident.Outcome === 'JobFailed'} />
+        <Losses figures={figures} />
         {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
         {details.length > 0 && (
           <details>
@@ -91,7 +91,7 @@ export function ContinuingCost({ incident, fleet }: Pick<Props, 'incident' | 'fl
   )
 }
 
-function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: boolean }) {
+function Losses({ figures }: { figures: IncidentFigures }) {
   const words = INCIDENT.happened
   const { unsavedSteps: unsaved, lastUnsavedStep: last = 0, recomputedSteps: recomputed } = figures
   return (
@@ -115,9 +115,11 @@ function Losses({ figures, hasFailed }: { figures: IncidentFigures; hasFailed: b
           </li>
         )
       )}
-      <Loss figures={figures} field="totalSeconds" words={words.interrupted(hasFailed)} />
+      <Loss figures={figures} field="totalSeconds" words={words.interrupted} />
       {figures.costUsd !== undefined && (
-        <Loss figures={figures} field="costUsd" words={words.costs} />
+        <li title={words.costs}>
+          <strong {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</strong>
+        </li>
       )}
     </ul>
   )
@@ -139,7 +141,7 @@ const Sentences = ({ texts }: { texts: readonly string[] }) => (
   </>
 )
 
-type LossField = 'unsavedSteps' | 'totalSeconds' | 'costUsd'
+type LossField = 'unsavedSteps' | 'totalSeconds'
 interface LossProps {
   figures: IncidentFigures
   field: LossField

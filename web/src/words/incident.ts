@@ -59,9 +59,8 @@ export const INCIDENT = {
     unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
     /** The page of the fleet has a field of this name. */
     fleet: 'Change the fleet',
-    interrupted: (hasFailed: boolean) =>
-      hasFailed ? 'until the job failed' : 'without training',
-    costs: 'for idle nodes',
+    interrupted: 'of training',
+    costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
   people: {

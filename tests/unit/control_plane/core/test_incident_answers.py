@@ -14,7 +14,7 @@ from everstep.protocol.ids import Step
 from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, SHORT, WAITING
 
 ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
-BY_API = "A person or program outside Everstep terminated it through EC2."
+BY_API = "A caller outside Everstep terminated it through EC2."
 SPOT = "EC2 reports i-1 as terminated (Server.SpotInstanceTermination: Spot instance termination)"
 SHUTDOWN = "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)"
 SAME = "the same failure occurred 4 times after step 7, also without i-2: error (1)\nTraceback\nKeyError: 'labels'"
@@ -59,11 +59,11 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            f"{BY_API} The control plane was down for 2 min 52 s.",
+            BY_API,
         ),
         (
             replace(WAITING, evidence=(SHUTDOWN,)),
-            f"{BY_API} AWS has no p5.48xlarge capacity in us-east-2a.",
+            f"{BY_API} AWS has no p5.48xlarge capacity.",
         ),
         (
             replace(WAITING, evidence=(SHUTDOWN,), instance_type="", availability_zone=""),
@@ -84,11 +84,11 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.NODE_UNREACHABLE, "the agent of i-1 was silent for 7.4 s"),
-            "Cause unknown, either the node or its network: no message for 7.4 s.",
+            "Cause unknown: the node sent no message for 7.4 s.",
         ),
         (
             case(Cause.NODE_UNREACHABLE, "EC2's status check failed"),
-            "Cause unknown, either the node or its network: EC2's status check failed.",
+            "Cause unknown: EC2's status check failed.",
         ),
         (case(Cause.HANG, "hang: all ranks stood still", "b"), "Cause unknown: all ranks stood still."),
         (case(Cause.HANG), "Cause unknown: no evidence was recorded."),
@@ -120,7 +120,7 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
         (case(Cause.INSTANCE_TERMINATED, SHUTDOWN), "An instance was terminated"),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            "An instance was terminated while the control plane was down",
+            "An instance was terminated during a control-plane outage",
         ),
         (replace(FAILED, job_reason=SAME), "The training script raised KeyError"),
         (FAILED, "A training process failed"),
@@ -130,40 +130,11 @@ def test_the_headline_is_as_specific_as_the_stored_facts(account: Account, words
     assert headline(account.cause, account.evidence, account.script_error) == words
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        (
-            SAME,
-            "Rank 3 raised KeyError: 'labels' 4 times, also on another node.",
-        ),
-        (
-            SAME.replace("also without i-2", "also without i-2, also from an older state than step 7"),
-            "Rank 3 raised KeyError: 'labels' 4 times, also on another node and from an older step.",
-        ),
-        (
-            SAME.replace(", also without i-2", ""),
-            "Rank 3 raised KeyError: 'labels' 4 times.",
-        ),
-        (
-            SAME.replace("after step 7, also without i-2", "before its first step"),
-            "Rank 3 raised KeyError: 'labels' 4 times.",
-        ),
-        (
-            NINE,
-            "Rank 3 raised KeyError: 'labels'. 9 launches failed since 00:39:43 UTC.",
-        ),
-        (
-            SAME.replace("4 times after step 7, also without i-2", "1 times after step 7"),
-            "Rank 3 raised KeyError: 'labels'.",
-        ),
-        ("error (1)\nKeyError: 'labels'", "Rank 3 raised KeyError: 'labels'."),
-    ],
-)
-def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: str, words: str) -> None:
+@pytest.mark.parametrize("reason", [SAME, NINE, "error (1)\nKeyError: 'labels'"])
+def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: str) -> None:
     """The evidence of an earlier launch names a signal, which must not replace the exception."""
     account = replace(FAILED, evidence=(CRASHED, EXITED), job_reason=reason)
-    assert why(account) == words
+    assert why(account) == "Rank 3 raised KeyError: 'labels'."
     assert "KeyError: 'labels'" in verdict(account, 500.0)
 
 
@@ -204,31 +175,32 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         (
             replace(RECOVERED, decision=AGREED, reached_step=Step(10), held=(HELD,)),
             (
-                "Everstep took i-1 out of use, moved its ranks to i-2 and resumed training from step 10.",
+                "Everstep moved the ranks of i-1 to i-2 and resumed from step 10.",
+                "Everstep took i-1 out of use.",
                 "All ranks stopped after step 10, which every rank had finished.",
                 f"{RESUMED}.",
             ),
         ),
         (
             replace(RECOVERED, terminated_ids=("i-1",)),
-            ("Everstep terminated i-1, moved its ranks to i-2 and resumed training from step 10.", NEWER),
+            ("Everstep terminated i-1, moved its ranks to i-2 and resumed from step 10.", NEWER),
         ),
-        (RECOVERED, ("Everstep moved the ranks of i-1 to i-2 and resumed training from step 10.", NEWER)),
+        (RECOVERED, ("Everstep moved the ranks of i-1 to i-2 and resumed from step 10.", NEWER)),
         (
             replace(RECOVERED, cause=Cause.SHRUNK, replacement_instance_ids=(), node_count_after=3),
-            ("Everstep continued on 3 nodes without i-1 and resumed training from step 10.", NEWER),
+            ("Everstep continued on 3 nodes without i-1 and resumed from step 10.", NEWER),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), from_step=None),
-            ("Everstep stopped all ranks and requested a replacement 2 times.",),
+            ("Everstep requested a replacement 2 times.",),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, missing_count=2, failed_count=5)),
-            ("Everstep stopped all ranks and requested 2 replacements 5 times.",),
+            ("Everstep requested 2 replacements 5 times.",),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1)),
-            ("Everstep stopped all ranks and requested a replacement once.",),
+            ("Everstep requested a replacement once.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
     ],
@@ -275,7 +247,7 @@ def test_a_skipped_step_is_the_reason_for_an_older_one() -> None:
     decision = "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure"
     account = replace(RECOVERED, cause=Cause.RANK_EXIT, decision=decision, instance_ids=(), replacement_instance_ids=())
     assert done(account) == (
-        "Everstep skipped step 12 once and resumed training from step 10.",
+        "Everstep skipped step 12 once and resumed from step 10.",
         "The launch without step 12 showed whether the state or the script was at fault.",
         f"{RESUMED}.",
     )
