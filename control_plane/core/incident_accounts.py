@@ -307,7 +307,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
         return tuple(_of_a_wait(account))
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
-        wrong = "the cause" if account.script_error is None else "the script or its data"
+        wrong = "the cause" if account.script_error is None else "the script"
         failed, rank = "the failed rank", ""
         if (number := account.failed_rank) is not None:
             failed, rank = f"rank {number}", f" --rank {number}"
@@ -325,7 +325,7 @@ def _of_a_wait(account: Account) -> Iterable[Action]:
     urgency = Urgency.LATER if account.is_long_wait else Urgency.OPTIONAL
     name, left = account.job_name, account.node_count - account.wait.missing_count
     if _may_shrink(account):
-        words = f"Continue on {left} of {account.node_count} nodes. The job grows again when AWS launches a node."
+        words = f"Continue on {left} {'node' if left == 1 else 'nodes'}. The job grows again when AWS launches a node."
         command = f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}"
         yield Action(urgency, words, command, is_recommended=account.is_long_wait, min_node_count=left)
     yield Action(urgency, "Pause the job, so that other jobs can use its nodes.", f"everstep jobs pause {name}")

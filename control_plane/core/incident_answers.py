@@ -49,7 +49,7 @@ _TRIAL: Final = re.compile(
 )
 """Pattern of the sentence about a trial: a change of node or state after repeated failures."""
 _ENDINGS: Final[Mapping[str, str]] = {
-    "Client.UserInitiatedShutdown": "a caller outside Everstep terminated it through EC2",
+    "Client.UserInitiatedShutdown": "someone outside Everstep terminated it",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
     "Server.SpotInstanceTermination": "AWS took the Spot instance back",
     "Server.SpotInstanceShutdown": "AWS took the Spot instance back",
@@ -208,9 +208,7 @@ def _changes(account: Account) -> Iterator[str]:
     if account.terminated_ids:
         yield f"terminated {listed(account.terminated_ids)}"
     if lost and new:
-        its = "its ranks" if len(account.instance_ids) == 1 else "their ranks"
-        is_named = set(account.terminated_ids) == set(account.instance_ids)
-        yield f"moved {its if is_named else f'the ranks of {lost}'} to {new}"
+        yield f"moved {'its' if len(account.instance_ids) == 1 else 'their'} ranks to {new}"
     elif new and not is_failed_script:
         yield f"restarted all ranks with {new} in place of one node"
     elif lost and account.restored_at is not None:

@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('of training')
+  screen.getByText('without training')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -110,10 +110,10 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 of 3 nodes, or wait 12 min for AWS.',
+    'Decide now: continue on 2 of 3 nodes, or retry in 12 min.',
   )
   screen.getByTitle('for nodes that did not train')
-  screen.getByText('of training')
+  screen.getByText('without training')
   expect(screen.getByText('Needs a decision').className).toBe('status tone-warn')
   expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
@@ -136,7 +136,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: wait 12 min for AWS (recommended), or pause the job.',
+    'Decide now: retry in 12 min (recommended), or pause the job.',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
@@ -237,7 +237,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
   const { client } = page({ Outcome: 'JobFailed', Actions: [urgent] }, { job })
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
-  const link = await card('What to do').findByRole('link', { name: 'Edit and submit again from step 10…' })
+  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
   screen.getByText('steps (11 to 12)')

@@ -196,7 +196,7 @@ describe('a wait for capacity', () => {
     const choice: IncidentAction = { Urgency: 'Later', Description: 'Continue on 2 of 3 nodes. It grows.', Command: 'x', FurtherCommands: [], IsRecommended: true, MinNodeCount: 2 }
     const wait = { MissingNodeCount: 1, InstanceType: 'p5', AvailabilityZone: 'us', Message: short, IsOutOfCapacity: true, FailedAttemptCount: 5, NextAttemptTime: midnight + 900 }
     const { act } = all({ job: job({ SecondaryStatus: 'Restarting', CapacityWait: wait }), incidents: [incident()], actions: [choice], now: midnight })
-    expect([act.title, act.brief]).toEqual(['Decide', 'Decide now: continue on 2 of 3 nodes, or wait 15 min for AWS.'])
+    expect([act.title, act.brief]).toEqual(['Decide', 'Decide now: continue on 2 of 3 nodes, or retry in 15 min.'])
     expect(act.steps.map(({ shrink }) => shrink)).toEqual([{ runId: 'run', nodes: 2 }])
   })
 })
@@ -270,7 +270,7 @@ describe('what to do', () => {
     const actions = [{ Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] }] as const
     const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
     expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
-    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Edit and submit again from step 1,200…' })
+    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Submit again from step 1,200…' })
     expect(rest).toEqual([])
   })
   test('a recovery without a control plane leaves an optional step, which the verdict names', () => {

@@ -36,7 +36,8 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
     <dl className="answers">
       <dt>{!isTitled ? words.what : failed.length ? words.where : words.when}</dt>
       <dd>
-        {!isTitled && <strong><Unbroken text={title} /></strong>} <NodeList ids={failed} fleet={fleet} />{' '}
+        {!isTitled && <strong><Unbroken text={title} /></strong>} <NodeList ids={failed} fleet={fleet} />
+        {failed.length > 0 && ' at '}
         <span className="dim" title={utc(incident.FailedAt)}>
           {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
           <Ago at={incident.FailedAt} />

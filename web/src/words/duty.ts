@@ -24,7 +24,7 @@ export const DUTY = {
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
   commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
-  resubmit: (step?: string) => `Edit and submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
+  resubmit: (step?: string) => `Submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   /** Title of a card with a decision of a person. */
@@ -32,8 +32,8 @@ export const DUTY = {
   /** `length`: time until the next attempt. */
   decideWait: (length: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide now: ${choice}, or wait ${length} for AWS.`
-      : `Decide now: wait ${length} for AWS (recommended), or ${choice}.`,
+      ? `Decide now: ${choice}, or retry in ${length}.`
+      : `Decide now: retry in ${length} (recommended), or ${choice}.`,
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

@@ -59,7 +59,7 @@ export const INCIDENT = {
     unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
     /** The page of the fleet has a field of this name. */
     fleet: 'Change the fleet',
-    interrupted: 'of training',
+    interrupted: 'without training',
     costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,

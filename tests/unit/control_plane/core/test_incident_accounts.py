@@ -191,7 +191,7 @@ def test_a_long_wait_is_a_decision_of_a_person() -> None:
     assert {each.urgency for each in actions(long)} == {Urgency.LATER}
     assert [(each.is_recommended, each.min_node_count) for each in actions(long)] == [(True, 2), (False, None)]
     assert duty(long).startswith(
-        "Decide: wait for the next attempt at 00:20:00 UTC, or (recommended) continue on 2 of 3 nodes."
+        "Decide: wait for the next attempt at 00:20:00 UTC, or (recommended) continue on 2 nodes."
     )
     only_pause = replace(long, least_node_count=2)
     assert [each.is_recommended for each in actions(only_pause)] == [False]

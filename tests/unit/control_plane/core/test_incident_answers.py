@@ -14,7 +14,7 @@ from everstep.protocol.ids import Step
 from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, SHORT, WAITING
 
 ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
-BY_API = "A caller outside Everstep terminated it through EC2."
+BY_API = "Someone outside Everstep terminated it."
 SPOT = "EC2 reports i-1 as terminated (Server.SpotInstanceTermination: Spot instance termination)"
 SHUTDOWN = "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)"
 SAME = "the same failure occurred 4 times after step 7, also without i-2: error (1)\nTraceback\nKeyError: 'labels'"
@@ -175,7 +175,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         (
             replace(RECOVERED, decision=AGREED, reached_step=Step(10), held=(HELD,)),
             (
-                "Everstep moved the ranks of i-1 to i-2 and resumed from step 10.",
+                "Everstep moved its ranks to i-2 and resumed from step 10.",
                 "Everstep took i-1 out of use.",
                 "All ranks stopped after step 10, which every rank had finished.",
                 f"{RESUMED}.",
@@ -185,7 +185,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
             replace(RECOVERED, terminated_ids=("i-1",)),
             ("Everstep terminated i-1, moved its ranks to i-2 and resumed from step 10.", NEWER),
         ),
-        (RECOVERED, ("Everstep moved the ranks of i-1 to i-2 and resumed from step 10.", NEWER)),
+        (RECOVERED, ("Everstep moved its ranks to i-2 and resumed from step 10.", NEWER)),
         (
             replace(RECOVERED, cause=Cause.SHRUNK, replacement_instance_ids=(), node_count_after=3),
             ("Everstep continued on 3 nodes without i-1 and resumed from step 10.", NEWER),
