@@ -255,7 +255,8 @@ def _restarts(account: Account) -> str | None:
     if account.script_error is None or account.outcome is not Outcome.JOB_FAILED:
         return None
     if (found := _REPEATED.match(account.job_reason)) is not None:
-        also = f", also on {new}," if (new := listed(account.replacement_instance_ids)) else ""
+        new = account.replacement_instance_ids
+        also = f", {'once' if len(new) == 1 else 'also'} on {listed(new)}," if new else ""
     elif (found := _NO_PROGRESS.match(account.job_reason)) is not None:
         also = ""
     else:

@@ -110,7 +110,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 of 3 nodes, or retry in 12 min.',
+    'Decide now: continue on 2 of 3 nodes, or Everstep retries in 12 min.',
   )
   screen.getByTitle('for nodes that did not train')
   screen.getByText('without training')
@@ -136,7 +136,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: retry in 12 min (recommended), or pause the job.',
+    'Decide now: Everstep retries in 12 min (recommended), or pause the job.',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
