@@ -215,6 +215,7 @@ test('a held node is decided about on the page', async () => {
     ],
   })
   expect(screen.getByRole('status').textContent).toBe('Not urgent: inspect node i-a.')
+  expect(screen.getByRole('status').getAttribute('data-tone')).toBe('idle')
   for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
     card('What to do').getByText(`everstep nodes ${command}`)
   }

@@ -103,8 +103,11 @@ export function incidentLine(
     if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(attemptWords(Wait, now)) }
     return { tone: 'warn', lead: decision(Wait, statedStep(steps, true)!, now) }
   }
-  const isOpenAndCalm = ClosedAt === undefined && (tone === 'good' || tone === 'idle')
-  return { tone: isOpenAndCalm ? 'busy' : tone, lead: dutySentence(steps) }
+  const lead = dutySentence(steps)
+  if (tone === 'bad') return { tone, lead }
+  // Amber is for decisions that cannot wait.
+  const closed = tone === 'good' ? tone : 'idle'
+  return { tone: ClosedAt === undefined ? 'busy' : closed, lead }
 }
 
 /** Return the sentence that leaves a long wait to a person. `now`: Unix seconds. */
