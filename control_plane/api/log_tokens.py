@@ -82,7 +82,7 @@ def _decoded(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, 
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
-    """Return the nodes of a generation's plan, in the order in which page tokens number them.
+    """Return the nodes of a generation's plan, in the order in which `NextToken` numbers them.
 
     Empty if the plan is no longer stored.
     """

@@ -247,7 +247,7 @@ class AwsOperator:
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
         if not processes:
-            return  # Send no request: without names, AWS would suspend all processes.
+            return  # A request without process names would suspend all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
@@ -255,7 +255,7 @@ class AwsOperator:
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
         if not processes:
-            return  # Send no request: without names, AWS would resume all processes.
+            return  # A request without process names would resume all processes.
         self._require_tag(name)
         with translated():
             self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))

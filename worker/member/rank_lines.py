@@ -300,7 +300,7 @@ class RankLines:
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
             self._on_change()
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
-        if shard.rank == min(self._shards):  # The first rank represents all ranks of the node.
+        if shard.rank == min(self._shards):  # The node's ranks have almost equal times, so one of them suffices.
             self.measurements.record(shard, message, seconds)
         shard.pass_boundary(message.boundary, message.at_seconds)
 

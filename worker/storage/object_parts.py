@@ -87,7 +87,7 @@ class ObjectParts(Parts):
             position += end - begin
 
     def _places(self, begin: int, end: int) -> list[Span]:
-        """Return the ranges of the slot's payload that the bytes `begin` to `end` of the object's data fill."""
+        """Return the ranges of the slot's payload that receive the bytes `begin` to `end` of the object's data."""
         found: list[Span] = []
         number = bisect_right(self._begins, begin) - 1
         while begin < end:
