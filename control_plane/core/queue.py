@@ -172,7 +172,8 @@ class _Shares:
         """Return how many nodes remain for the first job of the queue (the head).
 
         Each job that already holds nodes may have up to `FleetJob.claim_count` nodes in all before the head gets any,
-        unless it lets the head start before it (`yields_to`). A negative result is the number of nodes that these jobs lack.
+        unless it lets the head start before it (`yields_to`). A negative result is the number of nodes that these jobs
+        lack.
         """
         after = _Shares(self.holding, sum(job.claim_count(self.now) for job in self.holding), self.now)
         after.raise_to_claims(head)

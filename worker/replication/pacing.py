@@ -352,7 +352,7 @@ class NodePacer:
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Tell the pacer when a step has ended, if it is a `SpanPacer`: it sends while the network is idle."""
+        """Report the end of a step to the current pacer, if it is a `SpanPacer`: it sends while the network is idle."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 

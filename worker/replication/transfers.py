@@ -460,7 +460,7 @@ async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
 
 
 async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
-    """Wait until all partly received chunks are complete. If this takes longer than `CLOSE_SECONDS`, close all streams."""
+    """Wait until all partly received chunks are complete. After `CLOSE_SECONDS` in vain, close all streams."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
