@@ -273,9 +273,9 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    # The phases gained more time than the loop above took from other buckets. Take the rest from the phases again, so
-    # that the sum of all buckets stays unchanged.
-    for into in _PHASES if missing else ():
+    # The phases gained more time than the loop above took from other buckets. RESTORE also holds starts after a pause,
+    # which no incident covers. The other phases give time back only if incidents overlap or begin before the job.
+    for into in (Bucket.RESTORE, *_PHASES) if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back

@@ -71,6 +71,7 @@ def opened(
     reason: str,
     reached: Step,
     now: float,
+    earliest: float = 0.0,
 ) -> IncidentRecord:
     """Return a new incident in the state REPLACING.
 
@@ -82,11 +83,12 @@ def opened(
         reason: the reason for the decision, as a clause.
         reached: the newest step that any rank has finished.
         now: Unix seconds.
+        earliest: lower bound of the failure time in Unix seconds (`IncidentRecord.earliest_failure_at`).
 
     Returns:
         The incident. Its failure time is that of the earliest fault, and its cause is the most severe one.
     """
-    first = min(fault.at for fault in faults)
+    now = max(now, earliest)  # The clock may have stepped back.
     incident = IncidentRecord(
         id=incident_id(run, generation),
         state=IncidentState.REPLACING,
@@ -95,9 +97,10 @@ def opened(
         decision=decision,
         reason=reason,
         generation_before=generation,
-        failed_at=min(first, now),
+        failed_at=now,
         opened_at=now,
         reached_step=reached,
+        earliest_failure_at=earliest,
     )
     return with_faults(incident, faults)
 
@@ -118,9 +121,37 @@ def with_faults(incident: IncidentRecord, faults: tuple[Fault, ...]) -> Incident
             instance_ids=(*incident.instance_ids, *left),
             faulted_instance_ids=tuple(dict.fromkeys((*incident.faulted_instance_ids, *where))),
             lost_node_count=incident.lost_node_count + (len(left) if fault.cause.takes_nodes else 0),
-            failed_at=min(incident.failed_at, fault.at),
         )
+        incident = with_failure_at(incident, fault.at)
     return incident
+
+
+def with_failure_at(incident: IncidentRecord, at: float) -> IncidentRecord:
+    """Return the incident with the earlier of its failure time and `at`, in Unix seconds.
+
+    The failure time is never earlier than `earliest_failure_at`. Every change of a failure time uses this function.
+    """
+    return replace(incident, failed_at=max(incident.earliest_failure_at, min(incident.failed_at, at)))
+
+
+def ended_by_failure(incident: IncidentRecord, failed_at: float) -> IncidentRecord:
+    """Return the incident, closed at the latest at the failure that opens the job's next incident.
+
+    The result's times are at most `failed_at`. Without the ranks' time stamps, the control plane estimates the end of
+    the recovery by the arrival of the report. The report can arrive after the next failure.
+
+    Args:
+        incident: the incident, which is reworking or closed.
+        failed_at: Unix time of the next failure, at or after the launch of this incident's last generation.
+    """
+    if incident.state is not IncidentState.CLOSED:
+        incident = moved(incident, IncidentEvent.JOB_ENDED, failed_at)
+    restored_at, closed_at = incident.restored_at, incident.closed_at
+    return replace(
+        incident,
+        restored_at=None if restored_at is None else min(restored_at, failed_at),
+        closed_at=None if closed_at is None else min(closed_at, failed_at),
+    )
 
 
 def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None) -> IncidentRecord:

@@ -76,7 +76,8 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
-        record = replace(record, incident=None)
+        ended_at = max(record.incident.closed_at or 0.0, record.incident.failed_at)
+        record = replace(record, incident=None, last_incident_ended_at=ended_at)
     figures: dict[str, object] = {
         "accounted_until": before.accounted_until,
         "microseconds": before.microseconds,
@@ -128,8 +129,10 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     is_opened = any(found is None or known != found.id for known in after)
     if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
+    elif charged.state is JobState.PREPARING:
+        # A late report can move the failure to an earlier time, at which the ended generation still ran.
+        seemed = accounting.bucket(replace(charged, incident=None, state=JobState.RUNNING))
     else:
-        # A late report moved the failure to an earlier time. Until now, the time since the failure counted as training.
         seemed = accounting.Bucket.TRAIN
     stalled_since = None if before.suspicion is None else before.suspicion.began_at
     return accounting.follow(

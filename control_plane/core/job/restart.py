@@ -146,13 +146,24 @@ def _incident_of(
         reason="Everstep plans the launch when every node is prepared",
         reached=reached,
         now=view.now,
+        earliest=_earliest_failure_at(view),
     )
     opened = incidents.with_absence(
         replace(opened, decision=decision_words(opened.cause, opened.instance_ids)), view.record.unwatched
     )
     if before is None:
         return (), opened
-    # Training had caught up, so the old incident is closed. Then training failed again, before this decision.
-    if before.state is IncidentState.CLOSED:
-        return (before,), opened
-    return (incidents.moved(before, IncidentEvent.JOB_ENDED, max(opened.failed_at, before.restored_at or 0.0)),), opened
+    return (incidents.ended_by_failure(before, opened.failed_at),), opened
+
+
+def _earliest_failure_at(view: JobView) -> float:
+    """Return the Unix time before which a new incident's failure cannot lie.
+
+    The time is the end of the job's last incident. If this incident is still open in the database, the result is the
+    last moment of its recovery that an earlier pass stored. Without an earlier incident, the first start of the job's
+    ranks counts, or the job's creation.
+    """
+    record, stored = view.record, view.seen.record.incident
+    moments = () if stored is None else (stored.failed_at, stored.opened_at, stored.replaced_at, stored.restored_at)
+    bounds = (record.created_at, record.started_at, record.last_incident_ended_at, *moments)
+    return max(each for each in bounds if each is not None)

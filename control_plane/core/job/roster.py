@@ -56,9 +56,7 @@ def with_late_reports(view: JobView) -> JobView:
         incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports))
     )
     if before.cause in (*NODE_LOSS_CAUSES, Cause.GROUP_LOST):
-        incident = replace(
-            incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at))
-        )
+        incident = incidents.with_failure_at(incident, faults.failing_since(view.reports, before.failed_at))
     incident = incidents.with_absence(incident, view.record.unwatched)
     unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
     incident = replace(

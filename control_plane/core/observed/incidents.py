@@ -57,6 +57,11 @@ class IncidentRecord:
     opened_at: float
     reached_step: Step
     """The newest step that training had finished before the failure."""
+    earliest_failure_at: float = 0.0
+    """Lower bound of `failed_at` in Unix seconds: the end of the job's previous incident, or the start of the job.
+
+    The incidents of a job therefore never overlap.
+    """
     generation_after: Generation | None = None
     from_step: Step | None = None
     """The step from which training resumed."""

@@ -391,6 +391,8 @@ class Memo:
     """Unix time before which the control plane requests no pause of the job, because the last pause failed."""
     incident: IncidentRecord | None = None
     """The job's open incident, or None."""
+    last_incident_ended_at: float | None = None
+    """Unix time at which the job's last closed incident ended. None before the first."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None

@@ -34,6 +34,7 @@ from control_plane.core.observed.fleets import (
     GroupObserved,
     NodeRecord,
 )
+from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
@@ -61,6 +62,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.parity import holder_of, is_share, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
+from tests.properties.control_plane.incident_ledger import check_incidents
 from tests.unit.control_plane.loop.world import Agent, digest, seal_shares, uploaded_object
 
 REFERENCE = ObjectReference(bucket="b", key="k/")
@@ -110,6 +112,8 @@ class SimulatedJob:
     is_preemptible: bool = False
     plans: dict[Generation, GenerationPlan] = field(default_factory=dict)
     started: set[Generation] = field(default_factory=set)
+    incidents: dict[str, IncidentRecord] = field(default_factory=dict)
+    """All incidents of the job by their id, as the passes stored them last."""
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
     """The newest step of the job's current history that all holders of all shards had at the same time.
@@ -519,7 +523,10 @@ class Simulation:
             assert max((each.step for each in job.checkpoints), default=0) >= before.committed, (
                 "nodes were let go of with what only they had"
             )
+        stored = (*decision.incidents, job.record.incident)
+        job.incidents |= {each.id: each for each in stored if each is not None}
         self.check_ledger(before, job.record)
+        check_incidents(job.record, job.incidents.values())
         assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:

@@ -72,12 +72,18 @@ EVENTS = st.one_of(
     st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
     st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
 )
+RECOVERY: list[Event] = [("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0), ("train for", 0, 5)]
+LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0), ("kill", 2, 0), ("mend", 1, 0)]
+"""A rank on a node without a connection fails, and its node's clock is a minute behind."""
 
 
 @pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred passes
 @settings(max_examples=60)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
 @example(12, (0, 0), (1, 1), [("automation", 0, 0), ("kill", 1, 0), ("terminate", 6, 0), ("wait", 40, 0)])
+@example(12, (0, 0), (1, 1), [("clock", 1, -3600), ("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0)])
+@example(12, (0, 0), (1, 1), [*RECOVERY, ("clock", 1, -65), ("kill", 1, 0), ("wait", 7, 0)])
+@example(12, (0, 0), (1, 1), [*RECOVERY, *LATE_REPORT, ("wait", 7, 0)])
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
     simulation = fresh(max_size, domains, ranks_per_node)
     play(simulation, story)

@@ -350,3 +350,38 @@ def test_a_closed_incident_stays_closed() -> None:
     closed = incidents.moved(opened(), IncidentEvent.JOB_ENDED, 207.0)
     with pytest.raises(InvalidTransition, match="rank 1 ended"):
         incidents.moved(closed, IncidentEvent.FAILED_AGAIN, 208.0)
+
+
+def test_a_failure_cannot_begin_before_the_end_of_the_previous_incident() -> None:
+    fault = Fault(cause=Cause.RANK_EXIT, evidence="rank 1 ended", at=195.0)
+
+    def opened_after(earliest: float) -> IncidentRecord:
+        return incidents.opened(
+            RUN, Generation(1), (fault,), decision="", reason="", reached=Step(30), now=200.0, earliest=earliest
+        )
+
+    assert (opened_after(190.0).failed_at, opened_after(197.0).failed_at) == (195.0, 197.0)
+    stepped_back = opened_after(205.0)
+    assert (stepped_back.failed_at, stepped_back.opened_at) == (205.0, 205.0), "the clock has stepped back"
+    late = replace(fault, at=150.0, evidence="rank 2 ended")
+    assert incidents.with_faults(opened_after(190.0), (late,)).failed_at == 190.0
+    assert incidents.with_failure_at(opened_after(190.0), 192.0).failed_at == 192.0
+    assert incidents.with_failure_at(opened_after(190.0), 199.0).failed_at == 195.0
+
+
+def test_a_recovery_ends_no_later_than_the_next_failure() -> None:
+    restored = replace(opened(), state=IncidentState.REWORKING, replaced_at=202.0, restored_at=210.0)
+    ended = incidents.ended_by_failure(restored, 205.0)
+    assert (ended.state, ended.restored_at, ended.closed_at) == (IncidentState.CLOSED, 205.0, 205.0)
+    ended = incidents.ended_by_failure(replace(restored, state=IncidentState.CLOSED, closed_at=212.0), 211.0)
+    assert (ended.restored_at, ended.closed_at) == (210.0, 211.0)
+    before = replace(restored, state=IncidentState.CLOSED, closed_at=212.0)
+    assert incidents.ended_by_failure(before, 220.0) == before
+
+
+def test_a_failure_during_the_launch_after_a_pause_takes_time_from_that_launch_only() -> None:
+    job = record(accounted_until=120.0, microseconds={"queue": 2_000_000, "restore": 18_000_000})
+    found = follow(job, None, opened(120.0, 110.0), seemed=Bucket.RESTORE)
+    assert in_seconds(found) == {"queue": 2, "restore": 8, "detect": 10}
+    late = follow(found, opened(120.0, 110.0), opened(120.0, 103.0), seemed=Bucket.TRAIN)
+    assert in_seconds(late) == {"queue": 0, "restore": 3, "detect": 17}

@@ -411,3 +411,30 @@ async def test_a_recovery_is_dated_by_what_ranks_say_and_not_by_when_it_is_heard
     assert [spent.get("restore", 0), spent.get("rework", 0)] == [
         pytest.approx((phase or 0) * 1e6, abs=2) for phase in phases
     ]
+
+
+async def test_a_recovery_that_a_failure_ended_during_an_absence_does_not_overlap_the_next_incident(
+    world: World,
+) -> None:
+    """A rank fails right after a recovery, while no control plane runs. No rank reports the times of its steps."""
+    world.submit()
+    await world.running()
+    await world.train(5)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    restarted_at, before = world.now, world.job().accounting
+    world.now += timedelta(seconds=3)
+    world.complete_steps(9)
+    world.kill_rank(world.team()[1])
+    failed_at = world.now
+    world.now += timedelta(minutes=2)
+    world.operator.advance(timedelta(minutes=2))
+    world.start_server()
+    await world.until(lambda: len(world.incidents()) == 2)
+    first, second = sorted(world.incidents(), key=lambda each: each.failed_at)
+    assert restarted_at < failed_at == second.failed_at
+    assert (first.restored_at, first.closed_at) == (failed_at, failed_at)
+    detected = (first.detect_seconds or 0) + (second.detect_seconds or 0)
+    assert world.job().accounting[Bucket.DETECT] == pytest.approx(detected * 1e6, abs=2)
+    for bucket in (Bucket.QUEUE, Bucket.PROVISION, Bucket.START, Bucket.REPLACE):
+        assert world.job().accounting[bucket] == before[bucket]

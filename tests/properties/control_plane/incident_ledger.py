@@ -1,0 +1,35 @@
+"""Checks that a job's incidents and its time ledger give the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+
+from control_plane.core import accounting, incidents
+from control_plane.core.accounting import Bucket
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
+
+SAME_SECONDS = 1e-4
+"""Largest difference between the ledger and the incidents, in seconds. The ledger rounds times to microseconds."""
+
+
+def check_incidents(record: JobRecord, found: Collection[IncidentRecord]) -> None:
+    """Assert that incidents do not overlap, and that each phase has the same seconds as its bucket of the ledger.
+
+    Args:
+        record: the job's record after a pass.
+        found: all incidents of the job, as the passes stored them last.
+    """
+    for earlier, later in pairwise(sorted(found, key=lambda each: each.generation_before)):
+        assert earlier.closed_at is not None, f"{earlier.id} is open when {later.id} begins"
+        assert max(earlier.closed_at, earlier.failed_at) <= later.failed_at, f"{earlier.id} overlaps {later.id}"
+    until = accounting.accounted_until(record)
+    for phase in incidents.PHASES:
+        told = sum(incidents.phase_seconds(each, until)[f"{phase}_seconds"] for each in found)
+        booked = record.microseconds.get(phase, 0) / 1_000_000
+        # The launch after a pause counts as RESTORE, and no incident covers this launch.
+        is_more = phase == Bucket.RESTORE and Bucket.PAUSED in record.microseconds and booked > told
+        assert abs(booked - told) < SAME_SECONDS or is_more, (
+            f"{phase}: {booked} s by the job, {told} s by its incidents"
+        )
