@@ -17,6 +17,7 @@ from control_plane.core.job.view import (
     have_all_succeeded,
     is_in_phase,
     is_training_over,
+    lacks_checkpoint,
     last_movement_at,
     last_progress_at,
     rank_exits,
@@ -27,7 +28,6 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
-from everstep.protocol.ids import FIRST_STEP
 from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
 
 PAUSE_PATIENCE_TIMES = 5
@@ -97,8 +97,7 @@ def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
     """
     if _awaits_manifest(view, is_durable=is_durable):
         return True
-    lacks = view.record.committed > 0 and durable_step(view) < view.record.committed
-    if len(rank_exits(view.reports)) < view.plan.world_size or not lacks:
+    if len(rank_exits(view.reports)) < view.plan.world_size or not lacks_checkpoint(view):
         return False
     return watched_seconds(view, _ended_at(view)) < view.policy.timeouts.final_round_seconds
 
@@ -133,8 +132,8 @@ def awaits_restart_source(view: JobView) -> bool:
     would then repeat all steps since its last checkpoint. The result is False for strategies that restore steps from
     memory or make no checkpoints, and after the time limit.
     """
-    rules, committed = STRATEGIES[view.spec.checkpoint_strategy], view.record.committed
-    if rules.uses_memory or rules.snapshots is Snapshots.NEVER or durable_step(view) >= max(committed, FIRST_STEP):
+    rules = STRATEGIES[view.spec.checkpoint_strategy]
+    if rules.uses_memory or rules.snapshots is Snapshots.NEVER or not lacks_checkpoint(view):
         return False
     return watched_seconds(view, _ended_at(view)) <= _upload_patience(view)
 
@@ -230,7 +229,7 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     is_late = watched_seconds(view, _ended_at(view)) > patience
     if (
         is_durable
-        and durable >= record.committed
+        and not lacks_checkpoint(view)
         and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes))
     ):
         incident = record.incident

@@ -165,5 +165,5 @@ def _earliest_failure_at(view: JobView) -> float:
     """
     record, stored = view.record, view.seen.record.incident
     moments = () if stored is None else (stored.failed_at, stored.opened_at, stored.replaced_at, stored.restored_at)
-    bounds = (record.created_at, record.started_at, record.last_incident_ended_at, *moments)
+    bounds: tuple[float | None, ...] = (record.created_at, record.started_at, record.last_incident_ended_at, *moments)
     return max(each for each in bounds if each is not None)

@@ -29,7 +29,7 @@ from control_plane.core.observed.nodes import Implication, NodeObserved
 from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
-from everstep.protocol.ids import Generation, NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
@@ -264,6 +264,11 @@ def durable_step(view: JobView) -> Step:
     """
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
     return NO_STEP if newest is None else newest.step
+
+
+def lacks_checkpoint(view: JobView) -> bool:
+    """Return whether the job has committed a step that is newer than every checkpoint that it can restore."""
+    return view.record.committed > max(durable_step(view), FIRST_STEP)
 
 
 def durable_words(view: JobView) -> str:

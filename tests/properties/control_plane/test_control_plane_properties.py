@@ -84,6 +84,7 @@ LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0),
 @example(12, (0, 0), (1, 1), [("clock", 1, -3600), ("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0)])
 @example(12, (0, 0), (1, 1), [*RECOVERY, ("clock", 1, -65), ("kill", 1, 0), ("wait", 7, 0)])
 @example(12, (0, 0), (1, 1), [*RECOVERY, *LATE_REPORT, ("wait", 7, 0)])
+@example(12, (0, 0), (1, 1), [("person", 0, "pause"), ("clock", 4, -65), ("clock", 10, -3600)])
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
     simulation = fresh(max_size, domains, ranks_per_node)
     play(simulation, story)

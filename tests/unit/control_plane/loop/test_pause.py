@@ -164,6 +164,15 @@ async def test_a_job_that_is_launched_pauses_once_it_trains(small: World) -> Non
     await small.until(lambda: small.job().state == JobState.PAUSING)
 
 
+async def test_a_job_that_has_committed_no_step_is_paused_without_a_checkpoint(small: World) -> None:
+    small.submit()
+    await small.running()
+    pause(small)
+    await stands(small, "gpt")
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    assert small.job().reason == "paused by a user; ResumeTrainingJob resumes it: there is no checkpoint"
+
+
 async def test_a_resume_while_it_pauses_leads_back_into_the_queue_and_out_again(small: World) -> None:
     await trains(small)
     pause(small)
