@@ -112,6 +112,8 @@ class SimulatedJob:
     is_preemptible: bool = False
     plans: dict[Generation, GenerationPlan] = field(default_factory=dict)
     started: set[Generation] = field(default_factory=set)
+    ended_at: float | None = None
+    """Simulated time at which all ranks had ended with success, whatever their nodes' clocks showed."""
     incidents: dict[str, IncidentRecord] = field(default_factory=dict)
     """All incidents of the job by their id, as the passes stored them last."""
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
@@ -883,10 +885,14 @@ class Simulation:
         This happens `upload_seconds` after the last of its ranks ended with success.
         """
         team = self.team(job)
-        exits = [(rank_exit, agent.wall_ahead_seconds) for agent in team for rank_exit in agent.exits.values()]
+        exits = [rank_exit for agent in team for rank_exit in agent.exits.values()]
         world_size = 0 if job.plan is None else job.plan.world_size
-        has_ended = len(exits) == world_size > 0 and all(each.exit_class is ExitClass.SUCCESS for each, _ in exits)
-        if has_ended and self.seconds - max(each.at_seconds - ahead for each, ahead in exits) >= self.upload_seconds:
+        if not (len(exits) == world_size > 0 and all(each.exit_class is ExitClass.SUCCESS for each in exits)):
+            job.ended_at = None
+            return
+        if job.ended_at is None:
+            job.ended_at = self.seconds
+        if self.seconds - job.ended_at >= self.upload_seconds:
             self.put(team)
 
     def put(self, team: list[Agent]) -> None:
