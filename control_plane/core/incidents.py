@@ -143,6 +143,9 @@ def ended_by_failure(incident: IncidentRecord, failed_at: float) -> IncidentReco
     Args:
         incident: the incident, which is reworking or closed.
         failed_at: Unix time of the next failure, at or after the launch of this incident's last generation.
+
+    Returns:
+        The closed incident.
     """
     if incident.state is not IncidentState.CLOSED:
         incident = moved(incident, IncidentEvent.JOB_ENDED, failed_at)
