@@ -27,3 +27,13 @@ test('lines have at most 120 columns', () => {
   const lines = SOURCES.flatMap((file) => linesOf(file).map((line, index) => ({ place: `${file}:${index + 1}`, line })))
   expect(lines.filter(({ line }) => [...line].length > 120).map(({ place }) => place)).toEqual([])
 })
+
+/** Return the classes that a style sheet styles outside of media queries, without another selector. */
+const classesIn = (css: string): string[] => [...css.matchAll(/^\.([\w-]+) \{/gm)].map((found) => found[1]!)
+
+test('one file styles a class, because the order of lazily loaded files is not fixed', () => {
+  const files = globSync('styles/*.css', { cwd: SRC })
+  const styled = files.flatMap((file) => [...new Set(classesIn(linesOf(file).join('\n')))])
+  expect(styled.filter((name, index) => styled.indexOf(name) !== index)).toEqual([])
+  expect(classesIn('.a { }\n.a li { }\n  .b { }\n.c { }')).toEqual(['a', 'c'])
+})

@@ -109,7 +109,7 @@ interface LegendProps {
 /** The nodes or ranks that stand out, with their newest values. */
 function Legend({ title, unit, fleet, named, otherCount }: LegendProps) {
   return (
-    <ul className="plain legend" aria-label={METRICS.series.legend(title)}>
+    <ul className="plain line-legend" aria-label={METRICS.series.legend(title)}>
       {named.map(({ label, nodeId, colour, of }) => (
         <li key={label}>
           <span className="key" style={{ background: `var(--c-${colour})` }} />

@@ -19,7 +19,7 @@ export function RunChips({ runs, onRemove }: { runs: readonly Run[]; onRemove: (
   return (
     <ul className="plain row" aria-label={WORDS.runs}>
       {runs.map(({ name, colour, hasFailed }, index) => (
-        <li className="chip" key={name}>
+        <li className="run-chip" key={name}>
           <span className="key" style={{ background: `var(--c-${colour})` }} />
           {index ? <Link to={`/jobs/${encodeURIComponent(name)}/metrics`}>{name}</Link> : <span>{name}</span>}
           {hasFailed && <span className="dim">{WORDS.missing(name)}</span>}
