@@ -182,8 +182,7 @@ class ControlPlane:
     async def _speak(self, line: ServerConnection) -> None:
         assert line.request is not None
         self.tokens.append(line.request.headers["Authorization"])
-        hello = decode(await line.recv(decode=False), Hello)  # type: ignore[arg-type]
-        assert isinstance(hello, Hello)
+        hello = decode(await line.recv(decode=False), Hello)
         self.hellos.append(hello)
         await line.send(
             encode(AgentWelcome(session_token=f"session-{hello.node_id}", fleet="fleet", timeouts=TIMEOUTS))
