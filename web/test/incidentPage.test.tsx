@@ -99,7 +99,7 @@ const waiting: Partial<Incident> = {
 }
 
 test('a long shortage leads with the recommendation and the next attempt, in amber, and quotes AWS', async () => {
-  const choices = ['Continue on 2 of 3 nodes. It grows.', 'Pause the job, so that others run.']
+  const choices = ['Continue on 2 nodes. It grows.', 'Pause the job, so that others run.']
   const Actions = choices.map((Description, index) =>
     action({
       Urgency: 'Later', Description, Command: `command ${index}`,
@@ -110,7 +110,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 of 3 nodes, or Everstep retries in 12 min.',
+    'Decide now: continue on 2 nodes, or Everstep retries in 12 min.',
   )
   screen.getByTitle('for nodes that did not train')
   screen.getByText('without training')

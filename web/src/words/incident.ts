@@ -57,7 +57,6 @@ export const INCIDENT = {
         : steps === 1 ? `step (${count(last)})`
           : `steps (${count(last - steps + 1)} to ${count(last)})`,
     unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
-    /** The page of the fleet has a field of this name. */
     fleet: 'Change the fleet',
     interrupted: 'without training',
     costs: 'for nodes that did not train',
