@@ -84,10 +84,10 @@ build/docs-venv/.set-up: requirements/docs.txt
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
-test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
+test: setup web  ## set-up, the dashboard's build, then every test but the long matrix, two at a time: first without local clusters, then with them
 	@rm -rf build/durations
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e and not production'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
 
 test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests, of those that run a shell one in ten
 	@rm -rf build/durations

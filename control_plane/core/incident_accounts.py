@@ -30,6 +30,10 @@ _SCRIPT_ERROR = re.compile(
     r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
 )
 """Pattern of the last line of a Python traceback, which may begin with the rank, such as `[rank3]: `."""
+_FRAME = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
+"""Pattern of a frame of a Python traceback."""
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
+"""Substrings of the paths of code that does not belong to the job: packages, the standard library, generated code."""
 _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 """Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
@@ -202,6 +206,15 @@ class Account:
         return script_error(self.cause, self.outcome, self.job_reason)
 
     @property
+    def error_place(self) -> str | None:
+        """The file and the line of the job's code in which the script's exception arose: `train.py:48`, or None."""
+        if self.script_error is None:
+            return None
+        frames = _FRAME.finditer(self.job_reason)
+        own = [found for found in frames if not any(part in found["path"] for part in _LIBRARIES)]
+        return f"{own[-1]['path'].rpartition('/')[2]}:{own[-1]['line']}" if own else None
+
+    @property
     def has_ended_the_job(self) -> bool:
         """Whether the job failed or stopped before training had again reached the newest step before the failure."""
         return self.outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
@@ -343,7 +356,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Find out why the control plane was down. The server's log names the reason."
+        words = "Find the cause of the outage. The server's log names the cause."
         yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 

@@ -83,14 +83,11 @@ def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident in a sentence, and in a second one why AWS launches no replacement.
+    """Return the cause of an incident in a sentence.
 
     The sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
-    parts = [_CAUSES.get(account.cause, _other)(account)]
-    if account.wait is not None:
-        parts.append(_shortage(account))
-    return " ".join(f"{capital(each).rstrip('.')}." for each in parts)
+    return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}."
 
 
 def done(account: Account) -> tuple[str, ...]:
@@ -102,7 +99,7 @@ def done(account: Account) -> tuple[str, ...]:
 def _shortage(account: Account) -> str:
     """Return why a job waits for instances, as a clause."""
     if account.wait is None or not is_shortage(account.wait.message):
-        return "AWS launches no replacement"
+        return "AWS launches none"
     return f"AWS has no {account.instance_type} capacity" if account.instance_type else "AWS has no capacity"
 
 
@@ -113,7 +110,8 @@ def _joined(parts: Sequence[str]) -> str:
 def _of_ranks(account: Account) -> str:
     if account.script_error is not None:
         who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
-        return f"{who} raised {account.script_error.rstrip('.')}"
+        place = "" if account.error_place is None else f" at {account.error_place}"
+        return f"{who} raised {account.script_error.rstrip('.')}{place}"
     known = [each for each in account.evidence if _OUT_OF_MEMORY.search(each)]
     if known:
         return known[0]
@@ -140,7 +138,7 @@ def _of_hardware(account: Account) -> str:
     if (hardware := _hardware(account.evidence)) is None:
         return _other(account)
     part, fault = hardware
-    return f"{'the GPU' if part.startswith('GPU ') else part} reported {fault}"
+    return f"{'it' if part.startswith('GPU ') else part} reported {fault}"
 
 
 def _hardware(evidence: Sequence[str]) -> tuple[str, str] | None:
@@ -155,12 +153,11 @@ def _hardware(evidence: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _of_an_instance(account: Account) -> str:
-    found = next((match for each in account.evidence if (match := _TERMINATED.match(each))), None)
-    if found is None:
+    if (found := _termination(account)) is None:
         return _other(account)
     reason = found["reason"] or ""
     code = reason.partition(":")[0]
-    if code == _BY_API and found["node"] in account.terminated_ids:
+    if code == _BY_API and not _is_from_outside(account):
         return "Everstep terminated the instance"
     if code in _ENDINGS:
         return _ENDINGS[code]
@@ -168,9 +165,25 @@ def _of_an_instance(account: Account) -> str:
     return f"cause unknown: EC2 reports {found['node']} as {found['state']}, {told} does not say who ended it"
 
 
+def _termination(account: Account) -> re.Match[str] | None:
+    """Return EC2's report about an instance that ended: the groups `node`, `state` and `reason`."""
+    return next((found for each in account.evidence if (found := _TERMINATED.match(each))), None)
+
+
+def _is_from_outside(account: Account) -> bool:
+    """Return whether a caller of EC2's API other than Everstep terminated the first lost instance."""
+    found = _termination(account)
+    return (
+        account.cause is Cause.INSTANCE_TERMINATED
+        and found is not None
+        and (found["reason"] or "").startswith(_BY_API)
+        and found["node"] not in account.terminated_ids
+    )
+
+
 def _of_silence(account: Account) -> str:
     found = next((match for each in account.evidence if (match := _SILENT.match(each))), None)
-    return _unknown(account) if found is None else f"cause unknown: the node sent no message for {found['time']}"
+    return _unknown(account) if found is None else f"cause unknown: it sent no message for {found['time']}"
 
 
 def _other(account: Account) -> str:
@@ -208,7 +221,8 @@ def _changes(account: Account) -> Iterator[str]:
     if account.terminated_ids:
         yield f"terminated {listed(account.terminated_ids)}"
     if lost and new:
-        yield f"moved {'its' if len(account.instance_ids) == 1 else 'their'} ranks to {new}"
+        if not _has_resumed(account):  # otherwise `_end` names the replacements
+            yield f"moved {'its' if len(account.instance_ids) == 1 else 'their'} ranks to {new}"
     elif new and not is_failed_script:
         yield f"restarted all ranks with {new} in place of one node"
     elif lost and account.restored_at is not None:
@@ -224,12 +238,19 @@ def _end(account: Account) -> Iterator[str]:
     if account.outcome is Outcome.OPEN and account.wait is not None:
         count, failed = account.wait.missing_count, account.wait.failed_count
         what = "a replacement" if count == 1 else f"{count} replacements"
-        yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}"
+        yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}: {_shortage(account)}"
     if account.outcome is Outcome.JOB_FAILED:
         restarts = _restarts(account)
         yield from ("gave the job up",) if restarts is None else (restarts, "gave up")
-    elif account.from_step is not None and account.restored_at is not None:
-        yield f"resumed from step {account.from_step:,}"
+    elif _has_resumed(account):
+        new = listed(account.replacement_instance_ids) if account.instance_ids else ""
+        yield f"resumed from step {account.from_step:,}{f' with {new} instead' if new else ''}"
+
+
+def _has_resumed(account: Account) -> bool:
+    return (
+        account.outcome is not Outcome.JOB_FAILED and account.from_step is not None and account.restored_at is not None
+    )
 
 
 def _details(account: Account) -> Iterator[str]:
@@ -239,10 +260,12 @@ def _details(account: Account) -> Iterator[str]:
         yield f"Everstep took {listed(node.node_id for node in account.held)} out of use."
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
+    if _is_from_outside(account):
+        yield f"AWS CloudTrail records who called TerminateInstances for {listed(account.instance_ids)}."
     if (step := _skipped_step(account)) is not None:
         yield f"The launch without step {step} showed whether the state or the script was at fault."
     source = SOURCES.get(account.restore_source or "")
-    if account.outcome is Outcome.JOB_FAILED or account.from_step is None or account.restored_at is None or not source:
+    if not _has_resumed(account) or not source:
         return
     yield f"Training resumed from step {account.from_step:,}, from {source}{_newer(account)}."
 

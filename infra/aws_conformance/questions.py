@@ -118,10 +118,12 @@ def _rate_of_auto_scaling(account: Account) -> Answer:
     def call() -> None:
         scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[account.name])
 
+    # The earlier questions have taken tokens from AWS's token bucket.
+    account.pause(account.refill_seconds)
     burst = _calls_until_throttled(call)
     account.pause(account.refill_seconds)
     refilled = _calls_until_throttled(call)
-    # Wait until AWS's token bucket has refilled, so that the next questions are not throttled.
+    # The next questions must not be throttled.
     account.pause(account.refill_seconds)
     rate = {"burst": float(burst), "per_second": max(refilled / account.refill_seconds, 0.1)}
     return Answer({"auto_scaling_rate": rate}, {"Burst": burst, "CallsAfterRefill": refilled})

@@ -1,8 +1,9 @@
 """The layout of pages, compared with stored boxes.
 
 A box is the rounded position and size of a card, heading, table or field. Boxes are stable where pixels are not: fonts
-of the system, versions of Chromium and anti-aliasing change pixels on each machine. The application ships its font, the
-seeded fleet has one seed, and its clock stands still.
+of the system, versions of Chromium and anti-aliasing change pixels on each machine. The application ships its font,
+which here also shows ids and commands instead of the system's font for code. The seeded fleet has one seed, and its
+clock stands still.
 
 `EVERSTEP_UPDATE_LAYOUT=1` writes the present boxes to `layout.json`. Look at the pages before you commit the file.
 """
@@ -112,6 +113,7 @@ def test_pages_have_their_layout_in_light_and_dark_at_every_width(browser: Brows
             expect(page.locator("[aria-busy=true]")).to_have_count(0)
             if name in DRAWN:
                 expect(page.locator(DRAWN[name]).first).to_be_visible()
+            page.evaluate("document.documentElement.style.setProperty('--font-mono', 'var(--font)')")
             page.evaluate("document.fonts.ready.then(() => undefined)")
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": HEIGHT})

@@ -327,6 +327,12 @@ class Job:
             self.place.client.get_paginator("list_incidents").paginate(TrainingJobName=self.name).search("Incidents[]")
         )
 
+    def events(self) -> list[Json]:
+        """Return all events of the job, oldest first."""
+        return list(
+            self.place.client.get_paginator("list_events").paginate(TrainingJobName=self.name).search("Events[]")
+        )
+
     def protection(self) -> Json:
         """Return the job's protection as the API describes it, with the holders of each shard."""
         seen: Json = self.place.client.describe_protection(TrainingJobName=self.name)

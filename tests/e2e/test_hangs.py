@@ -11,7 +11,7 @@ import pytest
 
 from infra.local_cloud import network
 from tests.e2e.conftest import workplace
-from tests.e2e.jobs import SHAPES, Json, Workplace, assert_identical, assert_incident, wait_until
+from tests.e2e.jobs import SHAPES, Job, Json, Workplace, assert_identical, assert_incident, wait_until
 from tests.e2e.reference import References
 
 DETECTION_SECONDS = 0.5
@@ -54,8 +54,8 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     assert incident["Evidence"][2:], "where each rank stood"
     assert incident["InstanceIds"] == []
     assert job.describe()["NodeIds"] == nodes
-    assert {rank for group in stacks_of(place, job.name) for rank in group["ranks"]} == {0, 1}
-    assert all("MainThread" in group["text"] and "train.py" in group["text"] for group in stacks_of(place, job.name))
+    assert {rank for group in stacks_of(job) for rank in group["ranks"]} == {0, 1}
+    assert all("MainThread" in group["text"] and "train.py" in group["text"] for group in stacks_of(job))
     assert_identical(job)
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     assert any(sentence.startswith("rank 1: ") and "wait (" in sentence for sentence in where), where
     assert incident["InstanceIds"] == []
     assert job.describe()["Generation"] == 2
-    (waiting,) = [group["text"] for group in stacks_of(place, job.name) if group["ranks"] == [1]]
+    (waiting,) = [group["text"] for group in stacks_of(job) if group["ranks"] == [1]]
     assert "threading.py" in waiting
     assert_identical(job)
 
@@ -94,7 +94,7 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
     job.wait("a warning", lambda seen: "made no progress" in seen["Reason"])
     assert place.clear("hang") == [f"process {stopped.facts['pid']} goes on"]
     assert job.wait_ended()["Generation"] == 1
-    assert [event["Type"] for event in events_of(place, job.name) if event["Type"].startswith("Ranks")] == [
+    assert [event["Type"] for event in job.events() if event["Type"].startswith("Ranks")] == [
         "RanksStandStill",
         "RanksMoveAgain",
     ]
@@ -128,11 +128,7 @@ def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workp
     assert_identical(job)
 
 
-def events_of(place: Workplace, name: str) -> list[Json]:
-    return list(place.client.get_paginator("list_events").paginate(TrainingJobName=name).search("Events[]"))
-
-
-def stacks_of(place: Workplace, name: str) -> list[Json]:
+def stacks_of(job: Job) -> list[Json]:
     """Return the stacks in the event of the job's only hang."""
-    (hang,) = [event for event in events_of(place, name) if event["Type"] == "RanksHang"]
+    (hang,) = [event for event in job.events() if event["Type"] == "RanksHang"]
     return list(hang["Detail"]["stacks"])

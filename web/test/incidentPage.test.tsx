@@ -149,7 +149,7 @@ test('a short wait demands nothing, although it has choices', () => {
   expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\.$/)
   expect(head.getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
-  card('What to do').getByText(/^Nothing: the job waits for the next attempt\./)
+  card('What to do').getByText('What you can do instead (1)')
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
@@ -236,7 +236,9 @@ test('while the control plane does not answer, the page does not say that nothin
 test('a failed job is submitted again from its checkpoint', async () => {
   const job = { TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', MaxBoundary: 12, TrainingEndTime: NOW - 20 }
   const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
-  const { client } = page({ Outcome: 'JobFailed', Actions: [urgent] }, { job })
+  const { client } = page({ Outcome: 'JobFailed', Actions: [urgent], LostSteps: 0 }, { job })
+  // The checkpoints are not known yet, and so the lost steps are not.
+  expect(document.querySelector('.losses li')!.textContent).toBe('– steps')
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
   const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')

@@ -123,7 +123,7 @@ class Incident(Shape):
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
-    """The cause in at most four sentences. The text begins with "Cause unknown" if no stored fact explains the failure.
+    """The cause in at most three sentences, which begin with "Cause unknown" if no stored fact explains the failure.
 
     Only in DescribeIncident.
     """

@@ -200,11 +200,11 @@ function Choices({ steps, stated, isDecision }: { steps: readonly Step[]; stated
   if (steps.length === 0) return null
   return (
     <>
-      {recommended.length === 0 && <p>{isDecision ? words.recommended : words.nothing}</p>}
+      {recommended.length === 0 && isDecision && <p>{words.recommended}</p>}
       <Steps steps={recommended} isChoice stated={stated} />
       {others.length > 0 && (
         <details>
-          <summary className="dim">{words.other(others.length)}</summary>
+          <summary className="dim">{words.other(others.length, isDecision)}</summary>
           {isDecision && <p>{words.undecided}</p>}
           <Steps steps={others} isChoice />
         </details>

@@ -64,7 +64,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
       )}
       <dt>{words.lost(figures.isOpen)}</dt>
       <dd>
-        <Losses figures={figures} />
+        <Losses figures={figures} outcome={incident.Outcome} />
         {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
         {details.length > 0 && (
           <details>
@@ -92,13 +92,19 @@ export function ContinuingCost({ incident, fleet }: Pick<Props, 'incident' | 'fl
   )
 }
 
-function Losses({ figures }: { figures: IncidentFigures }) {
+function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incident['Outcome'] }) {
   const words = INCIDENT.happened
+  const hasEndedJob = outcome === 'JobFailed' || outcome === 'JobStopped'
   const { unsavedSteps: unsaved, lastUnsavedStep: last = 0, recomputedSteps: recomputed } = figures
   return (
     <ul className="plain losses">
       {unsaved !== undefined ? (
         <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved, last)} />
+      ) : hasEndedJob ? (
+        // Until the job and its checkpoints are known, the steps that the incident cost are unknown.
+        <li>
+          <strong>–</strong> <span className="dim">{words.noneLost}</span>
+        </li>
       ) : (
         (figures.isOpen || recomputed !== undefined) && (
           <li>

@@ -31,10 +31,10 @@ export const INCIDENT = {
     due: 'now',
     pauses: 'Pauses between attempts double from 30 s up to 15 min.',
     quote: (quote: string) => `AWS reports: “${quote}”.`,
-    nothing: 'Nothing: the job waits for the next attempt.',
     recommended: 'Wait for the next attempt (recommended).',
     undecided: 'If nobody decides, Everstep tries again every 15 min.',
-    other: (choices: number) => `Other choices (${count(choices)})`,
+    other: (choices: number, isDecision: boolean) =>
+      isDecision ? `Other choices (${count(choices)})` : `What you can do instead (${count(choices)})`,
   },
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',

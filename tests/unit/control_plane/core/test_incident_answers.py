@@ -35,7 +35,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
     [
         (
             case(Cause.NODE_FAULT, EXITED, "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79"),
-            "The GPU reported Xid 79 (the GPU has fallen off the bus).",
+            "It reported Xid 79 (the GPU has fallen off the bus).",
         ),
         (
             case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"),
@@ -61,18 +61,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
             BY_API,
         ),
-        (
-            replace(WAITING, evidence=(SHUTDOWN,)),
-            f"{BY_API} AWS has no p5.48xlarge capacity.",
-        ),
-        (
-            replace(WAITING, evidence=(SHUTDOWN,), instance_type="", availability_zone=""),
-            f"{BY_API} AWS has no capacity.",
-        ),
-        (
-            replace(WAITING, evidence=(SHUTDOWN,), wait=replace(SHORT, message="The image does not exist")),
-            f"{BY_API} AWS launches no replacement.",
-        ),
+        (replace(WAITING, evidence=(SHUTDOWN,)), BY_API),
         (
             case(Cause.INSTANCE_TERMINATED, "EC2 reports i-1 as terminated (Server.Strange: odd)"),
             "Cause unknown: EC2 reports i-1 as terminated, gives the reason “Server.Strange: odd”, but does not say "
@@ -84,7 +73,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.NODE_UNREACHABLE, "the agent of i-1 was silent for 7.4 s"),
-            "Cause unknown: the node sent no message for 7.4 s.",
+            "Cause unknown: it sent no message for 7.4 s.",
         ),
         (
             case(Cause.NODE_UNREACHABLE, "EC2's status check failed"),
@@ -138,6 +127,22 @@ def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: st
     assert "KeyError: 'labels'" in verdict(account, 500.0)
 
 
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        (("/nodes/i-1/sources/ab/train.py", "/nodes/i-1/sources/ab/data.py"), " at data.py:2"),
+        (("/nodes/i-1/sources/ab/train.py", "/venv/lib/python3.11/site-packages/torch/nn/linear.py"), " at train.py:1"),
+        (("/venv/lib/python3.11/site-packages/torch/nn/linear.py", "<frozen runpy>"), ""),
+    ],
+)
+def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
+    frames: tuple[str, ...], place: str
+) -> None:
+    traceback = "\n".join(f'[rank3]:   File "{path}", line {line}, in main' for line, path in enumerate(frames, 1))
+    reason = SAME.replace("Traceback", f"Traceback\n{traceback}")
+    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == f"Rank 3 raised KeyError: 'labels'{place}."
+
+
 @pytest.mark.parametrize("step", [1, 7, 1200])
 def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None:
     """The failed rank can have ended before a step that an earlier launch had finished, and that is lost, too."""
@@ -175,7 +180,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         (
             replace(RECOVERED, decision=AGREED, reached_step=Step(10), held=(HELD,)),
             (
-                "Everstep moved its ranks to i-2 and resumed from step 10.",
+                "Everstep resumed from step 10 with i-2 instead.",
                 "Everstep took i-1 out of use.",
                 "All ranks stopped after step 10, which every rank had finished.",
                 f"{RESUMED}.",
@@ -183,26 +188,51 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         ),
         (
             replace(RECOVERED, terminated_ids=("i-1",)),
-            ("Everstep terminated i-1, moved its ranks to i-2 and resumed from step 10.", NEWER),
+            ("Everstep terminated i-1 and resumed from step 10 with i-2 instead.", NEWER),
         ),
-        (RECOVERED, ("Everstep moved its ranks to i-2 and resumed from step 10.", NEWER)),
+        (RECOVERED, ("Everstep resumed from step 10 with i-2 instead.", NEWER)),
         (
             replace(RECOVERED, cause=Cause.SHRUNK, replacement_instance_ids=(), node_count_after=3),
             ("Everstep continued on 3 nodes without i-1 and resumed from step 10.", NEWER),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), from_step=None),
-            ("Everstep requested a replacement 2 times.",),
+            ("Everstep requested a replacement 2 times: AWS has no p5.48xlarge capacity.",),
         ),
         (
-            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, missing_count=2, failed_count=5)),
-            ("Everstep requested 2 replacements 5 times.",),
+            replace(
+                WAITING,
+                replacement_instance_ids=(),
+                wait=replace(SHORT, missing_count=2, failed_count=5),
+                instance_type="",
+            ),
+            ("Everstep requested 2 replacements 5 times: AWS has no capacity.",),
         ),
         (
-            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1)),
-            ("Everstep requested a replacement once.",),
+            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1, message="no such image")),
+            ("Everstep requested a replacement once: AWS launches none.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
+        (
+            replace(RECOVERED, restored_at=None, from_step=None),
+            ("Everstep moved its ranks to i-2.",),
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, SHUTDOWN),
+            (
+                "Everstep resumed from step 10 with i-2 instead.",
+                "AWS CloudTrail records who called TerminateInstances for i-1.",
+                NEWER,
+            ),
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, SHUTDOWN, account=replace(RECOVERED, terminated_ids=("i-1",))),
+            ("Everstep terminated i-1 and resumed from step 10 with i-2 instead.", NEWER),
+        ),
+        (
+            case(Cause.INSTANCE_TERMINATED, SPOT),
+            ("Everstep resumed from step 10 with i-2 instead.", NEWER),
+        ),
     ],
 )
 def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple[str, ...]) -> None:
