@@ -279,7 +279,7 @@ def _restarts(account: Account) -> str | None:
         return None
     if (found := _REPEATED.match(account.job_reason)) is not None:
         new = account.replacement_instance_ids
-        also = f", {'once' if len(new) == 1 else 'also'} on {listed(new)}," if new else ""
+        also = f", also on {listed(new)}," if new else ""
     elif (found := _NO_PROGRESS.match(account.job_reason)) is not None:
         also = ""
     else:

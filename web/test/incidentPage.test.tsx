@@ -121,7 +121,9 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
   todo.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
-  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('It grows.')
+  // The verdict states the choice, so only its button is unfolded.
+  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('Continue on 2 nodes')
+  expect(todo.getByText('It grows.').closest('details')!.open).toBe(false)
   const undecided = todo.getByText('If nobody decides, Everstep tries again every 15 min.')
   expect(undecided.closest('details')!.open).toBe(false)
   expect(todo.queryByText('command 0')).toBeNull()

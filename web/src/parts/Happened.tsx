@@ -105,20 +105,12 @@ function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incid
         <li>
           <strong>–</strong> <span className="dim">{words.noneLost}</span>
         </li>
+      ) : recomputed ? (
+        <Loss figures={figures} field="recomputedSteps" words={words.recomputed(recomputed)} />
       ) : (
-        (figures.isOpen || recomputed !== undefined) && (
+        (figures.isOpen || recomputed === 0) && (
           <li>
-            <strong>0</strong>{' '}
-            <span className="dim">
-              {words.noneLost}
-              {recomputed !== undefined && recomputed > 0 && (
-                <>
-                  {' '}
-                  (<span {...hook(figures, 'recomputedSteps')}>{shown(figures, 'recomputedSteps')}</span>{' '}
-                  {words.recomputed})
-                </>
-              )}
-            </span>
+            <strong>0</strong> <span className="dim">{words.noneLost}</span>
           </li>
         )
       )}
@@ -148,7 +140,7 @@ const Sentences = ({ texts }: { texts: readonly string[] }) => (
   </>
 )
 
-type LossField = 'unsavedSteps' | 'totalSeconds'
+type LossField = 'unsavedSteps' | 'recomputedSteps' | 'totalSeconds'
 interface LossProps {
   figures: IncidentFigures
   field: LossField

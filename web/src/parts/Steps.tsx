@@ -28,7 +28,6 @@ interface Props {
 }
 
 export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props) {
-  const { mayRun } = useRole()
   if (!steps.length) return null
   return (
     <ul className="plain actions">
@@ -38,28 +37,46 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
           {step.isRecommended && <strong>{DUTY.recommended}</strong>}
-          <p>
-            <Unbroken text={step === stated ? restOf(step) : step.text} />
-          </p>
-          {step.nodeId !== undefined && fleet !== undefined ? (
-            <>
-              <div className="row">
-                <NodeButton id={step.nodeId} fleet={fleet} />
-              </div>
-              <details>
-                <summary className="dim">{DUTY.commands(step.commands.length)}</summary>
-                <Commands texts={step.commands} />
-              </details>
-            </>
-          ) : step.shrink && mayRun ? <Shrink {...step.shrink} /> : <Commands texts={step.commands} />}
-          {step.link && (
-            <Button component={Link} to={step.link.to} size="xs" variant="default">
-              {step.link.label}
-            </Button>
-          )}
+          <What step={step} fleet={fleet} isStated={step === stated} />
         </li>
       ))}
     </ul>
+  )
+}
+
+/** A step's text, button and commands. If the verdict states the step, only its button is unfolded. */
+function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated: boolean }) {
+  const { mayRun } = useRole()
+  const { text, commands, nodeId, shrink, link } = step
+  const isOfNode = nodeId !== undefined && fleet !== undefined
+  const button = isOfNode ? <NodeButton id={nodeId} fleet={fleet} />
+    : shrink && mayRun ? <Shrink {...shrink} />
+      : link && <Button component={Link} to={link.to} size="xs" variant="default">{link.label}</Button>
+  const row = button && <div className="row">{button}</div>
+  const words = <p><Unbroken text={isStated ? restOf(step) : text} /></p>
+  const shown = shrink && mayRun ? null : <Commands texts={commands} />
+  if (isStated && button) {
+    return (
+      <>
+        {row}
+        <details>
+          <summary className="dim">{DUTY.details}</summary>
+          {words}
+          {shown}
+        </details>
+      </>
+    )
+  }
+  if (!isOfNode) return <>{words}{shown}{row}</>
+  return (
+    <>
+      {words}
+      {row}
+      <details>
+        <summary className="dim">{DUTY.commands(commands.length)}</summary>
+        {shown}
+      </details>
+    </>
   )
 }
 

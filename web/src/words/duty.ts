@@ -23,6 +23,7 @@ export const DUTY = {
   optional: (step: string) => `Optional: ${step}.`,
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
+  details: 'Details',
   commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
   resubmit: (step?: string) => `Submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',

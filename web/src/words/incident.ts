@@ -50,7 +50,7 @@ export const INCIDENT = {
     lost: (isOpen: boolean) => (isOpen ? 'Lost so far' : 'Lost'),
     details: (pieces: number) => `Details (${count(pieces)})`,
     noneLost: 'steps',
-    recomputed: 'recomputed',
+    recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,
     /** `last`: the newest step of the job. */
     unsaved: (steps: number, last: number) =>
       steps === 0 ? 'steps'

@@ -252,7 +252,7 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
-            "restarted the job 3 times, once on i-2, and gave up",
+            "restarted the job 3 times, also on i-2, and gave up",
         ),
         (
             {"job_reason": SAME.replace("4 times", "2 times")},
