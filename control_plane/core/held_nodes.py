@@ -58,7 +58,7 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     fault = hardware_fault(reason)
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
-        words = f"Terminate node {node_id} if it stays silent. Everstep uses the node again if it answers.{cost}"
+        words = f"Terminate node {node_id}, which is still silent. If it answers, Everstep uses it again.{cost}"
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:
         words = f"Terminate node {node_id}: it reported {fault}. The fleet keeps the node until you decide.{cost}"

@@ -256,6 +256,8 @@ def _has_resumed(account: Account) -> bool:
 def _details(account: Account) -> Iterator[str]:
     if _restarts(account) is not None:
         yield _progress(account)
+        if account.replacement_instance_ids:
+            yield f"Everstep also tried {listed(account.replacement_instance_ids)} in place of a node."
     if account.held and account.replacement_instance_ids:
         yield f"Everstep took {listed(node.node_id for node in account.held)} out of use."
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
@@ -277,17 +279,13 @@ def _restarts(account: Account) -> str | None:
     """
     if account.script_error is None or account.outcome is not Outcome.JOB_FAILED:
         return None
-    if (found := _REPEATED.match(account.job_reason)) is not None:
-        new = account.replacement_instance_ids
-        also = f", also on {listed(new)}," if new else ""
-    elif (found := _NO_PROGRESS.match(account.job_reason)) is not None:
-        also = ""
-    else:
+    found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
+    if found is None:
         return None
     count = int(found["count"]) - 1  # after the last failure, Everstep did not restart the job
     if count == 0:
         return None
-    return f"restarted the job {'once' if count == 1 else f'{count} times'}{also}"
+    return f"restarted the job {'once' if count == 1 else f'{count} times'}"
 
 
 def _skipped_step(account: Account) -> str | None:

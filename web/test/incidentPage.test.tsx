@@ -110,11 +110,11 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 nodes, or Everstep retries in 12 min.',
+    'Decide now: continue on 2 nodes, or wait: next attempt in 12 min.',
   )
   screen.getByTitle('for nodes that did not train')
   screen.getByText('without training')
-  expect(screen.getByText('Needs a decision').className).toBe('status tone-warn')
+  expect(screen.getByText('Waiting').className).toBe('status tone-warn')
   expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
   expect(quote.closest('details')!.open).toBe(false)
@@ -138,7 +138,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: Everstep retries in 12 min (recommended), or pause the job.',
+    'Decide now: wait (recommended), next attempt in 12 min, or pause the job.',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
@@ -150,7 +150,7 @@ test('a short wait demands nothing, although it has choices', () => {
   const head = screen.getByRole('status')
   expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\.$/)
   expect(head.getAttribute('data-tone')).toBe('busy')
-  expect(screen.getByText('Waiting for AWS').className).toBe('status tone-busy')
+  expect(screen.getByText('Waiting').className).toBe('status tone-busy')
   card('What to do').getByText('What you can do instead (1)')
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })

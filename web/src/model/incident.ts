@@ -42,12 +42,10 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return how the incident stands, as a word with its tone. A wait that a person decides about has its own word. */
+/** Return how the incident stands, as a word with its tone. A wait that a person decides about is amber. */
 export function standingOf(incident: Incident): { word: string; tone: Tone } {
   if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
-  return hasDecision(incident)
-    ? { word: INCIDENT.undecided, tone: 'warn' }
-    : { word: INCIDENT.waiting, tone: 'busy' }
+  return { word: INCIDENT.waiting, tone: hasDecision(incident) ? 'warn' : 'busy' }
 }
 
 const hasDecision = ({ Actions = [] }: Incident): boolean => Actions.some(({ Urgency }) => Urgency !== 'Optional')

@@ -33,8 +33,8 @@ export const DUTY = {
   /** `length`: time until the next attempt. */
   decideWait: (length: string, choice: string, isRecommended: boolean) =>
     isRecommended
-      ? `Decide now: ${choice}, or Everstep retries in ${length}.`
-      : `Decide now: Everstep retries in ${length} (recommended), or ${choice}.`,
+      ? `Decide now: ${choice}, or wait: next attempt in ${length}.`
+      : `Decide now: wait (recommended), next attempt in ${length}, or ${choice}.`,
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

@@ -23,8 +23,7 @@ export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
-  waiting: 'Waiting for AWS',
-  undecided: 'Needs a decision',
+  waiting: 'Waiting',
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,

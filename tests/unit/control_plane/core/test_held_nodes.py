@@ -51,4 +51,4 @@ def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -
 def test_an_unreachable_node_is_terminated_like_a_faulty_one() -> None:
     found = advice("i-1", Hold.UNREACHABLE, "silent", 55.04)
     assert (found.decision, found.command) == (HoldDecision.TERMINATE, "everstep nodes release i-1 --terminate")
-    assert found.words.endswith("Everstep uses the node again if it answers. It costs $55.04 per hour until then.")
+    assert found.words.endswith("If it answers, Everstep uses it again. It costs $55.04 per hour until then.")

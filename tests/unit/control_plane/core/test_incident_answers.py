@@ -22,6 +22,7 @@ NINE = (
     "9 failures occurred since 00:39:43 UTC without a step beyond 1132, the last 4 are identical: error (1)\n"
     "[rank0]: KeyError: 'labels'"
 )
+TRIED = "Everstep also tried i-2 in place of a node."
 CRASHED = "rank 3 on i-1 ended: crashed, signal 11"
 EXITED = "rank 3 on i-1 ended: error, code 1"
 
@@ -147,13 +148,13 @@ def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
 def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None:
     """The failed rank can have ended before a step that an earlier launch had finished, and that is lost, too."""
     failed = replace(FAILED, job_reason=SAME, kept_step=None, reached_step=Step(step))
-    assert done(failed)[1:] == (f"No launch passed step {step:,}.",)
+    assert done(failed)[1:] == (f"No launch passed step {step:,}.", TRIED)
     assert failed.lost_steps == step
 
 
 def test_a_job_that_failed_before_its_first_step_lost_none() -> None:
     failed = replace(FAILED, job_reason=SAME.replace("after step 7", "before its first step"), reached_step=Step(0))
-    assert done(failed)[1:] == ("No launch finished a step.",)
+    assert done(failed)[1:] == ("No launch finished a step.", TRIED)
     assert done(replace(failed, reached_step=None)) == done(failed)
 
 
@@ -252,7 +253,7 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
-            "restarted the job 3 times, also on i-2, and gave up",
+            "restarted the job 3 times and gave up",
         ),
         (
             {"job_reason": SAME.replace("4 times", "2 times")},
