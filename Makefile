@@ -8,8 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
-# Tests wait for a third of their time, so three processes use two cores. In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
 DASHBOARD := control_plane/static/index.html
 # Without its bytecode, every process that a test starts would compile Everstep again.
@@ -84,7 +84,7 @@ build/docs-venv/.set-up: requirements/docs.txt
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
-test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: three at a time, and what needs the whole machine one by one
+test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
 	@rm -rf build/durations
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e and not production'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day

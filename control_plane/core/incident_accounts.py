@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from control_plane.core import tracebacks
 from control_plane.core.held_nodes import advice, hourly
 from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.fleets import Hold
@@ -26,14 +27,6 @@ from everstep.protocol.ids import FIRST_STEP, Step
 _SAME_PASS_SECONDS = 1.0
 """If two stored times differ by at most so many seconds, the job loop stored both with the same decision."""
 _NAMED_NODES = 3
-_SCRIPT_ERROR = re.compile(
-    r"(?:\[rank\d+\]: )?(?P<error>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?)"
-)
-"""Pattern of the last line of a Python traceback, which may begin with the rank, such as `[rank3]: `."""
-_FRAME = re.compile(r'File "(?P<path>[^"\n]+)", line (?P<line>\d+)')
-"""Pattern of a frame of a Python traceback."""
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
-"""Substrings of the paths of code that does not belong to the job: packages, the standard library, generated code."""
 _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 """Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
@@ -208,11 +201,7 @@ class Account:
     @property
     def error_place(self) -> str | None:
         """The file and the line of the job's code in which the script's exception arose: `train.py:48`, or None."""
-        if self.script_error is None:
-            return None
-        frames = _FRAME.finditer(self.job_reason)
-        own = [found for found in frames if not any(part in found["path"] for part in _LIBRARIES)]
-        return f"{own[-1]['path'].rpartition('/')[2]}:{own[-1]['line']}" if own else None
+        return None if self.script_error is None else tracebacks.place(self.job_reason)
 
     @property
     def has_ended_the_job(self) -> bool:
@@ -244,9 +233,7 @@ def script_error(cause: Cause, outcome: Outcome, job_reason: str) -> str | None:
     """
     if outcome is not Outcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
         return None
-    _, *traceback = job_reason.strip().split("\n")
-    found = _SCRIPT_ERROR.fullmatch(traceback[-1].strip()) if traceback else None
-    return None if found is None else found["error"]
+    return tracebacks.exception(job_reason)
 
 
 def verdict(account: Account, now: float) -> str:

@@ -12,11 +12,11 @@ from dataclasses import replace
 import boto3
 import pytest
 from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError
-from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
 from tests.contract.test_object_store import environment
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
+from tests.moto_server import moto_server
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
 from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, SecretPlace, aws_errors, session_name_of
 from worker.storage.node_aws import NodeAws
@@ -27,11 +27,8 @@ Keep = Callable[[str, str, str], str]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.fixture(params=["memory", "moto"])

@@ -14,7 +14,6 @@ import pytest
 import torch
 from botocore.exceptions import ResponseStreamingError
 from botocore.response import StreamingBody
-from moto.server import ThreadedMotoServer
 from safetensors.numpy import load
 
 from everstep import bulk
@@ -25,6 +24,7 @@ from everstep.checkpoints.export import Exported, export_safetensors
 from everstep.checkpoints.stores import PART_BYTES, S3
 from everstep.checkpoints.universal import export_universal
 from everstep.protocol.manifest import encode_manifest
+from tests.moto_server import moto_server
 from tests.seaweedfs import SeaweedFs
 from tests.unit.everstep.checkpoints.stored import FOLDER, Stored, store
 from tests.unit.worker.storage.frozen_nodes import BASES, Node, manifest_of
@@ -41,16 +41,13 @@ def service(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         with SeaweedFs() as weed:
             yield weed.environment
         return
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-    }
-    server.stop()
+    with moto_server() as url:
+        yield {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }
 
 
 @pytest.fixture

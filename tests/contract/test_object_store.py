@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from everstep.bulk import PartDigest, SendCancelled, StoredPart
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.s3_client import MemoryS3, MemoryS3Client
 from tests.fakes.storage import MemoryObjectStore
+from tests.moto_server import moto_server
 from tests.seaweedfs import SeaweedFs
 from worker.errors import (
     CorruptCheckpoint,
@@ -59,11 +59,8 @@ def environment(url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def s3_url() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tests.contract.test_object_store import environment
+from tests.moto_server import moto_server
 from tests.small_chunks import use_small_chunks
 from tests.unit.worker.member.loading_nodes import Nodes
 from tests.unit.worker.member.sharing_nodes import Cluster
@@ -40,15 +40,12 @@ class Count:
 
 @pytest.fixture
 def stores() -> Iterator[list[S3ObjectStore]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    made = [s3_store(environment(f"http://{host}:{port}")) for _ in range(MAX_NODE_COUNT)]
-    made[0].client.create_bucket(Bucket="bucket")
-    yield made
-    for store in made:
-        store.client.close()
-    server.stop()
+    with moto_server() as url:
+        made = [s3_store(environment(url)) for _ in range(MAX_NODE_COUNT)]
+        made[0].client.create_bucket(Bucket="bucket")
+        yield made
+        for store in made:
+            store.client.close()
 
 
 async def test_s3_serves_every_byte_of_a_shard_once(

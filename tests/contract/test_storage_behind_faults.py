@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import (
@@ -29,6 +28,7 @@ from control_plane.cloud.s3 import S3ObjectStore as ControlStore
 from everstep import bulk
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
+from tests.moto_server import moto_server
 from tests.s3_proxy import Answer, Asked, Cut, S3Proxy
 from tests.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedFs
 from worker.errors import ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
@@ -43,11 +43,8 @@ SLOW_DOWN = Answer(code="SlowDown", status=503, message="Please reduce your requ
 
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

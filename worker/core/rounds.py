@@ -587,7 +587,11 @@ class Coordinator:
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         marked = (committed,) if self.every_steps else ()
         return replace(
-            known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE, marked=marked
+            known,
+            committed=committed,
+            newest=max(newest, committed),
+            persist=committed if self.every_steps else NONE,
+            marked=marked,
         )
 
     def _decided(self) -> Coordinator:

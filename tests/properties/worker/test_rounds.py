@@ -31,6 +31,18 @@ REPORTS = st.builds(
     held_step=STEPS,
     is_late=st.booleans(),
 )
+COMMITTED_AND_STOPPED = [
+    RankRound(
+        rank=Rank(rank),
+        boundary=Step(0),
+        committed=Step(committed),
+        proposed=Step(0),
+        vote=Vote.NONE,
+        confirmed_stop=Step(0),
+    )
+    for rank, committed in ((0, 0), (1, 0), (2, 3))
+]
+"""Reports to a restarted coordinator: one rank knows a commit of a later step than any step that a rank captures."""
 PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 
 
@@ -40,6 +52,7 @@ PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
     st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25),
     st.sampled_from([1, 2]),
 )
+@example(True, 0, COMMITTED_AND_STOPPED, 2)
 def test_c_never_falls_and_proposals_only_rise(
     is_restarted: bool, base: int, news: list[RankRound | str], max_uploads: int
 ) -> None:
