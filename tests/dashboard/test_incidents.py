@@ -107,7 +107,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need}.")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
         advice = (
-            ", or wait: next attempt in "
+            "Decide now: continue on 2 nodes, or wait."
             if _is_long(described)
             else f"You need not act: Everstep tries again at {again[:5]} UTC"
         )

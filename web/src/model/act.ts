@@ -180,7 +180,7 @@ function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: Capacit
   const choice = stepsOf(actions, job.RunId).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
   return none(shortageWords(wait, now), choice ? 'warn' : 'busy', {
     ...(choice ? { title: DUTY.decision } : {}),
-    brief: choice ? decision(wait, choice, now) : words.brief(`${minute(wait.NextAttemptTime)} UTC`),
+    brief: choice ? decision(choice) : words.brief(`${minute(wait.NextAttemptTime)} UTC`),
     // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',

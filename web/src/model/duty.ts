@@ -1,5 +1,5 @@
 /** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
-import type { CapacityWait, Incident, IncidentAction, Node, TrainingJob } from '../contract'
+import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
 import { count, lengthUntil, plural } from './format'
 import { attemptWords } from './incident'
@@ -101,7 +101,7 @@ export function incidentLine(
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
     if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(attemptWords(Wait, now)) }
-    return { tone: 'warn', lead: decision(Wait, statedStep(steps, true)!, now) }
+    return { tone: 'warn', lead: decision(statedStep(steps, true)!, lengthUntil(Wait.NextAttemptTime, now)) }
   }
   const lead = dutySentence(steps)
   if (tone === 'bad') return { tone, lead }
@@ -110,6 +110,6 @@ export function incidentLine(
   return { tone: ClosedAt === undefined ? 'busy' : closed, lead }
 }
 
-/** Return the sentence that leaves a long wait to a person. `now`: Unix seconds. */
-export const decision = (wait: CapacityWait, choice: Step, now: number): string =>
-  DUTY.decideWait(lengthUntil(wait.NextAttemptTime, now), briefOf(choice), choice.isRecommended ?? false)
+/** Return the sentence that leaves a long wait to a person. `length`: time until the next attempt, if it is named. */
+export const decision = (choice: Step, length?: string): string =>
+  DUTY.decideWait(briefOf(choice), choice.isRecommended ?? false, length)

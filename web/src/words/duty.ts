@@ -30,11 +30,13 @@ export const DUTY = {
   wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   /** Title of a card with a decision of a person. */
   decision: 'Decide',
-  /** `length`: time until the next attempt. */
-  decideWait: (length: string, choice: string, isRecommended: boolean) =>
-    isRecommended
-      ? `Decide now: ${choice}, or wait: next attempt in ${length}.`
-      : `Decide now: wait (recommended), next attempt in ${length}, or ${choice}.`,
+  /** `length`: time until the next attempt, unless the page has said it. */
+  decideWait: (choice: string, isRecommended: boolean, length?: string) => {
+    const attempt = length === undefined ? '' : `next attempt in ${length}`
+    return isRecommended
+      ? `Decide now: ${choice}, or wait${attempt && `: ${attempt}`}.`
+      : `Decide now: wait (recommended)${attempt && `, ${attempt}`}, or ${choice}.`
+  },
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',
