@@ -291,7 +291,9 @@ export function charted(page: HTMLElement, moment: Moment, job: string): string[
 
 /** Returns a complaint for each step number on a page that no answer of the moment contains. Durations are not steps. */
 export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
-  const matches = [...(page.textContent ?? '').matchAll(/\bsteps? (\d[\d,]*)(?!\d|[\d,.]* (?:s|min|h|d)\b)/gi)]
+  // The text of the next element can follow without a space: `23 sTimeline`.
+  const steps = /\b[Ss]teps? (\d[\d,]*)(?!\d|[\d,.]* (?:s|min|h|d)(?![a-z]))/g
+  const matches = [...(page.textContent ?? '').matchAll(steps)]
   const numbers = new Set(matches.map(([, number]) => number!.replace(/,/g, '')))
   const unknown = [...numbers].filter((number) => !known.has(number))
   return unknown.map((number) => `step ${number} on ${address} is in no answer`)
