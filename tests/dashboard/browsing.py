@@ -28,12 +28,6 @@ CUT_OFF = (
     "status of 503",
 )
 """Substrings of the messages that Chromium logs about an unreachable server."""
-OF_THE_MACHINE = ("ERR_NETWORK_CHANGED",)
-"""Substrings of messages that no page causes.
-
-Chromium aborts its requests whenever a network interface of the machine appears or disappears, as in tests with network
-namespaces. The pages repeat such requests.
-"""
 
 
 @contextmanager
@@ -95,7 +89,7 @@ def watched(
     # holds.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
-    expected = (*refusals, *OF_THE_MACHINE, *(CUT_OFF if is_cut else ()))
+    expected = (*refusals, *(CUT_OFF if is_cut else ()))
     unexpected = [each for each in complaints if not any(part in each for part in expected)]
     assert not unexpected, f"the browser complained: {unexpected}"
 

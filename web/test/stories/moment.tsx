@@ -25,7 +25,7 @@ import '../drawn'
 vi.mock(import('../../src/charts/Plot'), async (original) => ({ ...(await original()), Plot: () => <></> }))
 // jsdom has no layout. The list of log lines draws the lines that fit into this many pixels.
 for (const side of ['clientWidth', 'clientHeight']) {
-  Object.defineProperty(Element.prototype, side, { configurable: true, get: () => 10_000 })
+  Object.defineProperty(Element.prototype, side, { configurable: true, get: () => 100_000 })
 }
 
 /** What `tests/dashboard/random_story.py` records. */
