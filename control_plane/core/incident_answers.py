@@ -157,7 +157,7 @@ def _of_an_instance(account: Account) -> str:
         return _other(account)
     reason = found["reason"] or ""
     code = reason.partition(":")[0]
-    if code == _BY_API and not _is_from_outside(account):
+    if code == _BY_API and found["node"] in account.terminated_ids:
         return "Everstep terminated the instance"
     if code in _ENDINGS:
         return _ENDINGS[code]
@@ -170,15 +170,12 @@ def _termination(account: Account) -> re.Match[str] | None:
     return next((found for each in account.evidence if (found := _TERMINATED.match(each))), None)
 
 
-def _is_from_outside(account: Account) -> bool:
-    """Return whether a caller of EC2's API other than Everstep terminated the first lost instance."""
-    found = _termination(account)
-    return (
-        account.cause is Cause.INSTANCE_TERMINATED
-        and found is not None
-        and (found["reason"] or "").startswith(_BY_API)
-        and found["node"] not in account.terminated_ids
-    )
+def _ended_from_outside(account: Account) -> str | None:
+    """Return the lost instance that a caller of EC2's API other than Everstep terminated, or None."""
+    found = _termination(account) if account.cause is Cause.INSTANCE_TERMINATED else None
+    if found is None or (found["reason"] or "").partition(":")[0] != _BY_API:
+        return None
+    return None if found["node"] in account.terminated_ids else found["node"]
 
 
 def _of_silence(account: Account) -> str:
@@ -262,8 +259,8 @@ def _details(account: Account) -> Iterator[str]:
         yield f"Everstep took {listed(node.node_id for node in account.held)} out of use."
     if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
-    if _is_from_outside(account):
-        yield f"AWS CloudTrail records who called TerminateInstances for {listed(account.instance_ids)}."
+    if (ended := _ended_from_outside(account)) is not None:
+        yield f"AWS CloudTrail records who called TerminateInstances for {ended}."
     if (step := _skipped_step(account)) is not None:
         yield f"The launch without step {step} showed whether the state or the script was at fault."
     source = SOURCES.get(account.restore_source or "")
