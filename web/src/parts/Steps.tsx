@@ -52,30 +52,22 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
   const button = isOfNode ? <NodeButton id={nodeId} fleet={fleet} />
     : shrink && mayRun ? <Shrink {...shrink} />
       : link && <Button component={Link} to={link.to} size="xs" variant="default">{link.label}</Button>
-  const row = button && <div className="row">{button}</div>
+  const isTextFolded = isStated && Boolean(button)
+  const isFolded = isTextFolded || isOfNode
   const words = <p><Unbroken text={isStated ? restOf(step) : text} /></p>
   const shown = shrink && mayRun ? null : <Commands texts={commands} />
-  if (isStated && button) {
-    return (
-      <>
-        {row}
-        <details>
-          <summary className="dim">{DUTY.details}</summary>
-          {words}
-          {shown}
-        </details>
-      </>
-    )
-  }
-  if (!isOfNode) return <>{words}{shown}{row}</>
   return (
     <>
-      {words}
-      {row}
-      <details>
-        <summary className="dim">{DUTY.commands(commands.length)}</summary>
-        {shown}
-      </details>
+      {!isTextFolded && words}
+      {!isFolded && shown}
+      {button && <div className="row">{button}</div>}
+      {isFolded && (
+        <details>
+          <summary className="dim">{isTextFolded ? DUTY.details : DUTY.commands(commands.length)}</summary>
+          {isTextFolded && words}
+          {shown}
+        </details>
+      )}
     </>
   )
 }
