@@ -343,7 +343,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Find the cause of the outage. The server's log names the cause."
+        words = "Find the outage's cause. Start with the server's log."
         yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 

@@ -96,22 +96,15 @@ def done(account: Account) -> tuple[str, ...]:
     return (*((f"Everstep {_joined(deeds)}.",) if deeds else ()), *_details(account))
 
 
-def _shortage(account: Account) -> str:
-    """Return why a job waits for instances, as a clause."""
-    if account.wait is None or not is_shortage(account.wait.message):
-        return "AWS launches none"
-    return f"AWS has no {account.instance_type} capacity" if account.instance_type else "AWS has no capacity"
-
-
 def _joined(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
 def _of_ranks(account: Account) -> str:
     if account.script_error is not None:
-        who = "the training script" if account.failed_rank is None else f"rank {account.failed_rank}"
         place = "" if account.error_place is None else f" at {account.error_place}"
-        return f"{who} raised {account.script_error.rstrip('.')}{place}"
+        rank = "" if account.failed_rank is None else f", rank {account.failed_rank}"
+        return f"{account.script_error.rstrip('.')}{place}{rank}"
     known = [each for each in account.evidence if _OUT_OF_MEMORY.search(each)]
     if known:
         return known[0]
@@ -138,6 +131,8 @@ def _of_hardware(account: Account) -> str:
     if (hardware := _hardware(account.evidence)) is None:
         return _other(account)
     part, fault = hardware
+    if fault.startswith("Xid "):
+        return fault
     return f"{'it' if part.startswith('GPU ') else part} reported {fault}"
 
 
@@ -180,7 +175,7 @@ def _ended_from_outside(account: Account) -> str | None:
 
 def _of_silence(account: Account) -> str:
     found = next((match for each in account.evidence if (match := _SILENT.match(each))), None)
-    return _unknown(account) if found is None else f"cause unknown: it sent no message for {found['time']}"
+    return _unknown(account) if found is None else f"cause unknown: no message for {found['time']}"
 
 
 def _other(account: Account) -> str:
@@ -233,12 +228,14 @@ def _changes(account: Account) -> Iterator[str]:
 def _end(account: Account) -> Iterator[str]:
     """Yield the end of a sentence about the recovery, such as "resumed training from step 1,200"."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
-        count, failed = account.wait.missing_count, account.wait.failed_count
-        what = "a replacement" if count == 1 else f"{count} replacements"
-        yield f"requested {what} {'once' if failed == 1 else f'{failed} times'}: {_shortage(account)}"
+        count = account.wait.missing_count
+        what = f"{count} {account.instance_type or ('node' if count == 1 else 'nodes')}"
+        often = "once" if account.wait.failed_count == 1 else f"{account.wait.failed_count} times"
+        yield f"requested {what} {often}: AWS {'has' if is_shortage(account.wait.message) else 'launches'} none"
     if account.outcome is Outcome.JOB_FAILED:
         restarts = _restarts(account)
-        yield from ("gave the job up",) if restarts is None else (restarts, "gave up")
+        words = "restart" if restarts == 1 else "restarts"
+        yield "gave the job up" if restarts is None else f"gave up after {restarts} {words}"
     elif _has_resumed(account):
         new = listed(account.replacement_instance_ids) if account.instance_ids else ""
         yield f"resumed from step {account.from_step:,}{f' with {new} instead' if new else ''}"
@@ -269,8 +266,8 @@ def _details(account: Account) -> Iterator[str]:
     yield f"Training resumed from step {account.from_step:,}, from {source}{_newer(account)}."
 
 
-def _restarts(account: Account) -> str | None:
-    """Return how often Everstep restarted a job whose script failed repeatedly, as a clause.
+def _restarts(account: Account) -> int | None:
+    """Return how often Everstep restarted a job whose script failed repeatedly.
 
     None: the job did not fail because its script failed again after a restart.
     """
@@ -279,10 +276,7 @@ def _restarts(account: Account) -> str | None:
     found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
     if found is None:
         return None
-    count = int(found["count"]) - 1  # after the last failure, Everstep did not restart the job
-    if count == 0:
-        return None
-    return f"restarted the job {'once' if count == 1 else f'{count} times'}"
+    return (int(found["count"]) - 1) or None  # after the last failure, Everstep did not restart the job
 
 
 def _skipped_step(account: Account) -> str | None:

@@ -23,7 +23,7 @@ from tests.dashboard.service import Replayed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-MAX_WORDS = 85
+MAX_WORDS = 82
 """Maximum number of words in the answers of an incident's page: its head, and the cards above the timeline."""
 _WORDS_OF_ANSWERS = """() => {
   const words = []

@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('without training')
+  screen.getByText('downtime')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -110,10 +110,10 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 nodes, or wait: next attempt in 12 min.',
+    'Decide now: continue on 2 nodes, or retry in 12 min.',
   )
   screen.getByTitle('for nodes that did not train')
-  screen.getByText('without training')
+  screen.getByText('downtime')
   expect(screen.getByText('Waiting').className).toBe('status tone-warn')
   expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
@@ -138,7 +138,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: wait (recommended), next attempt in 12 min, or pause the job.',
+    'Decide now: retry in 12 min (recommended), or pause the job.',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
@@ -183,7 +183,7 @@ test.each([
   ['Detecting the failure', { ControlPlaneAbsentSeconds: 20 }],
 ])('a phase has the name of what happened: %s', (name, changes) => {
   page({ ReplaceSeconds: 7, ...changes })
-  const phases = card('Time without training')
+  const phases = card('Downtime')
   phases.getByText(name)
   expect(phases.getByRole('img').getAttribute('aria-label')!.toLowerCase()).toContain(name.toLowerCase())
 })
@@ -245,8 +245,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
-  screen.getByText('steps (11 to 12)')
-  screen.getByText(/^S3 has no checkpoint with the lost steps\./)
+  screen.getByText('Steps 11 to 12 are lost: no checkpoint in S3 has them.')
 })
 
 test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {

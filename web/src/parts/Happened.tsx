@@ -1,4 +1,5 @@
 /** An incident in answers: what failed, why, what Everstep did, what happens now, and what was lost. */
+import type { ReactNode } from 'react'
 import { Link } from 'react-router'
 
 import type { Incident } from '../contract'
@@ -23,7 +24,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
   const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
-  const unsaved = figures.unsavedSteps ? [words.unsavedReason] : []
+  const unsaved = figures.unsavedSteps ? [words.unsavedReason(figures.unsavedSteps, figures.lastUnsavedStep ?? 0)] : []
   const details = [...quote, ...unsaved, ...explained, ...(incident.Evidence ?? [])]
   const title = incident.Headline
   const all = incident.FaultedInstanceIds ?? []
@@ -32,17 +33,32 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const failed = isOfScript ? [] : all.filter((id) => !title.includes(id))
   const now = useNow()
   const present = presentWords(incident, now)
+  const where = (
+    <>
+      <NodeList ids={failed} fleet={fleet} />
+      {failed.length > 0 && ' at '}
+      <span className="dim" title={utc(incident.FailedAt)}>
+        {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
+        <Ago at={incident.FailedAt} />
+      </span>
+    </>
+  )
+  const folded = details.length > 0 && (
+    <details>
+      <summary className="dim">{words.details(details.length)}</summary>
+      <Sentences texts={details} />
+    </details>
+  )
   return (
     <dl className="answers">
-      <dt>{!isTitled ? words.what : failed.length ? words.where : words.when}</dt>
-      <dd>
-        {!isTitled && <strong><Unbroken text={title} /></strong>} <NodeList ids={failed} fleet={fleet} />
-        {failed.length > 0 && ' at '}
-        <span className="dim" title={utc(incident.FailedAt)}>
-          {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
-          <Ago at={incident.FailedAt} />
-        </span>
-      </dd>
+      {!isTitled && (
+        <>
+          <dt>{words.what}</dt>
+          <dd>
+            <strong><Unbroken text={title} /></strong> {where}
+          </dd>
+        </>
+      )}
       <dt>{words.why}</dt>
       <dd>
         <Account text={incident.Why} />
@@ -62,17 +78,21 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
           </dd>
         </>
       )}
-      <dt>{words.lost(figures.isOpen)}</dt>
+      <dt>{words.lost}</dt>
       <dd>
         <Losses figures={figures} outcome={incident.Outcome} />
         {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
-        {details.length > 0 && (
-          <details>
-            <summary className="dim">{words.details(details.length)}</summary>
-            <Sentences texts={details} />
-          </details>
-        )}
+        {!isTitled && folded}
       </dd>
+      {isTitled && (
+        <>
+          <dt>{failed.length ? words.where : words.when}</dt>
+          <dd>
+            {where}
+            {folded}
+          </dd>
+        </>
+      )}
     </dl>
   )
 }
@@ -95,11 +115,11 @@ export function ContinuingCost({ incident, fleet }: Pick<Props, 'incident' | 'fl
 function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incident['Outcome'] }) {
   const words = INCIDENT.happened
   const hasEndedJob = outcome === 'JobFailed' || outcome === 'JobStopped'
-  const { unsavedSteps: unsaved, lastUnsavedStep: last = 0, recomputedSteps: recomputed } = figures
+  const { unsavedSteps: unsaved, recomputedSteps: recomputed } = figures
   return (
     <ul className="plain losses">
       {unsaved !== undefined ? (
-        <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved, last)} />
+        <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved)} />
       ) : hasEndedJob ? (
         // Until the job and its checkpoints are known, the steps that the incident cost are unknown.
         <li>
@@ -114,12 +134,13 @@ function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incid
           </li>
         )
       )}
-      <Loss figures={figures} field="totalSeconds" words={words.interrupted} />
-      {figures.costUsd !== undefined && (
-        <li title={words.costs}>
-          <strong {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</strong>
-        </li>
-      )}
+      <Loss figures={figures} field="totalSeconds" words={words.downtime}>
+        {figures.costUsd !== undefined && (
+          <span title={words.costs}>
+            (<span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>)
+          </span>
+        )}
+      </Loss>
     </ul>
   )
 }
@@ -145,10 +166,11 @@ interface LossProps {
   figures: IncidentFigures
   field: LossField
   words: string
+  children?: ReactNode
 }
-const Loss = ({ figures, field, words }: LossProps) => (
+const Loss = ({ figures, field, words, children }: LossProps) => (
   <li>
-    <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span>
+    <strong {...hook(figures, field)}>{shown(figures, field)}</strong> <span className="dim">{words}</span> {children}
   </li>
 )
 

@@ -32,10 +32,10 @@ export const DUTY = {
   decision: 'Decide',
   /** `length`: time until the next attempt, unless the page has said it. */
   decideWait: (choice: string, isRecommended: boolean, length?: string) => {
-    const attempt = length === undefined ? '' : `next attempt in ${length}`
+    const wait = length === undefined ? 'wait' : `retry in ${length}`
     return isRecommended
-      ? `Decide now: ${choice}, or wait${attempt && `: ${attempt}`}.`
-      : `Decide now: wait (recommended)${attempt && `, ${attempt}`}, or ${choice}.`
+      ? `Decide now: ${choice}, or ${wait}.`
+      : `Decide now: ${wait} (recommended), or ${choice}.`
   },
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {

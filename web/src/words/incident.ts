@@ -46,18 +46,18 @@ export const INCIDENT = {
     why: 'Why',
     done: 'Response',
     now: 'Now',
-    lost: (isOpen: boolean) => (isOpen ? 'Lost so far' : 'Lost'),
+    lost: 'Lost',
     details: (pieces: number) => `Details (${count(pieces)})`,
     noneLost: 'steps',
     recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,
+    unsaved: (steps: number) => (steps === 1 ? 'step' : 'steps'),
     /** `last`: the newest step of the job. */
-    unsaved: (steps: number, last: number) =>
-      steps === 0 ? 'steps'
-        : steps === 1 ? `step (${count(last)})`
-          : `steps (${count(last - steps + 1)} to ${count(last)})`,
-    unsavedReason: 'S3 has no checkpoint with the lost steps. Only the memory of the nodes had them.',
+    unsavedReason: (steps: number, last: number) => {
+      const which = steps === 1 ? `Step ${count(last)} is` : `Steps ${count(last - steps + 1)} to ${count(last)} are`
+      return `${which} lost: no checkpoint in S3 has ${steps === 1 ? 'it' : 'them'}.`
+    },
     fleet: 'Change the fleet',
-    interrupted: 'without training',
+    downtime: 'downtime',
     costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
@@ -71,7 +71,7 @@ export const INCIDENT = {
     cancel: 'Cancel',
     clear: 'Remove',
   },
-  phases: { title: 'Time without training', now: 'so far' },
+  phases: { title: 'Downtime', now: 'so far' },
   timeline: {
     title: 'Timeline',
     log: 'Open the log at this moment',

@@ -206,11 +206,11 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "NextAttemptTime": next_at,
     }
     assert described["Why"] == "X."
-    assert described["Done"][0].endswith("requested a replacement 3 times: AWS launches none.")
+    assert described["Done"][0].endswith("requested 1 p5.48xlarge 3 times: AWS launches none.")
     job.write(jobs.change, memo={"capacity_wait": {**wait, "message": "InsufficientInstanceCapacity"}})
     short = client.describe_incident(IncidentId="inc-1")
     assert short["Wait"]["IsOutOfCapacity"]
-    assert short["Done"][0].endswith("3 times: AWS has no p5.48xlarge capacity.")
+    assert short["Done"][0].endswith("requested 1 p5.48xlarge 3 times: AWS has none.")
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["ControlPlaneAbsentSeconds"] == described["ControlPlaneAbsentSeconds"] == 9
     assert not {"Why", "Done", "Wait"} & listed.keys()

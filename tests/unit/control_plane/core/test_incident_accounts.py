@@ -100,7 +100,7 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
     absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
-    assert duty(absent).startswith("Nobody must act. Optional: find the cause of the outage. ")
+    assert duty(absent).startswith("Nobody must act. Optional: find the outage's cause. ")
     assert duty(FAILED) == (
         "Act now: correct the cause, and submit the job again from the checkpoint of step 5. The log of the failed rank "
         "shows the error."
@@ -235,7 +235,7 @@ def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps
         "Everstep recovered the job; no step was lost."
     )
     (step,) = actions(absent)
-    assert (step.urgency, "the cause of the outage" in step.words) == (Urgency.OPTIONAL, True)
+    assert (step.urgency, "the outage's cause" in step.words) == (Urgency.OPTIONAL, True)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
     [
         (
             case(Cause.NODE_FAULT, EXITED, "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79"),
-            "It reported Xid 79 (the GPU has fallen off the bus).",
+            "Xid 79 (the GPU has fallen off the bus).",
         ),
         (
             case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"),
@@ -74,7 +74,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.NODE_UNREACHABLE, "the agent of i-1 was silent for 7.4 s"),
-            "Cause unknown: it sent no message for 7.4 s.",
+            "Cause unknown: no message for 7.4 s.",
         ),
         (
             case(Cause.NODE_UNREACHABLE, "EC2's status check failed"),
@@ -124,7 +124,7 @@ def test_the_headline_is_as_specific_as_the_stored_facts(account: Account, words
 def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: str) -> None:
     """The evidence of an earlier launch names a signal, which must not replace the exception."""
     account = replace(FAILED, evidence=(CRASHED, EXITED), job_reason=reason)
-    assert why(account) == "Rank 3 raised KeyError: 'labels'."
+    assert why(account) == "KeyError: 'labels', rank 3."
     assert "KeyError: 'labels'" in verdict(account, 500.0)
 
 
@@ -141,7 +141,7 @@ def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
 ) -> None:
     traceback = "\n".join(f'[rank3]:   File "{path}", line {line}, in main' for line, path in enumerate(frames, 1))
     reason = SAME.replace("Traceback", f"Traceback\n{traceback}")
-    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == f"Rank 3 raised KeyError: 'labels'{place}."
+    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == f"KeyError: 'labels'{place}, rank 3."
 
 
 @pytest.mark.parametrize("step", [1, 7, 1200])
@@ -198,7 +198,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         ),
         (
             replace(WAITING, replacement_instance_ids=(), from_step=None),
-            ("Everstep requested a replacement 2 times: AWS has no p5.48xlarge capacity.",),
+            ("Everstep requested 1 p5.48xlarge 2 times: AWS has none.",),
         ),
         (
             replace(
@@ -207,11 +207,11 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
                 wait=replace(SHORT, missing_count=2, failed_count=5),
                 instance_type="",
             ),
-            ("Everstep requested 2 replacements 5 times: AWS has no capacity.",),
+            ("Everstep requested 2 nodes 5 times: AWS has none.",),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1, message="no such image")),
-            ("Everstep requested a replacement once: AWS launches none.",),
+            ("Everstep requested 1 p5.48xlarge once: AWS launches none.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
         (
@@ -245,7 +245,7 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
     [
         (
             {"generation_before": 5, "generation_after": 9, "job_reason": NINE},
-            "restarted the job 8 times and gave up",
+            "gave up after 8 restarts",
         ),
         (
             {"generation_before": 1, "generation_after": 2, "job_reason": "a node failed to load its shards"},
@@ -253,11 +253,11 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
         ),
         (
             {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
-            "restarted the job 3 times and gave up",
+            "gave up after 3 restarts",
         ),
         (
             {"job_reason": SAME.replace("4 times", "2 times")},
-            "restarted the job once and gave up",
+            "gave up after 1 restart",
         ),
         (
             {"job_reason": SAME.replace("4 times", "1 times")},
