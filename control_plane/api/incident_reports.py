@@ -70,7 +70,8 @@ def headlines(session: Session, found: Sequence[IncidentRecord]) -> list[str]:
 
 def _headline(record: IncidentRecord, job: JobOfIncident) -> str:
     cause = Cause(record.cause)
-    return incident_answers.headline(cause, record.evidence, script_error(cause, _outcome(record, job), job.reason))
+    error = script_error(cause, _outcome(record, job), job.reason)
+    return incident_answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
 
 
 def detail(session: Session, record: IncidentRecord, now: datetime) -> views.IncidentDetail:

@@ -53,17 +53,19 @@ Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids
 """
 
 
-def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
+def occurrence(cause: Cause, nodes: Sequence[str] = (), *, is_brief: bool = False) -> str:
     """Return what happened in an incident, as a sentence without its full stop.
 
-    The sentence names the nodes in `nodes`.
+    The sentence names the nodes in `nodes`. If `is_brief` is true, it counts several nodes, and names
+    none where something else failed.
     """
-    ids = listed(nodes)
+    count = len(nodes) if is_brief and len(nodes) > 1 else None
+    ids = listed(nodes) if count is None else f"{count} nodes"
     return capital(
         _OCCURRENCES[cause].format(
             node=ids or "a node",
-            instance=ids or "an instance",
-            on=f" on {ids}" if ids else "",
+            instance=(ids if count is None else f"{count} instances") or "an instance",
+            on=f" on {ids}" if ids and not is_brief else "",
             was="were" if len(nodes) > 1 else "was",
         )
     )
@@ -307,7 +309,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
         return tuple(_of_a_wait(account))
     if account.outcome is Outcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
-        wrong = "the cause" if account.script_error is None else "the script"
+        wrong = "the cause" if account.script_error is None else "the script or its data"
         failed, rank = "the failed rank", ""
         if (number := account.failed_rank) is not None:
             failed, rank = f"rank {number}", f" --rank {number}"
@@ -343,7 +345,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Find the outage's cause. Start with the server's log."
+        words = "Find the outage's cause. On the server:"
         yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 

@@ -61,16 +61,17 @@ _BY_API: Final = "Client.UserInitiatedShutdown"
 """State reason code of an instance that any caller of EC2's API terminated, Everstep included."""
 
 
-def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
+def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: str | None) -> str:
     """Return what failed, in a few words without a full stop.
 
     Args:
         cause: the cause of the incident.
         evidence: the evidence of the incident.
+        nodes: ids of the nodes on which the failure occurred.
         error: the exception with which the script ended the job (`script_error`), or None.
 
     Returns:
-        Words that name the script's exception, the GPU, or the cause.
+        Words that name the script's exception, the GPU, or the cause and its one node.
     """
     if error is not None:
         return f"The training script raised {error.partition(':')[0]}"
@@ -79,15 +80,16 @@ def headline(cause: Cause, evidence: Sequence[str], error: str | None) -> str:
         part, fault = hardware
         return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
     down = "" if absent_seconds(evidence) is None else " during a control-plane outage"
-    return f"{occurrence(cause)}{down}"
+    return f"{occurrence(cause, nodes, is_brief=True)}{down}"
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident in a sentence.
+    """Return the cause of an incident in a sentence. A second one says that an outage of the control plane has none.
 
-    The sentence agrees with `verdict`: both name the same exception, fault or instance.
+    The first sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
-    return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}."
+    outage = "" if absent_seconds(account.evidence) is None else " The outage is unexplained."
+    return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}.{outage}"
 
 
 def done(account: Account) -> tuple[str, ...]:

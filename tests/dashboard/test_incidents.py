@@ -107,7 +107,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need}.")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
         advice = (
-            "Decide now: continue on 2 nodes, or wait."
+            "Decide now: continue on 2 nodes?"
             if _is_long(described)
             else f"You need not act: Everstep tries again at {again[:5]} UTC"
         )
@@ -136,7 +136,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     lead = {"Now": "Act now: ", "Later": "Not urgent: ", "Optional": "Optional: ", "None": "Nothing to do."}[urgency]
     if "Wait" in incident:
         is_long = _is_long(incident)
-        lead = "Decide now: continue on " if is_long else "Nothing to do: next attempt "
+        lead = "Decide now: continue on " if is_long else "Nothing to do."
         expect(verdict).to_have_attribute("data-tone", "warn" if is_long else "busy")
         quote = incident["Wait"]["Message"].partition(". ")[0].rstrip(".")
         expect(desk.locator("dl.answers")).to_contain_text(f"AWS reports: “{quote}”")

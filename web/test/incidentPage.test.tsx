@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('downtime')
+  screen.getByText('recovering')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -110,11 +110,11 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 nodes, or retry in 12 min.',
+    'Decide now: continue on 2 nodes?',
   )
   screen.getByTitle('for nodes that did not train')
   screen.getByText('downtime')
-  expect(screen.getByText('Waiting').className).toBe('status tone-warn')
+  expect(screen.getByText('Retries in 12 min').className).toBe('status tone-warn')
   expect(screen.queryByText('Now')).toBeNull()
   const quote = screen.getByText('AWS reports: “We do not have sufficient p5.48xlarge capacity (a)”.')
   expect(quote.closest('details')!.open).toBe(false)
@@ -138,7 +138,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: retry in 12 min (recommended), or pause the job.',
+    'Decide now: wait (recommended), or pause the job?',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
@@ -148,16 +148,17 @@ test('a short wait demands nothing, although it has choices', () => {
   const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions })
   const head = screen.getByRole('status')
-  expect(head.textContent).toMatch(/^Nothing to do: next attempt in \d+ s\.$/)
+  expect(head.textContent).toBe('Nothing to do.')
   expect(head.getAttribute('data-tone')).toBe('busy')
-  expect(screen.getByText('Waiting').className).toBe('status tone-busy')
-  card('What to do').getByText('What you can do instead (1)')
+  expect(screen.getByText(/^Retries in \d+ s$/).className).toBe('status tone-busy')
+  card('What to do').getByText('Optional (1)')
   expect(card('What to do').queryByText('Optional')).toBeNull()
 })
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
-  expect(screen.getByRole('status').textContent).toBe('Nothing to do: next attempt now.')
+  expect(screen.getByRole('status').textContent).toBe('Nothing to do.')
+  screen.getByText('Retries now')
   card('What to do').getByText(/^Nothing\./)
 })
 
@@ -183,7 +184,7 @@ test.each([
   ['Detecting the failure', { ControlPlaneAbsentSeconds: 20 }],
 ])('a phase has the name of what happened: %s', (name, changes) => {
   page({ ReplaceSeconds: 7, ...changes })
-  const phases = card('Downtime')
+  const phases = card('Recovery')
   phases.getByText(name)
   expect(phases.getByRole('img').getAttribute('aria-label')!.toLowerCase()).toContain(name.toLowerCase())
 })

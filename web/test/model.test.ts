@@ -107,7 +107,7 @@ describe('whether an incident is over', () => {
   test('an open one names its phase and how long the phase has taken', () => {
     const open = incident({ ClosedAt: undefined, Phase: 'restore' })
     expect(presentWords(open, NOW)).toBe('Everstep is restoring state, for 57 s so far.')
-    expect(standingOf(open)).toEqual({ tone: 'busy', word: 'Recovering' })
+    expect(standingOf(open, NOW)).toEqual({ tone: 'busy', word: 'Recovering' })
   })
   test.each([
     ['Recovered', 'good', 'Recovered'],
@@ -117,7 +117,7 @@ describe('whether an incident is over', () => {
     [undefined, 'good', 'Recovered'],
   ] as const)('a closed one with the outcome %s', (Outcome, tone, word) => {
     expect(presentWords(incident({ Outcome }), NOW)).toBeUndefined()
-    expect(standingOf(incident({ Outcome }))).toEqual({ tone, word })
+    expect(standingOf(incident({ Outcome }), NOW)).toEqual({ tone, word })
   })
 })
 

@@ -1,8 +1,7 @@
 /** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
 import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
-import { count, lengthUntil, plural } from './format'
-import { attemptWords } from './incident'
+import { count, plural } from './format'
 import { isOver, type Tone } from './standing'
 
 export type { Urgency }
@@ -96,12 +95,12 @@ export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(t
 
 /** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[], now: number,
+  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[],
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
-    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.wait(attemptWords(Wait, now)) }
-    return { tone: 'warn', lead: decision(statedStep(steps, true)!, lengthUntil(Wait.NextAttemptTime, now)) }
+    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTIES.None.lead }
+    return { tone: 'warn', lead: decision(statedStep(steps, true)!) }
   }
   const lead = dutySentence(steps)
   if (tone === 'bad') return { tone, lead }
@@ -110,6 +109,5 @@ export function incidentLine(
   return { tone: ClosedAt === undefined ? 'busy' : closed, lead }
 }
 
-/** Return the sentence that leaves a long wait to a person. `length`: time until the next attempt, if it is named. */
-export const decision = (choice: Step, length?: string): string =>
-  DUTY.decideWait(briefOf(choice), choice.isRecommended ?? false, length)
+/** Return the sentence that leaves a long wait to a person. */
+export const decision = (choice: Step): string => DUTY.decideWait(briefOf(choice), choice.isRecommended ?? false)

@@ -26,13 +26,10 @@ export function ago(at: number, now: number): string {
   return passed < 1 ? 'just now' : `${coarse(passed)} ago`
 }
 
-/** Return when `at` comes: "in 12 s", "in 2 min". Not for moments in the past. */
-export const soon = (at: number, now: number): string => `in ${lengthUntil(at, now)}`
-
-/** Return the time until a moment: "12 min". */
-export function lengthUntil(at: number, now: number): string {
+/** Return the time until a moment: "in 12 min". */
+export function soon(at: number, now: number): string {
   const seconds = Math.max(0, Math.round(at - now))
-  return coarse(seconds < 60 ? seconds : Math.round(seconds / 60) * 60)
+  return `in ${coarse(seconds < 60 ? seconds : Math.round(seconds / 60) * 60)}`
 }
 
 function coarse(seconds: number): string {

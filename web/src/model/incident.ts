@@ -42,10 +42,11 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return how the incident stands, as a word with its tone. A wait that a person decides about is amber. */
-export function standingOf(incident: Incident): { word: string; tone: Tone } {
+/** Return how the incident stands: a word, or when Everstep retries, with a tone. Amber: a person decides. */
+export function standingOf(incident: Incident, now: number): { word: string; tone: Tone } {
   if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
-  return { word: INCIDENT.waiting, tone: hasDecision(incident) ? 'warn' : 'busy' }
+  const word = INCIDENT.retries(attemptWords(incident.Wait, now))
+  return { word, tone: hasDecision(incident) ? 'warn' : 'busy' }
 }
 
 const hasDecision = ({ Actions = [] }: Incident): boolean => Actions.some(({ Urgency }) => Urgency !== 'Optional')

@@ -124,7 +124,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       title={<Unbroken text={incident.Headline} />}
       status={
         <>
-          <Status {...standingOf(incident)} />
+          <Status {...standingOf(incident, now)} />
           {figures.isOpen && incident.Wait === undefined && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
@@ -144,7 +144,7 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           </Button>
         </>
       }
-      verdict={incidentLine(incident, steps, now)}
+      verdict={incidentLine(incident, steps)}
     />
   )
 }

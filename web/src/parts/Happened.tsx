@@ -134,7 +134,7 @@ function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incid
           </li>
         )
       )}
-      <Loss figures={figures} field="totalSeconds" words={words.downtime}>
+      <Loss figures={figures} field="totalSeconds" words={hasEndedJob ? words.recovering : words.downtime}>
         {figures.costUsd !== undefined && (
           <span title={words.costs}>
             (<span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>)

@@ -27,16 +27,10 @@ export const DUTY = {
   commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
   resubmit: (step?: string) => `Submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
-  wait: (when: string) => `Nothing to do: next attempt ${when}.`,
   /** Title of a card with a decision of a person. */
   decision: 'Decide',
-  /** `length`: time until the next attempt, unless the page has said it. */
-  decideWait: (choice: string, isRecommended: boolean, length?: string) => {
-    const wait = length === undefined ? 'wait' : `retry in ${length}`
-    return isRecommended
-      ? `Decide now: ${choice}, or ${wait}.`
-      : `Decide now: ${wait} (recommended), or ${choice}.`
-  },
+  decideWait: (choice: string, isRecommended: boolean) =>
+    isRecommended ? `Decide now: ${choice}?` : `Decide now: wait (recommended), or ${choice}?`,
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

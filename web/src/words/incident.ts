@@ -23,7 +23,7 @@ export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
-  waiting: 'Waiting',
+  retries: (when: string) => `Retries ${when}`,
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
@@ -33,7 +33,7 @@ export const INCIDENT = {
     recommended: 'Wait for the next attempt (recommended).',
     undecided: 'If nobody decides, Everstep tries again every 15 min.',
     other: (choices: number, isDecision: boolean) =>
-      isDecision ? `Other choices (${count(choices)})` : `What you can do instead (${count(choices)})`,
+      isDecision ? `Other choices (${count(choices)})` : `Optional (${count(choices)})`,
   },
   acknowledged: 'Acknowledged by',
   export: 'Export post-mortem',
@@ -58,6 +58,8 @@ export const INCIDENT = {
     },
     fleet: 'Change the fleet',
     downtime: 'downtime',
+    /** Of a job that has ended. */
+    recovering: 'recovering',
     costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
@@ -71,7 +73,7 @@ export const INCIDENT = {
     cancel: 'Cancel',
     clear: 'Remove',
   },
-  phases: { title: 'Downtime', now: 'so far' },
+  phases: { title: 'Recovery', now: 'so far' },
   timeline: {
     title: 'Timeline',
     log: 'Open the log at this moment',

@@ -60,7 +60,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            BY_API,
+            f"{BY_API} The outage is unexplained.",
         ),
         (replace(WAITING, evidence=(SHUTDOWN,)), BY_API),
         (
@@ -106,18 +106,28 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
     [
         (case(Cause.NODE_FAULT, "the agent of i-1 reports gpu_xid: gpu 5: Xid 79"), "GPU 5 of i-1 failed"),
         (case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"), "i-1 reported disk_read_only"),
-        (case(Cause.NODE_FAULT, "x"), "A node reported a fault"),
-        (case(Cause.INSTANCE_TERMINATED, SHUTDOWN), "An instance was terminated"),
+        (case(Cause.NODE_FAULT, "x"), "i-1 reported a fault"),
+        (case(Cause.INSTANCE_TERMINATED, SHUTDOWN), "i-1 was terminated"),
+        (
+            replace(case(Cause.INSTANCE_TERMINATED, SHUTDOWN), faulted_instance_ids=()),
+            "An instance was terminated",
+        ),
+        (
+            replace(case(Cause.INSTANCE_TERMINATED, SHUTDOWN), faulted_instance_ids=("i-1", "i-2")),
+            "2 instances were terminated",
+        ),
+        (replace(case(Cause.NODE_UNREACHABLE), faulted_instance_ids=("i-1", "i-2")), "2 nodes became unreachable"),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            "An instance was terminated during a control-plane outage",
+            "i-1 was terminated during a control-plane outage",
         ),
         (replace(FAILED, job_reason=SAME), "The training script raised KeyError"),
         (FAILED, "A training process failed"),
     ],
 )
 def test_the_headline_is_as_specific_as_the_stored_facts(account: Account, words: str) -> None:
-    assert headline(account.cause, account.evidence, account.script_error) == words
+    nodes = account.faulted_instance_ids
+    assert headline(account.cause, account.evidence, nodes, account.script_error) == words
 
 
 @pytest.mark.parametrize("reason", [SAME, NINE, "error (1)\nKeyError: 'labels'"])
