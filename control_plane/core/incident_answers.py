@@ -250,8 +250,10 @@ def _has_resumed(account: Account) -> bool:
 
 
 def _details(account: Account) -> Iterator[str]:
-    if _restarts(account) is not None:
+    if (restarts := _restarts(account)) is not None:
         yield _progress(account)
+        if restarts > (account.generation_after or account.generation_before) - account.generation_before:
+            yield "The time and the cost of earlier restarts are in earlier incidents."
         if account.replacement_instance_ids:
             yield f"Everstep also tried {listed(account.replacement_instance_ids)} in place of a node."
     if account.held and account.replacement_instance_ids:

@@ -78,7 +78,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(verdict(desk)).to_contain_text(sentence(job["FailureReason"]))
         # The cause names the script's exception, which is the last line of the reason.
         expect(card).to_contain_text(job["FailureReason"].splitlines()[-1].removeprefix("[rank0]: "))
-        expect(act.get_by_role("link", name=f"Submit again from step {kept:,}")).to_be_visible()
+        expect(act.get_by_role("link", name=f"Then submit again from step {kept:,}")).to_be_visible()
     else:
         if incident.get("LostSteps"):
             expect(card.locator("[data-figure=recomputed-steps]")).to_have_text(f"{incident['LostSteps']:,}")

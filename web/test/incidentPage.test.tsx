@@ -81,7 +81,7 @@ test('an urgent action leads the verdict and shows its command', () => {
     ],
   })
   screen.getByText('Job failed', { selector: '.head .status' })
-  screen.getByText('recovering')
+  screen.getByText('in recovery')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
   card('What to do').getByText('Then run it.')
@@ -243,7 +243,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   // The checkpoints are not known yet, and so the lost steps are not.
   expect(document.querySelector('.losses li')!.textContent).toBe('– steps')
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
-  const link = await card('What to do').findByRole('link', { name: 'Submit again from step 10…' })
+  const link = await card('What to do').findByRole('link', { name: 'Then submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
   screen.getByText('Steps 11 to 12 are lost: no checkpoint in S3 has them.')

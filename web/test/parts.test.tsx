@@ -56,7 +56,7 @@ describe('the card about what to do', () => {
       expect.stringMatching(/^Correct the cause\..*everstep jobs logs gpt --rank 0 --tail 50/),
     ])
     const links = act.getAllByRole('link').map((link) => [link.textContent, link.getAttribute('href')])
-    expect(links).toContainEqual(['Submit again from the beginning…', '/submit?from=run'])
+    expect(links).toContainEqual(['Then submit again from the beginning…', '/submit?from=run'])
     expect(links.map(([, href]) => href)).toContain('/runbook.html#failed')
   })
   test('of a recovery names the cause in the runbook', () => {

@@ -270,7 +270,7 @@ describe('what to do', () => {
     const actions = [{ Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] }] as const
     const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
     expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
-    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Submit again from step 1,200…' })
+    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Then submit again from step 1,200…' })
     expect(rest).toEqual([])
   })
   test('a recovery without a control plane leaves an optional step, which the verdict names', () => {

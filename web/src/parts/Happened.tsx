@@ -97,16 +97,18 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   )
 }
 
-/** What the incident costs from now on. The nodes of a failed job wait for other jobs, so its fleet can shrink. */
-export function ContinuingCost({ incident, fleet }: Pick<Props, 'incident' | 'fleet'>) {
+/** What the incident costs from now on. The name of a fleet is a link, because a person can make the fleet smaller. */
+export function ContinuingCost({ incident, fleet = '' }: Pick<Props, 'incident' | 'fleet'>) {
   if (!incident.ContinuingCost) return null
+  const [before, after] = sentence(incident.ContinuingCost).split(` fleet ${fleet} `)
   return (
     <p className="below">
-      <Unbroken text={sentence(incident.ContinuingCost)} />{' '}
-      {incident.Outcome === 'JobFailed' && fleet !== undefined && (
-        <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
-          {INCIDENT.happened.fleet}
-        </Link>
+      <Unbroken text={before!} />
+      {after !== undefined && (
+        <>
+          {' fleet '}
+          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>{fleet}</Link> <Unbroken text={after} />
+        </>
       )}
     </p>
   )

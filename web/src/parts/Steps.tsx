@@ -44,7 +44,7 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
   )
 }
 
-/** A step's text, button and commands. If the verdict states the step, only its button is unfolded. */
+/** A step's text, button and commands. If the verdict states the step, only what a person needs at once is unfolded. */
 function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated: boolean }) {
   const { mayRun } = useRole()
   const { text, commands, nodeId, shrink, link } = step
@@ -52,7 +52,7 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
   const button = isOfNode ? <NodeButton id={nodeId} fleet={fleet} />
     : shrink && mayRun ? <Shrink {...shrink} />
       : link && <Button component={Link} to={link.to} size="xs" variant="default">{link.label}</Button>
-  const isTextFolded = isStated && Boolean(button)
+  const isTextFolded = isStated && (Boolean(button) || step.urgency === 'Optional')
   const isFolded = isTextFolded || isOfNode
   const words = <p><Unbroken text={isStated ? restOf(step) : text} /></p>
   const shown = shrink && mayRun ? null : <Commands texts={commands} />

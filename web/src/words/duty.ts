@@ -25,7 +25,7 @@ export const DUTY = {
   showNode: 'Show the node',
   details: 'Details',
   commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
-  resubmit: (step?: string) => `Submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
+  resubmit: (step?: string) => `Then submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
   recommended: 'Recommended',
   /** Title of a card with a decision of a person. */
   decision: 'Decide',

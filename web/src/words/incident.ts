@@ -56,10 +56,9 @@ export const INCIDENT = {
       const which = steps === 1 ? `Step ${count(last)} is` : `Steps ${count(last - steps + 1)} to ${count(last)} are`
       return `${which} lost: no checkpoint in S3 has ${steps === 1 ? 'it' : 'them'}.`
     },
-    fleet: 'Change the fleet',
     downtime: 'downtime',
     /** Of a job that has ended. */
-    recovering: 'recovering',
+    recovering: 'in recovery',
     costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,

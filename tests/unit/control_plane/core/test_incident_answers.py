@@ -23,6 +23,8 @@ NINE = (
     "[rank0]: KeyError: 'labels'"
 )
 TRIED = "Everstep also tried i-2 in place of a node."
+FAILED_ALONE = replace(FAILED, generation_before=1, generation_after=4)
+"""A failed job whose 3 restarts all belong to this incident."""
 CRASHED = "rank 3 on i-1 ended: crashed, signal 11"
 EXITED = "rank 3 on i-1 ended: error, code 1"
 
@@ -157,13 +159,14 @@ def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
 @pytest.mark.parametrize("step", [1, 7, 1200])
 def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None:
     """The failed rank can have ended before a step that an earlier launch had finished, and that is lost, too."""
-    failed = replace(FAILED, job_reason=SAME, kept_step=None, reached_step=Step(step))
+    failed = replace(FAILED_ALONE, job_reason=SAME, kept_step=None, reached_step=Step(step))
     assert done(failed)[1:] == (f"No launch passed step {step:,}.", TRIED)
     assert failed.lost_steps == step
 
 
 def test_a_job_that_failed_before_its_first_step_lost_none() -> None:
-    failed = replace(FAILED, job_reason=SAME.replace("after step 7", "before its first step"), reached_step=Step(0))
+    reason = SAME.replace("after step 7", "before its first step")
+    failed = replace(FAILED_ALONE, job_reason=reason, reached_step=Step(0))
     assert done(failed)[1:] == ("No launch finished a step.", TRIED)
     assert done(replace(failed, reached_step=None)) == done(failed)
 
@@ -282,6 +285,15 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
 def test_done_about_a_failed_job_says_whether_everstep_restarted_the_script(changes: dict, words: str) -> None:
     account = replace(FAILED, **{"replacement_instance_ids": (), **changes})
     assert done(account)[0] == f"Everstep {words}."
+
+
+@pytest.mark.parametrize(("generation_after", "is_said"), [(None, True), (3, True), (4, False)])
+def test_details_say_that_restarts_of_earlier_incidents_are_not_in_the_figures(
+    generation_after: int | None, is_said: bool
+) -> None:
+    """The job failed after 3 restarts. Each restart of the incident is one launch after its first one."""
+    failed = replace(FAILED, job_reason=SAME, generation_before=1, generation_after=generation_after)
+    assert ("The time and the cost of earlier restarts are in earlier incidents." in done(failed)) is is_said
 
 
 def test_a_skipped_step_is_the_reason_for_an_older_one() -> None:
