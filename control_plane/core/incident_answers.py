@@ -79,7 +79,7 @@ def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error:
     if hardware is not None:
         part, fault = hardware
         return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
-    down = "" if absent_seconds(evidence) is None else " during a control-plane outage"
+    down = "" if absent_seconds(evidence) is None else " during an Everstep outage"
     return f"{occurrence(cause, nodes, is_brief=True)}{down}"
 
 

@@ -10,9 +10,10 @@ import pytest
 from infra.local_cloud import network
 from tests.bad_day.day import DayOptions, spend
 from tests.bad_day.rules import judge
+from tests.e2e.conftest import MACHINE_NETWORK
 from tests.warm_parent import WarmParent
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group(MACHINE_NETWORK)]
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
 CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}

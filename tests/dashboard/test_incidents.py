@@ -86,7 +86,9 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
             expect(card).to_contain_text("0 steps")
         if not is_open:
             expect(card.get_by_role("heading")).to_contain_text("Recovered")
-        expect(verdict(desk)).to_contain_text(re.compile("Nothing to do|Not urgent: |Optional: |Decide now: "))
+        expect(verdict(desk)).to_contain_text(
+            re.compile("Nothing to do|Not urgent: |Optional: |Recommended now: |Decide now: ")
+        )
         expect(verdict(desk)).not_to_contain_text("Act now")
     # The page of the job advises the same as the page of the incident.
     for action in described["Actions"]:
@@ -107,7 +109,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
         expect(verdict(desk)).to_contain_text(f"Recovering: waiting for {need}.")
         expect(verdict(desk)).to_contain_text("AWS is out of capacity; next attempt in ")
         advice = (
-            "Decide now: continue on 2 nodes?"
+            "Recommended now: continue on 2 nodes."
             if _is_long(described)
             else f"You need not act: Everstep tries again at {again[:5]} UTC"
         )
@@ -136,7 +138,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     lead = {"Now": "Act now: ", "Later": "Not urgent: ", "Optional": "Optional: ", "None": "Nothing to do."}[urgency]
     if "Wait" in incident:
         is_long = _is_long(incident)
-        lead = "Decide now: continue on " if is_long else "Nothing to do."
+        lead = "Recommended now: continue on " if is_long else "Nothing to do yet."
         expect(verdict).to_have_attribute("data-tone", "warn" if is_long else "busy")
         quote = incident["Wait"]["Message"].partition(". ")[0].rstrip(".")
         expect(desk.locator("dl.answers")).to_contain_text(f"AWS reports: “{quote}”")
@@ -155,6 +157,8 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         # The verdict states the first sentence of its action, and the card then has the rest.
         first, _, rest = action["Description"].partition(". ")
         brief = re.split("[:,.]", first)[0]
+        if incident["Headline"].find(node := action.get("InstanceId", "–")) >= 0:
+            brief = brief.replace(f"node {node}", "the node")
         is_stated = f"{brief[0].lower()}{brief[1:]}" in sentence_of_verdict
         expect(todo).to_contain_text(rest if is_stated else action["Description"])
         _expect_commands(todo, action)

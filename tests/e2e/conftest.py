@@ -31,14 +31,20 @@ NODE_MEMORY_BYTES = 64 * 1024**2
 CONNECT_SECONDS = 300.0
 E2E_SECONDS = 400
 HERE = Path(__file__).parent
+MACHINE_NETWORK = "machine network"
+"""Group of the tests that add devices to the machine's network, and of the browser, which then aborts its requests."""
 
 _newest_state_dir: Path | None = None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the end-to-end tests. `--dist loadgroup` runs the tests of a group in one process, one after another."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.path.name))
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))  # this time includes the start of the cluster
 
 

@@ -63,7 +63,7 @@ def check(place: Workplace, adapter: str, precision: str, shape: Shape) -> None:
     job.kill_rank(victim)
     job.wait_ended()
     (incident,) = job.incidents()
-    assert_incident(incident, cause="rank_exit", source="local", base=4)
+    assert_incident(incident, cause="rank_exit", source="local", committed=4)
     assert f"rank {victim} on {job.node_of(victim)} ended: killed, signal 9" in incident["Evidence"][0]
     assert not place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"]
     assert_identical(job)

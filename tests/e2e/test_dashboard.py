@@ -12,7 +12,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.browsing import chromium, confirm, open_job, sign_in, verdict, watched
+from tests.e2e.conftest import MACHINE_NETWORK
 from tests.e2e.jobs import PATIENCE_SECONDS, SCRIPTS, SHAPES, Job, Workplace, wait_until
+
+pytestmark = pytest.mark.xdist_group(MACHINE_NETWORK)
 
 NAME = "from-the-dashboard"
 FIRST, SECOND = "1:6", "1:14"

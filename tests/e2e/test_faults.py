@@ -81,6 +81,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     place.fault("suspend-launch", "--administrative")
 
     job.let_go(first)
+    committed = job.committed()
     place.fault("terminate", victim)
     wait_until("AWS's suspension to be lifted", lambda: resumed(place) > before, lambda: fleet(place)["Reason"])
     wait_until(
@@ -97,7 +98,7 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     job.wait_ended()
     assert advised in job.describe()["NodeIds"], "a recommendation interrupts nothing"
     (incident,) = job.incidents()
-    assert_incident(incident, cause="instance_terminated", source="peer")
+    assert_incident(incident, cause="instance_terminated", source="peer", committed=committed)
     assert incident["ReplacementInstanceId"] in spares
     told = [event["Message"] for event in events_of(place, advised, "NoticeReceived")]
     assert told == ["EC2 Instance Rebalance Recommendation"], "an event that comes twice is one"
@@ -124,6 +125,7 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     """
     job, first = in_training(place, "announced", steps=60)
     retired, reserved, ended = (job.node_of(rank) for rank in range(3))
+    committed = job.committed()
     place.fault("maintenance", retired, "--after", PATIENCE_SECONDS)
     place.fault("block-end", reserved)
     with closing(place.cluster.aws("autoscaling")) as auto_scaling:
@@ -132,9 +134,8 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     job.wait_ended()
     incidents = job.incidents()
     for incident in incidents:  # the source is S3 if both holders of a shard leave the job together
-        assert_incident(
-            incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0
-        )
+        source = "s3" if incident["RestoreSource"] == "s3" else "peer"
+        assert_incident(incident, cause="notice", source=source, committed=committed, lost_steps=0)
     evidence = " ".join(sentence for incident in incidents for sentence in incident["Evidence"])
     for node, kind in ((retired, "maintenance"), (reserved, "capacity block end"), (ended, "terminating")):
         assert f"AWS announced for {node}: {kind} (" in evidence
@@ -153,10 +154,11 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
     """
     job, _ = in_training(place, "crashed")
     victim, spares = job.node_of(1), spares_of(place, job)
+    committed = job.committed()
     place.fault("crash", victim)  # The other ranks wait between two steps, so no rank notices the loss.
     job.wait_ended()
     (incident,) = job.incidents()
-    assert_incident(incident, cause="node_unreachable", source="peer")
+    assert_incident(incident, cause="node_unreachable", source="peer", committed=committed, lost_steps=3)
     assert incident["InstanceId"] == victim
     assert incident["ReplacementInstanceId"] in spares
     assert_identical(job)
@@ -179,7 +181,7 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
     place.fault("terminate", victim)
     job.wait_ended()
     (incident,) = job.incidents()
-    assert_incident(incident, cause="instance_terminated", source="s3", lost_steps=interval + 3, base=interval)
+    assert_incident(incident, cause="instance_terminated", source="s3", committed=interval, lost_steps=interval + 3)
     corrupt = f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the shard do not match their digests"
     assert any(corrupt in sentence for sentence in incident["Evidence"]), incident
     assert_identical(job)

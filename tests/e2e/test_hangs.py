@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from infra.local_cloud import network
-from tests.e2e.conftest import workplace
+from tests.e2e.conftest import MACHINE_NETWORK, workplace
 from tests.e2e.jobs import SHAPES, Job, Json, Workplace, assert_identical, assert_incident, wait_until
 from tests.e2e.reference import References
+
+pytestmark = pytest.mark.xdist_group(MACHINE_NETWORK)
 
 DETECTION_SECONDS = 0.5
 """With this setting, Everstep suspects a hang after 5 s and declares a fault after 15 s."""
@@ -47,7 +49,7 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
     job.wait("a warning", lambda seen: "made no progress" in seen["Reason"] or seen["IncidentCount"])
     job.wait_ended()
     (incident,) = job.incidents()
-    assert_incident(incident, cause="hang", source="local")
+    assert_incident(incident, cause="hang", source="local", committed=10)
     assert "rank 1 on" in incident["Evidence"][0]
     assert "stopped by a signal" in incident["Evidence"][0]
     assert incident["Evidence"][1] == f"{nodes[1]} alone is stuck: its rank 1 is stopped"
@@ -71,7 +73,7 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     job.let_go(job.wait_standing_committed(first, 9))  # the hang after step 12 then costs at most three steps
     job.wait_ended()
     (incident,) = job.incidents()
-    assert_incident(incident, cause="hang", source="local")
+    assert_incident(incident, cause="hang", source="local", committed=9, lost_steps=3)
     told, odd, *where = incident["Evidence"]
     assert told.startswith("hang: all 4 ranks made no progress in train"), told
     assert told.endswith("no stack changed between two stack dumps, and the ranks used neither CPU nor GPU")

@@ -30,8 +30,7 @@ def test_a_documented_script_loses_a_rank_and_an_instance(
 ) -> None:
     """`model` is the path of the first rank's result in its output directory.
 
-    Both faults happen within the first 100 steps, so that the job cannot end before them. The steps are longer than a
-    commit on a busy machine, because a commit that takes several steps loses several steps.
+    Both faults happen within the first 100 steps, so that the job cannot end before them.
     """
     shape, example = Shape(nodes=2), EXAMPLES / name
     place.client.create_training_job(
@@ -46,11 +45,12 @@ def test_a_documented_script_loses_a_rank_and_an_instance(
     job.wait_committed(5)
     job.kill_rank(1)
     job.wait_recovered(1)
+    committed = job.committed()
     job.terminate(job.node_of(0))
     job.wait_ended()
     killed, terminated = job.incidents()
-    assert_incident(killed, cause="rank_exit", source="local")
-    assert_incident(terminated, cause="instance_terminated", source="peer")
+    assert_incident(killed, cause="rank_exit", source="local", committed=5)
+    assert_incident(terminated, cause="instance_terminated", source="peer", committed=committed)
     undisturbed = place.directory / "undisturbed" / name
     launch = place.references.start(example / "train.py", shape.world, undisturbed, parameters)
     assert launch.wait() == [0] * shape.world, launch.logs()

@@ -33,7 +33,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         job = place.submit("operated", PAIRS, steps=STEPS, holds=("1:6", "2:40"), pace_seconds=0.05)
         job.reference()
         job.wait_standing("1:6")
-        rebooted = job.node_of(1)
+        rebooted, committed = job.node_of(1), job.committed()
         place.client.reboot_node(NodeId=rebooted)
         job.let_go("1:6")
         later = job.wait_standing_committed("2:40", 38)
@@ -51,8 +51,8 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         incidents = job.incidents()
         by_cause = {incident["Cause"]: incident for incident in incidents}
         assert by_cause.keys() == {"requested", "node_fault"}, incidents
-        assert_incident(by_cause["requested"], cause="requested", source="peer", lost_steps=0)
-        assert_incident(by_cause["node_fault"], cause="node_fault", source="peer")
+        assert_incident(by_cause["requested"], cause="requested", source="peer", committed=committed, lost_steps=0)
+        assert_incident(by_cause["node_fault"], cause="node_fault", source="peer", committed=38)
         assert by_cause["node_fault"]["InstanceIds"] == [failed]
         assert_identical(job)
 

@@ -110,7 +110,7 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
   expect(head.textContent).toBe(
-    'Decide now: continue on 2 nodes?',
+    'Recommended now: continue on 2 nodes.',
   )
   screen.getByTitle('for nodes that did not train')
   screen.getByText('downtime')
@@ -120,9 +120,9 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(quote.closest('details')!.open).toBe(false)
   expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
-  todo.getByText('Waiting costs $110.08 per hour for 2 idle nodes.')
+  expect(todo.getByText('Waiting costs $110.08 per hour for 2 idle nodes.').closest('details')!.open).toBe(false)
   // The verdict states the choice, so only its button is unfolded.
-  expect(todo.getByText('Recommended').nextElementSibling!.textContent).toBe('Continue on 2 nodes')
+  expect(todo.queryByText('Recommended')).toBeNull()
   expect(todo.getByText('It grows.').closest('details')!.open).toBe(false)
   const undecided = todo.getByText('If nobody decides, Everstep tries again every 15 min.')
   expect(undecided.closest('details')!.open).toBe(false)
@@ -138,17 +138,24 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
   expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: wait (recommended), or pause the job?',
+    'Decide now: wait (recommended), or pause the job.',
   )
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
+test.each([['i-a became unreachable', 'the node'], ['2 nodes became unreachable', 'node i-a']])(
+  'the verdict under "%s" says "terminate %s"', (Headline, node) => {
+    page({ Headline, Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })] })
+    expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)
+  },
+)
+
 test('a short wait demands nothing, although it has choices', () => {
   const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions })
   const head = screen.getByRole('status')
-  expect(head.textContent).toBe('Nothing to do.')
+  expect(head.textContent).toBe('Nothing to do yet.')
   expect(head.getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText(/^Retries in \d+ s$/).className).toBe('status tone-busy')
   card('What to do').getByText('Optional (1)')
@@ -157,7 +164,7 @@ test('a short wait demands nothing, although it has choices', () => {
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
-  expect(screen.getByRole('status').textContent).toBe('Nothing to do.')
+  expect(screen.getByRole('status').textContent).toBe('Nothing to do yet.')
   screen.getByText('Retries now')
   card('What to do').getByText(/^Nothing\./)
 })

@@ -196,7 +196,7 @@ describe('a wait for capacity', () => {
     const choice: IncidentAction = { Urgency: 'Later', Description: 'Continue on 2 nodes. It grows.', Command: 'x', FurtherCommands: [], IsRecommended: true, MinNodeCount: 2 }
     const wait = { MissingNodeCount: 1, InstanceType: 'p5', AvailabilityZone: 'us', Message: short, IsOutOfCapacity: true, FailedAttemptCount: 5, NextAttemptTime: midnight + 900 }
     const { act } = all({ job: job({ SecondaryStatus: 'Restarting', CapacityWait: wait }), incidents: [incident()], actions: [choice], now: midnight })
-    expect([act.title, act.brief]).toEqual(['Decide', 'Decide now: continue on 2 nodes?'])
+    expect([act.title, act.brief]).toEqual(['Decide', 'Recommended now: continue on 2 nodes.'])
     expect(act.steps.map(({ shrink }) => shrink)).toEqual([{ runId: 'run', nodes: 2 }])
   })
 })

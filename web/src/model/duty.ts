@@ -95,14 +95,16 @@ export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(t
 
 /** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { ClosedAt, Wait }: Pick<Incident, 'ClosedAt' | 'Wait'>, steps: readonly Step[],
+  { ClosedAt, Headline, Wait }: Pick<Incident, 'ClosedAt' | 'Headline' | 'Wait'>, steps: readonly Step[],
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
-    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTIES.None.lead }
+    if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.notYet }
     return { tone: 'warn', lead: decision(statedStep(steps, true)!) }
   }
-  const lead = dutySentence(steps)
+  const { nodeId = '' } = statedStep(steps, false) ?? {}
+  const isInTitle = nodeId !== '' && Headline.includes(nodeId)
+  const lead = isInTitle ? dutySentence(steps).replace(`node ${nodeId}`, DUTY.theNode) : dutySentence(steps)
   if (tone === 'bad') return { tone, lead }
   // Amber is for decisions that cannot wait.
   const closed = tone === 'good' ? tone : 'idle'

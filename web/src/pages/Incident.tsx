@@ -182,31 +182,41 @@ function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly 
       <Card title={DUTY.title} label={DUTY.title}>
         {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
         {isChoice ? (
-          <Choices steps={steps} stated={stated} isDecision={isDecision} />
+          <Choices incident={incident} steps={steps} stated={stated} isDecision={isDecision} />
         ) : (
-          <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} stated={stated} />
+          <>
+            <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} stated={stated} />
+            <ContinuingCost incident={incident} fleet={fleet} />
+          </>
         )}
-        <ContinuingCost incident={incident} fleet={fleet} />
       </Card>
     </div>
   )
 }
 
+interface ChoicesProps {
+  incident: Incident
+  steps: readonly Step[]
+  stated?: Step
+  isDecision: boolean
+}
+
 /** What a person can do instead of waiting for AWS. Only the recommended step is unfolded. */
-function Choices({ steps, stated, isDecision }: { steps: readonly Step[]; stated?: Step; isDecision: boolean }) {
+function Choices({ incident, steps, stated, isDecision }: ChoicesProps) {
   const words = INCIDENT.wait
   const recommended = steps.filter((step) => step.isRecommended)
   const others = steps.filter((step) => !step.isRecommended)
-  if (steps.length === 0) return null
   return (
     <>
       {recommended.length === 0 && isDecision && <p>{words.recommended}</p>}
       <Steps steps={recommended} isChoice stated={stated} />
+      {others.length === 0 && <ContinuingCost incident={incident} />}
       {others.length > 0 && (
         <details>
           <summary className="dim">{words.other(others.length, isDecision)}</summary>
           {isDecision && <p>{words.undecided}</p>}
           <Steps steps={others} isChoice />
+          <ContinuingCost incident={incident} />
         </details>
       )}
     </>

@@ -36,7 +36,7 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
           {!isChoice && step !== stated && (step.urgency !== urgency || urgency === 'Optional') && (
             <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
           )}
-          {step.isRecommended && <strong>{DUTY.recommended}</strong>}
+          {step.isRecommended && step !== stated && <strong>{DUTY.recommended}</strong>}
           <What step={step} fleet={fleet} isStated={step === stated} />
         </li>
       ))}
@@ -63,7 +63,7 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
       {button && <div className="row">{button}</div>}
       {isFolded && (
         <details>
-          <summary className="dim">{isTextFolded ? DUTY.details : DUTY.commands(commands.length)}</summary>
+          <summary className="dim">{isTextFolded && button ? DUTY.details : DUTY.commands(commands.length)}</summary>
           {isTextFolded && words}
           {shown}
         </details>

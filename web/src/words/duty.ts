@@ -30,7 +30,9 @@ export const DUTY = {
   /** Title of a card with a decision of a person. */
   decision: 'Decide',
   decideWait: (choice: string, isRecommended: boolean) =>
-    isRecommended ? `Decide now: ${choice}?` : `Decide now: wait (recommended), or ${choice}?`,
+    isRecommended ? `Recommended now: ${choice}.` : `Decide now: wait (recommended), or ${choice}.`,
+  notYet: 'Nothing to do yet.',
+  theNode: 'the node',
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

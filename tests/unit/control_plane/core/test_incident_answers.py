@@ -121,7 +121,7 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
         (replace(case(Cause.NODE_UNREACHABLE), faulted_instance_ids=("i-1", "i-2")), "2 nodes became unreachable"),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            "i-1 was terminated during a control-plane outage",
+            "i-1 was terminated during an Everstep outage",
         ),
         (replace(FAILED, job_reason=SAME), "The training script raised KeyError"),
         (FAILED, "A training process failed"),
