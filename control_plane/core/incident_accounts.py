@@ -345,7 +345,7 @@ def _of_a_node(node: HeldNode) -> Iterable[Action]:
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
-        words = "Read the server's log, to find the outage's cause."
+        words = "Read Everstep's log, to find the outage's cause."
         yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 

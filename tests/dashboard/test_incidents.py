@@ -158,7 +158,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         first, _, rest = action["Description"].partition(". ")
         brief = re.split("[:,.]", first)[0]
         if incident["Headline"].find(node := action.get("InstanceId", "–")) >= 0:
-            brief = brief.replace(f"node {node}", "the node")
+            brief = brief.replace(f"node {node}", "the failed node")
         is_stated = f"{brief[0].lower()}{brief[1:]}" in sentence_of_verdict
         expect(todo).to_contain_text(rest if is_stated else action["Description"])
         _expect_commands(todo, action)

@@ -144,7 +144,7 @@ test('without a recommended choice, the recommendation of a long shortage is to 
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
-test.each([['i-a became unreachable', 'the node'], ['2 nodes became unreachable', 'node i-a']])(
+test.each([['i-a became unreachable', 'the failed node'], ['2 nodes became unreachable', 'node i-a']])(
   'the verdict under "%s" says "terminate %s"', (Headline, node) => {
     page({ Headline, Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })] })
     expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)

@@ -87,7 +87,7 @@ describe('the latest incident', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
-      'What failed', 'Lost', 'Why', 'Response', 'A node reported a fault', 'GPU 5 failed.',
+      'What failed', 'Lost so far', 'Why', 'Response', 'A node reported a fault', 'GPU 5 failed.',
       'Everstep stopped all ranks.', 'Details (1)', 'steps', 'Now', 'Recovering',
     ]) now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)

@@ -78,7 +78,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
           </dd>
         </>
       )}
-      <dt>{words.lost}</dt>
+      <dt>{words.lost(figures.isOpen)}</dt>
       <dd>
         <Losses figures={figures} outcome={incident.Outcome} />
         {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}

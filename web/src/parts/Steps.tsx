@@ -44,7 +44,7 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
   )
 }
 
-/** A step's text, button and commands. If the verdict states the step, only what a person needs at once is unfolded. */
+/** A step's text, button and commands. If the verdict states the step, only its button is unfolded. */
 function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated: boolean }) {
   const { mayRun } = useRole()
   const { text, commands, nodeId, shrink, link } = step
@@ -52,9 +52,10 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
   const button = isOfNode ? <NodeButton id={nodeId} fleet={fleet} />
     : shrink && mayRun ? <Shrink {...shrink} />
       : link && <Button component={Link} to={link.to} size="xs" variant="default">{link.label}</Button>
-  const isTextFolded = isStated && (Boolean(button) || step.urgency === 'Optional')
+  const isTextFolded = isStated && Boolean(button)
   const isFolded = isTextFolded || isOfNode
-  const words = <p><Unbroken text={isStated ? restOf(step) : text} /></p>
+  const shownText = isStated ? restOf(step) : text
+  const words = shownText && <p><Unbroken text={shownText} /></p>
   const shown = shrink && mayRun ? null : <Commands texts={commands} />
   return (
     <>
@@ -63,7 +64,7 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
       {button && <div className="row">{button}</div>}
       {isFolded && (
         <details>
-          <summary className="dim">{isTextFolded && button ? DUTY.details : DUTY.commands(commands.length)}</summary>
+          <summary className="dim">{isTextFolded ? DUTY.details : DUTY.commands(commands.length)}</summary>
           {isTextFolded && words}
           {shown}
         </details>

@@ -46,7 +46,7 @@ export const INCIDENT = {
     why: 'Why',
     done: 'Response',
     now: 'Now',
-    lost: 'Lost',
+    lost: (isOpen: boolean) => (isOpen ? 'Lost so far' : 'Lost'),
     details: (pieces: number) => `Details (${count(pieces)})`,
     noneLost: 'steps',
     recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,

@@ -100,7 +100,7 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
     absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
-    assert duty(absent).startswith("Nobody must act. Optional: read the server's log, to find the outage's cause.")
+    assert duty(absent).startswith("Nobody must act. Optional: read Everstep's log, to find the outage's cause.")
     assert duty(FAILED) == (
         "Act now: correct the cause, and submit the job again from the checkpoint of step 5. The log of the failed rank "
         "shows the error."
