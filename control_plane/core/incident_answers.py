@@ -89,7 +89,7 @@ def why(account: Account) -> str:
 
     The first sentence agrees with `verdict`: both name the same exception, fault or instance.
     """
-    outage = "" if absent_seconds(account.evidence) is None else " Outage: unknown."
+    outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}.{outage}"
 
 

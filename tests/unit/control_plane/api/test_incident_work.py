@@ -205,7 +205,7 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
         "FailedAttemptCount": 3,
         "NextAttemptTime": next_at,
     }
-    assert described["Why"] == "X. Outage: unknown."
+    assert described["Why"] == "X. Outage: cause unknown."
     assert described["Done"][0].endswith("requested 1 p5.48xlarge 3 times: AWS launches none.")
     job.write(jobs.change, memo={"capacity_wait": {**wait, "message": "InsufficientInstanceCapacity"}})
     short = client.describe_incident(IncidentId="inc-1")

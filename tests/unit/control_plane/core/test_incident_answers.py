@@ -62,7 +62,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
-            f"{BY_API} Outage: unknown.",
+            f"{BY_API} Outage: cause unknown.",
         ),
         (replace(WAITING, evidence=(SHUTDOWN,)), BY_API),
         (
