@@ -56,8 +56,14 @@ Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids
 def occurrence(cause: Cause, nodes: Sequence[str] = (), *, is_brief: bool = False) -> str:
     """Return what happened in an incident, as a sentence without its full stop.
 
-    The sentence names the nodes in `nodes`. If `is_brief` is true, it counts several nodes, and names
-    none where something else failed.
+    Args:
+        cause: the cause of the incident.
+        nodes: ids of the nodes on which the failure occurred.
+        is_brief: whether the sentence gives only the number of several nodes, and leaves out the nodes of a failed
+            rank or shard.
+
+    Returns:
+        The sentence.
     """
     count = len(nodes) if is_brief and len(nodes) > 1 else None
     ids = listed(nodes) if count is None else f"{count} nodes"

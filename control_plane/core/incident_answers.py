@@ -84,10 +84,9 @@ def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error:
 
 
 def why(account: Account) -> str:
-    """Return the cause of an incident in a sentence. After an outage of the control plane, a second one
-    says that its cause is unknown.
+    """Return the cause of an incident. After an outage of the control plane, also say that its cause is unknown.
 
-    The first sentence agrees with `verdict`: both name the same exception, fault or instance.
+    The text agrees with `verdict`: both name the same exception, fault or instance.
     """
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}.{outage}"

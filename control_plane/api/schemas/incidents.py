@@ -123,9 +123,10 @@ class Incident(Shape):
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
-    """The cause in at most three sentences, which begin with "Cause unknown" if no stored fact explains the failure.
+    """The exception of the script, the reported fault, or a sentence about the cause.
 
-    Only in DescribeIncident.
+    It begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if
+    Everstep was down meanwhile. Only in DescribeIncident.
     """
     done: list[str] | None = None
     """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
