@@ -8,7 +8,7 @@ completed or deleted checkpoints. The restored database contains none of this, b
     event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
     checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
 
-Source of these rules: docs/design.md#a-restored-database.
+Source of these rules: docs/design/database-restore.md.
 
 Invariant: pure.
 """

@@ -1,4 +1,4 @@
-"""Elastic jobs: when a job starts or continues on fewer nodes, and when it grows (docs/design.md#elastic-jobs).
+"""Elastic jobs: when a job starts or continues on fewer nodes, and when it grows (docs/design/elastic-jobs.md).
 
     4 nodes ── one lost ── no node within the patience ──▶ 3 nodes ── a node is ready ── agreed stop ──▶ 4 nodes
                            a node in time ──▶ 4 nodes              ── a failure, and a node is ready ──▶ 4 nodes

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
 NAMED = (
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design.md", "docs/operating.md")),
+    *sorted((ROOT / "docs/design").glob("*.md")),
     *sorted((ROOT / "docs/adr").glob("[0-9]*.md")),
 )
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
@@ -38,6 +39,13 @@ def test_every_module_says_in_its_first_line_what_it_is() -> None:
         if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
     ]
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("README.md", 110), ("ARCHITECTURE.md", 300), ("CHANGELOG.md", 60), ("docs/design.md", 700)]
+)
+def test_a_document_that_is_read_first_stays_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
 
 
 @pytest.mark.parametrize("document", NAMED, ids=lambda path: path.name)

@@ -165,8 +165,11 @@ def test_every_path_in_other_code_exists() -> None:
 
 
 def test_the_rules_of_the_design_are_numbered_in_order_and_those_that_are_named_exist() -> None:
-    text = prose_of("docs/design.md")
-    rules = [int(number) for number in re.findall(r"^\*\*R(\d+)\.", text, re.MULTILINE)]
-    assert rules == list(range(1, len(rules) + 1))
-    assert len(rules) > 50
-    assert {int(number) for number in re.findall(r"\bR(\d+)\b", text)} == set(rules)
+    pages = ["docs/design.md", *(name for name in sources() if name.startswith("docs/design/"))]
+    texts = [prose_of(name) for name in pages]
+    rules = [[int(number) for number in re.findall(r"^\*\*R(\d+)\.", text, re.MULTILINE)] for text in texts]
+    assert [numbers for numbers in rules if numbers != sorted(numbers)] == []
+    every = sorted(number for numbers in rules for number in numbers)
+    assert every == list(range(1, len(every) + 1))
+    assert len(every) > 50
+    assert {int(number) for text in texts for number in re.findall(r"\bR(\d+)\b", text)} == set(every)
