@@ -253,7 +253,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const link = await card('What to do').findByRole('link', { name: 'Then submit again from step 10…' })
   expect(link.getAttribute('href')).toBe('/submit?from=run&checkpoint=10')
   expect(document.querySelector('[data-figure="unsaved-steps"]')!.textContent).toBe('2')
-  screen.getByText('Steps 11 to 12 are lost: no checkpoint in S3 has them.')
+  screen.getByText('All steps after step 10 are lost: no checkpoint in S3 has them.')
 })
 
 test('the timeline has milestones, events, log lines, stacks and notes in the order of time', () => {

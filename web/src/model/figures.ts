@@ -202,8 +202,8 @@ export interface IncidentFigures {
   recomputedSteps?: number
   /** Steps that no checkpoint keeps. Only for an incident with which the job failed or was stopped. */
   unsavedSteps?: number
-  /** The newest of these steps. */
-  lastUnsavedStep?: number
+  /** The newest step that a checkpoint keeps; 0 without a checkpoint. Absent without `unsavedSteps`. */
+  keptStep?: number
   costUsd?: number
 }
 
@@ -218,7 +218,7 @@ export function incidentFigures(
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
   const end = cutShortBy(incident, job)
-  const isLast = end === 'Failed' || end === 'Stopped'
+  const unsaved = end === 'Failed' || end === 'Stopped' ? unsavedSteps(job!, protection) : undefined
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
@@ -229,8 +229,8 @@ export function incidentFigures(
     reachedStep: incident.ReachedStep,
     resumedStep: incident.FromStep,
     recomputedSteps: incident.LostSteps,
-    unsavedSteps: isLast ? unsavedSteps(job!, protection) : undefined,
-    lastUnsavedStep: isLast ? reachedStep(job!) : undefined,
+    unsavedSteps: unsaved,
+    keptStep: unsaved === undefined ? undefined : reachedStep(job!) - unsaved,
     costUsd: incident.CostUsd,
   }
 }

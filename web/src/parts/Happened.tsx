@@ -24,7 +24,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
   const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
-  const unsaved = figures.unsavedSteps ? [words.unsavedReason(figures.unsavedSteps, figures.lastUnsavedStep ?? 0)] : []
+  const unsaved = figures.unsavedSteps ? [words.unsavedReason(figures.keptStep ?? 0)] : []
   const details = [...quote, ...unsaved, ...explained, ...(incident.Evidence ?? [])]
   const title = incident.Headline
   const all = incident.FaultedInstanceIds ?? []

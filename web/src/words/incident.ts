@@ -51,11 +51,9 @@ export const INCIDENT = {
     noneLost: 'steps',
     recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,
     unsaved: (steps: number) => (steps === 1 ? 'step' : 'steps'),
-    /** `last`: the newest step of the job. */
-    unsavedReason: (steps: number, last: number) => {
-      const which = steps === 1 ? `Step ${count(last)} is` : `Steps ${count(last - steps + 1)} to ${count(last)} are`
-      return `${which} lost: no checkpoint in S3 has ${steps === 1 ? 'it' : 'them'}.`
-    },
+    unsavedReason: (kept: number) =>
+      kept === 0 ? 'All steps are lost: S3 has no checkpoint.'
+        : `All steps after step ${count(kept)} are lost: no checkpoint in S3 has them.`,
     downtime: 'downtime',
     /** Of a job that has ended. */
     recovering: 'in recovery',
