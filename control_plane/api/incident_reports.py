@@ -33,7 +33,7 @@ from control_plane.db.jobs import JobRecord
 from control_plane.db.nodes import NodeRecord
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.records import capacity_wait_of, job_record, prefix_of
-from everstep.protocol.ids import Step
+from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
 """Number of incidents that the API compares with a given incident: the newest of the same cause and project."""
@@ -114,6 +114,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         from_step=None if record.from_step is None else Step(record.from_step),
         repeated_steps=record.lost_steps,
         kept_step=None if checkpoint is None else Step(checkpoint.step),
+        first_step=FIRST_STEP if job.spec.initial is None else Step(job.spec.initial.step),
         restore_source=record.restore_source,
         instance_ids=record.instance_ids,
         faulted_instance_ids=record.faulted_instance_ids,

@@ -53,28 +53,29 @@ Ids of nodes replace `{node}` and `{instance}`. `{on}` becomes ` on` and the ids
 """
 
 
-def occurrence(cause: Cause, nodes: Sequence[str] = (), *, is_brief: bool = False) -> str:
+def occurrence(cause: Cause, nodes: Sequence[str] = ()) -> str:
     """Return what happened in an incident, as a sentence without its full stop.
 
-    Args:
-        cause: the cause of the incident.
-        nodes: ids of the nodes on which the failure occurred.
-        is_brief: whether the sentence gives only the number of several nodes, and leaves out the nodes of a failed
-            rank or shard.
-
-    Returns:
-        The sentence.
+    The sentence names the nodes in `nodes`.
     """
-    count = len(nodes) if is_brief and len(nodes) > 1 else None
-    ids = listed(nodes) if count is None else f"{count} nodes"
+    ids = listed(nodes)
     return capital(
         _OCCURRENCES[cause].format(
             node=ids or "a node",
-            instance=(ids if count is None else f"{count} instances") or "an instance",
-            on=f" on {ids}" if ids and not is_brief else "",
+            instance=ids or "an instance",
+            on=f" on {ids}" if ids else "",
             was="were" if len(nodes) > 1 else "was",
         )
     )
+
+
+def brief_occurrence(cause: Cause, nodes: Sequence[str]) -> str:
+    """Return `occurrence` with the id of the one node that failed.
+
+    The sentence names no node if a rank or a shard failed, or if several nodes failed, possibly for different causes.
+    """
+    is_of_one_node = len(nodes) == 1 and "{on}" not in _OCCURRENCES[cause]
+    return occurrence(cause, nodes if is_of_one_node else ())
 
 
 class Outcome(StrEnum):
@@ -160,6 +161,8 @@ class Account:
     """Steps that training repeated. None until the control plane has chosen the step to restore."""
     kept_step: Step | None = None
     """Step of the job's newest complete checkpoint in S3. None without a checkpoint."""
+    first_step: Step = FIRST_STEP
+    """Step from which the job started: that of its InitialCheckpoint, or 0."""
     restore_source: str | None = None
     instance_ids: tuple[str, ...] = ()
     """Instances that the job lost."""
@@ -225,7 +228,7 @@ class Account:
         """
         if not self.has_ended_the_job:
             return self.repeated_steps
-        return None if self.reached_step is None else max(0, self.reached_step - (self.kept_step or FIRST_STEP))
+        return None if self.reached_step is None else max(0, self.reached_step - (self.kept_step or self.first_step))
 
     def interruption_seconds(self, now: float) -> float:
         """Return the time from the failure until the end of the incident, or until `now`, in seconds."""

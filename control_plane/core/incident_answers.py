@@ -16,9 +16,9 @@ from control_plane.core.capacity import is_shortage
 from control_plane.core.incident_accounts import (
     Account,
     Outcome,
+    brief_occurrence,
     capital,
     listed,
-    occurrence,
 )
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
@@ -73,14 +73,18 @@ def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error:
     Returns:
         Words that name the script's exception, the GPU, or the cause and its one node.
     """
+    down = "" if absent_seconds(evidence) is None else " during an Everstep outage"
+    return f"{_failed(cause, evidence, nodes, error)}{down}"
+
+
+def _failed(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: str | None) -> str:
     if error is not None:
         return f"The training script raised {error.partition(':')[0]}"
     hardware = _hardware(evidence) if cause is Cause.NODE_FAULT else None
-    if hardware is not None:
-        part, fault = hardware
-        return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
-    down = "" if absent_seconds(evidence) is None else " during an Everstep outage"
-    return f"{occurrence(cause, nodes, is_brief=True)}{down}"
+    if hardware is None:
+        return brief_occurrence(cause, nodes)
+    part, fault = hardware
+    return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
 
 
 def why(account: Account) -> str:
@@ -89,7 +93,10 @@ def why(account: Account) -> str:
     The text agrees with `verdict`: both name the same exception, fault or instance.
     """
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
-    return f"{capital(_CAUSES.get(account.cause, _other)(account)).rstrip('.')}.{outage}"
+    cause = _CAUSES.get(account.cause, _other)(account).rstrip(".")
+    if account.script_error is None:  # otherwise the text begins with the name of a class
+        cause = capital(cause)
+    return f"{cause}.{outage}"
 
 
 def done(account: Account) -> tuple[str, ...]:
@@ -228,7 +235,7 @@ def _changes(account: Account) -> Iterator[str]:
 
 
 def _end(account: Account) -> Iterator[str]:
-    """Yield the end of a sentence about the recovery, such as "resumed training from step 1,200"."""
+    """Yield the end of a sentence about the recovery, such as "resumed from step 1,200"."""
     if account.outcome is Outcome.OPEN and account.wait is not None:
         count = account.wait.missing_count
         what = f"{count} {account.instance_type or ('node' if count == 1 else 'nodes')}"
@@ -252,6 +259,7 @@ def _has_resumed(account: Account) -> bool:
 def _details(account: Account) -> Iterator[str]:
     if (restarts := _restarts(account)) is not None:
         yield _progress(account)
+        # A generation without ranks also counts here. The sentence can therefore be missing, but it is never wrong.
         if restarts > (account.generation_after or account.generation_before) - account.generation_before:
             yield "The time and the cost of earlier restarts are in earlier incidents."
         if account.replacement_instance_ids:

@@ -157,8 +157,9 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
         # The verdict states the first sentence of its action, and the card then has the rest.
         first, _, rest = action["Description"].partition(". ")
         brief = re.split("[:,.]", first)[0]
-        if incident["Headline"].find(node := action.get("InstanceId", "–")) >= 0:
-            brief = brief.replace(f"node {node}", "the failed node")
+        node = action.get("InstanceId", "–")
+        if node in incident["Headline"]:
+            brief = brief.replace(f"node {node}", "this node")
         is_stated = f"{brief[0].lower()}{brief[1:]}" in sentence_of_verdict
         expect(todo).to_contain_text(rest if is_stated else action["Description"])
         _expect_commands(todo, action)

@@ -32,7 +32,10 @@ CONNECT_SECONDS = 300.0
 E2E_SECONDS = 400
 HERE = Path(__file__).parent
 MACHINE_NETWORK = "machine network"
-"""Group of the tests that add devices to the machine's network, and of the browser, which then aborts its requests."""
+"""Group of the tests that add network devices to the machine.
+
+Chromium then aborts its requests, so its test is in the group, too.
+"""
 
 _newest_state_dir: Path | None = None
 

@@ -995,7 +995,7 @@ export interface Incident {
   Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
-  /** The exception of the script, the reported fault, or a sentence about the cause. It begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if Everstep was down meanwhile. Only in DescribeIncident. */
+  /** The exception of the script, the reported fault, or a sentence about the cause. The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if the control plane was down when the failure occurred. Only in DescribeIncident. */
   Why?: string
   /** What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident. */
   Done?: string[]

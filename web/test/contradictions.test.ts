@@ -89,6 +89,8 @@ describe('an incident', () => {
     const last = incident({ Phase: 'closed', ClosedAt: NOW, LostSteps: 0 })
     const nothing = protection({ LastCheckpoint: undefined })
     expect(incidentFigures(last, NOW, failed, { protection: nothing })).toMatchObject({ recomputedSteps: 0, unsavedSteps: 78 })
+    const continued = { ...failed, InitialCheckpoint: { RunId: 'other', Step: 70 } }
+    expect(incidentFigures(last, NOW, continued, { protection: nothing })).toMatchObject({ unsavedSteps: 8, keptStep: 70 })
     expect(incidentFigures(last, NOW)).toMatchObject({ recomputedSteps: 0, unsavedSteps: undefined })
   })
   test.each([0, 0.4, 59, 4000])('has phases that add up to its total, %d s later', (later) => {

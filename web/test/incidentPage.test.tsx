@@ -144,7 +144,7 @@ test('without a recommended choice, the recommendation of a long shortage is to 
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
-test.each([['i-a became unreachable', 'the failed node'], ['2 nodes became unreachable', 'node i-a']])(
+test.each([['i-a became unreachable', 'this node'], ['2 nodes became unreachable', 'node i-a']])(
   'the verdict under "%s" says "terminate %s"', (Headline, node) => {
     page({ Headline, Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })] })
     expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)
@@ -160,6 +160,13 @@ test('a short wait demands nothing, although it has choices', () => {
   expect(screen.getByText(/^Retries in \d+ s$/).className).toBe('status tone-busy')
   card('What to do').getByText('Optional (1)')
   expect(card('What to do').queryByText('Optional')).toBeNull()
+})
+
+test('a held node is no choice during a wait', () => {
+  const held = action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })
+  page({ ...waiting, Headline: 'A node failed', Actions: [held, action({ Description: 'Pause the job.' })] })
+  expect(screen.getByRole('status').textContent).toBe('Not urgent: terminate node i-a.')
+  expect(screen.getByText('Retries in 12 min').className).toBe('status tone-busy')
 })
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {

@@ -125,8 +125,8 @@ class Incident(Shape):
     why: str | None = None
     """The exception of the script, the reported fault, or a sentence about the cause.
 
-    It begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if
-    Everstep was down meanwhile. Only in DescribeIncident.
+    The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown."
+    if the control plane was down when the failure occurred. Only in DescribeIncident.
     """
     done: list[str] | None = None
     """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""

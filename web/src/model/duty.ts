@@ -43,7 +43,9 @@ export const urgentFirst = (steps: readonly Step[]): Step[] =>
 export function statedStep(steps: readonly Step[], isWaiting: boolean): Step | undefined {
   const urgency = urgencyOf(steps)
   const equal = steps.filter((step) => step.urgency === urgency)
-  if (isWaiting && urgency !== 'Now') return isPressing(urgency) ? equal[0] : undefined
+  const choice = equal.find((step) => step.nodeId === undefined)
+  if (isWaiting && urgency === 'Later' && choice) return choice
+  if (isWaiting && !isPressing(urgency)) return undefined
   return urgency === 'Now' || (urgency === 'Optional' ? steps : equal).length === 1 ? equal[0] : undefined
 }
 
@@ -99,12 +101,13 @@ export function incidentLine(
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {
+    const choice = statedStep(steps, true)
+    if (choice && choice.nodeId === undefined) return { tone: 'warn', lead: decision(choice) }
     if (!isPressing(urgencyOf(steps))) return { tone: 'busy', lead: DUTY.notYet }
-    return { tone: 'warn', lead: decision(statedStep(steps, true)!) }
   }
   const { nodeId = '' } = statedStep(steps, false) ?? {}
   const isInTitle = nodeId !== '' && Headline.includes(nodeId)
-  const lead = isInTitle ? dutySentence(steps).replace(`node ${nodeId}`, DUTY.theNode) : dutySentence(steps)
+  const lead = isInTitle ? dutySentence(steps).replace(`node ${nodeId}`, DUTY.thisNode) : dutySentence(steps)
   if (tone === 'bad') return { tone, lead }
   // Amber is for decisions that cannot wait.
   const closed = tone === 'good' ? tone : 'idle'

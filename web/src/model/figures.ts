@@ -124,7 +124,7 @@ export function jobFigures(job: AnyJob, { protection: any, staleSeconds = 0 }: C
 function unsavedSteps(job: AnyJob, protection?: Protection): number | undefined {
   const hasLost = job.TrainingJobStatus === 'Failed' || job.TrainingJobStatus === 'Stopped'
   if (!hasLost || protection === undefined) return undefined
-  return Math.max(0, reachedStep(job) - (protection.LastCheckpoint?.Step ?? 0))
+  return Math.max(0, reachedStep(job) - (protection.LastCheckpoint?.Step ?? job.InitialCheckpoint?.Step ?? 0))
 }
 
 /** An answer that was given before the newest launch says nothing about it. */

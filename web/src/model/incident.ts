@@ -42,11 +42,12 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return how the incident stands: a word, or when Everstep retries, with a tone. Amber: a person decides. */
+/** Return the badge of an incident: its outcome, or the time of the next attempt. Amber: a person must decide. */
 export function standingOf(incident: Incident, now: number): { word: string; tone: Tone } {
   if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
   const word = INCIDENT.retries(attemptWords(incident.Wait, now))
   return { word, tone: hasDecision(incident) ? 'warn' : 'busy' }
 }
 
-const hasDecision = ({ Actions = [] }: Incident): boolean => Actions.some(({ Urgency }) => Urgency !== 'Optional')
+const hasDecision = ({ Actions = [] }: Incident): boolean =>
+  Actions.some(({ Urgency, InstanceId }) => Urgency !== 'Optional' && InstanceId === undefined)

@@ -30,7 +30,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const all = incident.FaultedInstanceIds ?? []
   // The failure of a script is not a failure of the nodes on which it ran.
   const isOfScript = incident.Outcome === 'JobFailed' && incident.Cause === 'rank_exit'
-  const failed = isOfScript ? [] : all.filter((id) => !title.includes(id))
+  const failed = isOfScript ? [] : all.filter((id) => isTitled || !title.includes(id))
   const now = useNow()
   const present = presentWords(incident, now)
   const where = (

@@ -32,7 +32,7 @@ export const DUTY = {
   decideWait: (choice: string, isRecommended: boolean) =>
     isRecommended ? `Recommended now: ${choice}.` : `Decide now: wait (recommended), or ${choice}.`,
   notYet: 'Nothing to do yet.',
-  theNode: 'the failed node',
+  thisNode: 'this node',
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',

@@ -52,10 +52,10 @@ export const INCIDENT = {
     recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,
     unsaved: (steps: number) => (steps === 1 ? 'step' : 'steps'),
     unsavedReason: (kept: number) =>
-      kept === 0 ? 'All steps are lost: S3 has no checkpoint.'
+      kept === 0 ? 'All steps are lost: no checkpoint in S3 has them.'
         : `All steps after step ${count(kept)} are lost: no checkpoint in S3 has them.`,
     downtime: 'downtime',
-    /** Of a job that has ended. */
+    /** Of a job that failed or was stopped. */
     recovering: 'in recovery',
     costs: 'for nodes that did not train',
   },

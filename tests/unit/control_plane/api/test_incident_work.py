@@ -168,7 +168,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     assert described["Actions"] == [], "Everstep recovers the job, so nobody has to act"
     (listed,) = client.list_incidents()["Incidents"]
     assert "Verdict" not in listed
-    assert listed["Headline"] == described["Headline"] == "2 instances were terminated"
+    assert listed["Headline"] == described["Headline"] == "An instance was terminated"
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-1", initial_state="held", now=service.clock(), state="held", hold="inspection")
@@ -180,7 +180,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     described = client.describe_incident(IncidentId="inc-1")
     assert described["Outcome"] == "JobFailed"
     assert described["Verdict"].endswith("The job failed; 26 steps are lost.")
-    assert described["Headline"] == "2 instances were terminated"
+    assert described["Headline"] == "An instance was terminated"
     assert described["ContinuingCost"].startswith("1 idle node of fleet main ")
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
         ("Now", "everstep jobs logs gpt --tail 50"),

@@ -116,9 +116,13 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
         ),
         (
             replace(case(Cause.INSTANCE_TERMINATED, SHUTDOWN), faulted_instance_ids=("i-1", "i-2")),
-            "2 instances were terminated",
+            "An instance was terminated",
         ),
-        (replace(case(Cause.NODE_UNREACHABLE), faulted_instance_ids=("i-1", "i-2")), "2 nodes became unreachable"),
+        (case(Cause.NODE_UNREACHABLE), "i-1 became unreachable"),
+        (
+            case(Cause.NODE_FAULT, "the agent of i-1 reports gpu_xid: gpu 5: Xid 79", ABSENT),
+            "GPU 5 of i-1 failed during an Everstep outage",
+        ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
             "i-1 was terminated during an Everstep outage",
@@ -162,6 +166,16 @@ def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None
     failed = replace(FAILED_ALONE, job_reason=SAME, kept_step=None, reached_step=Step(step))
     assert done(failed)[1:] == (f"No launch passed step {step:,}.", TRIED)
     assert failed.lost_steps == step
+
+
+def test_steps_before_the_jobs_initial_checkpoint_are_not_lost() -> None:
+    failed = replace(FAILED_ALONE, kept_step=None, first_step=Step(1200), reached_step=Step(1203))
+    assert failed.lost_steps == 3
+
+
+def test_the_name_of_an_exception_keeps_its_small_letters() -> None:
+    reason = SAME.replace("KeyError: 'labels'", "torch.OutOfMemoryError: full")
+    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == "torch.OutOfMemoryError: full, rank 3."
 
 
 def test_a_job_that_failed_before_its_first_step_lost_none() -> None:
