@@ -6,7 +6,8 @@ When a connection breaks, the holder keeps the received chunks, and the next tra
 single break therefore delays a step only briefly. After a series of breaks, steps arrive late or not at all. The
 silence check does not drop such a holder from the view, because the holder answers (`worker.core.silence`).
 
-Only a step that arrives in a single transfer proves a sound connection.
+Only a step that arrives in a single transfer proves a sound connection. The row *connections reset* of
+docs/benchmarks-faults.md shows such a report.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
 """

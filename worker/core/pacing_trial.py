@@ -7,7 +7,7 @@ Pacing delays the chunks of a snapshot until training does not use the network. 
 Pacing avoids contention with the collective operations of training. It costs extra wake-ups and processor time. If
 agents and ranks share cores, a paced agent sends while the ranks compute. A delayed snapshot may also be unfinished
 when the next step is due, so that the next step is not captured. The trial therefore measures both modes and compares
-the training time per captured step.
+the training time per captured step. docs/adr/0032-pacing-has-to-pay.md has iteration times of both modes.
 
 Invariant: the mode of a trial step depends on its step number alone. All nodes try the same mode at the same time,
 because one node that sends at a bad moment slows the iteration of every node. All nodes follow the verdict of the

@@ -7,6 +7,8 @@ The rate of a limited transfer does not show the full rate of the link. Each tra
 In a long transfer, the limit is lifted periodically. The first limit lasts only a short time, because the link may not
 be slow after all. All durations count only the time in which the transfer was allowed to send.
 
+The row *a link at 1 %* of docs/benchmarks-faults.md measures training beside a limited transfer.
+
 Invariant: after at most `RETRY_SECONDS` of sending with a limit, the link is measured again without the limit.
 """
 
