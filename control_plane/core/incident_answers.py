@@ -13,15 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from control_plane.core.capacity import is_shortage
-from control_plane.core.incident_accounts import (
-    Account,
-    Outcome,
-    brief_occurrence,
-    capital,
-    listed,
-)
+from control_plane.core.incident_accounts import Account, Outcome
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.occurrences import brief_occurrence, capital, listed
 from control_plane.core.remedies import hardware_fault
 from everstep.protocol.ids import FIRST_STEP
 

@@ -16,7 +16,6 @@ from control_plane.core.incident_accounts import (
     continuing_cost,
     duration,
     duty,
-    occurrence,
     outcome_of,
     verdict,
 )
@@ -255,13 +254,6 @@ def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
     said = verdict(replace(FAILED, job_reason=reason, cause=cause, outcome=outcome), 500.0)
     assert said.startswith("The training script failed: KeyError: 'labels'. ") is is_named
     assert "KeyError" in said or not is_named
-
-
-def test_a_title_contains_no_instance() -> None:
-    assert occurrence(Cause.INSTANCE_TERMINATED) == "An instance was terminated"
-    assert occurrence(Cause.INSTANCE_TERMINATED, ("i-1", "i-2")) == "i-1 and i-2 were terminated"
-    assert occurrence(Cause.RANK_EXIT, ("i-1",)) == "A training process failed on i-1"
-    assert all("{" not in occurrence(cause) and "  " not in occurrence(cause) for cause in Cause)
 
 
 def test_lost_steps_are_those_after_the_checkpoint_only_if_the_job_ended() -> None:
