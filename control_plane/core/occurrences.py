@@ -1,4 +1,4 @@
-"""What happened in an incident: a sentence for each cause, with or without the nodes. Also the list of names in a text.
+"""Says what happened in an incident: one sentence for each cause. It also joins the names of nodes for such sentences.
 
 Invariant: pure.
 """
