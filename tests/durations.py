@@ -8,7 +8,6 @@ requests it, and the order of tests is random. A test that is slow in only one r
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +15,6 @@ from xml.etree import ElementTree
 
 REPORTS = Path(__file__).parents[1] / "build/durations"
 COUNT = 50
-GROUP = re.compile(r"@[\w. ]+$")
-"""The name of its group, which `--dist loadgroup` adds to a test's name."""
 
 
 def durations(reports: Iterable[Path]) -> dict[str, float]:
@@ -28,8 +25,7 @@ def durations(reports: Iterable[Path]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
-            test = GROUP.sub("", case.attrib["name"])
-            name = f"{case.attrib['classname'].replace('.', '/')}.py::{test}"
+            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
             seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
     return seconds
 

@@ -44,14 +44,6 @@ def test_a_time_contains_setup_and_teardown(tmp_path: Path) -> None:
     assert found["folder/test_it.py::test_slow"] >= 0.3
 
 
-def test_a_name_does_not_contain_the_group_of_the_test(tmp_path: Path) -> None:
-    names = ("test_a@test_it.py", "test_b[x@y]@machine network", "test_c[x@y]")
-    cases = "".join(f'<testcase classname="it" name="{name}" time="1" />' for name in names)
-    (tmp_path / "report.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    found = durations.durations([tmp_path / "report.xml"])
-    assert found.keys() == {f"it.py::test_{name}" for name in ("a", "b[x@y]", "c[x@y]")}
-
-
 def test_the_slowest_tests_come_first_and_the_last_line_sums_all() -> None:
     assert durations.table({"a": 1.0, "b": 6.0, "c": 3.0}, 2) == [
         "    6.00 s  b",
