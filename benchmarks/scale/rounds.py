@@ -121,7 +121,7 @@ class Fleet:
             RankRound(rank=Rank(n), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE)
             for n in range(count)
         ]
-        core = Coordinator.begin(world_size=count, base=Step(0), every_steps=0)
+        core = Coordinator(world_size=count, base=Step(0), every_steps=0).begin()
         self.server = RoundServer(Generation(1), core, final_round_seconds=60.0, now=time.time)
         self.members = [
             RoundMember(

@@ -286,7 +286,7 @@ class Model:
             earlier=(),
             loading=frozenset(),
             keep=(nothing,) * n,
-            coordinator=Coordinator.begin(world_size=n, base=Step(0), every_steps=0),
+            coordinator=Coordinator(world_size=n, base=Step(0), every_steps=0).begin(),
             shards=(),
             boundaries=(),
             own=(empty_pair(),) * n,
@@ -308,7 +308,7 @@ class Model:
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
         n, size, base = self.shape.nodes, plan.size, Step(plan.base)
-        coordinator = Coordinator.begin(world_size=size, base=base, every_steps=0, is_relayout=plan.is_relayout)
+        coordinator = Coordinator(world_size=size, base=base, every_steps=0, is_relayout=plan.is_relayout).begin()
         first = Step(0) if plan.is_relayout else base
         return world._replace(
             generation=generation,
@@ -701,9 +701,9 @@ class Model:
         if adopted.proposed != NONE and adopted.proposed <= world.boundaries[seat]:
             adopted = adopted.abandon(adopted.proposed, "the agent was away")
         if seat == 0:
-            recovered = Coordinator.recover(
+            recovered = Coordinator(
                 world_size=world.size, base=Step(world.base), every_steps=0, is_relayout=bool(world.earlier)
-            )
+            ).recover()
             world = world._replace(coordinator=recovered)
         return world._replace(shards=put(world.shards, seat, adopted))
 

@@ -379,65 +379,13 @@ class Coordinator:
     """
     is_finished: bool = False
 
-    @classmethod
-    def begin(
-        cls,
-        *,
-        world_size: int,
-        base: Step,
-        every_steps: int,
-        slot_count: int = 2,
-        stored: Step = FIRST_STEP,
-        strayed: frozenset[Rank] = frozenset(),
-        is_relayout: bool = False,
-        snapshots: Snapshots = Snapshots.EVERY_STEP,
-        is_blocking: bool = False,
-        max_uploads: int = 1,
-    ) -> Coordinator:
-        """Return the coordinator of a new generation, without a committed step (docs/design.md#rounds)."""
-        core = cls(
-            world_size=world_size,
-            base=base,
-            every_steps=every_steps,
-            slot_count=slot_count,
-            stored=stored,
-            strayed=strayed,
-            is_relayout=is_relayout,
-            snapshots=snapshots,
-            is_blocking=is_blocking,
-            max_uploads=max_uploads,
-        )
-        return core._propose()
+    def begin(self) -> Coordinator:
+        """Return the coordinator of a new generation after its first proposal (docs/design.md#rounds)."""
+        return self._propose()
 
-    @classmethod
-    def recover(
-        cls,
-        *,
-        world_size: int,
-        base: Step,
-        every_steps: int,
-        slot_count: int = 2,
-        stored: Step = FIRST_STEP,
-        strayed: frozenset[Rank] = frozenset(),
-        is_relayout: bool = False,
-        snapshots: Snapshots = Snapshots.EVERY_STEP,
-        is_blocking: bool = False,
-        max_uploads: int = 1,
-    ) -> Coordinator:
+    def recover(self) -> Coordinator:
         """Return the coordinator of a running generation after its agent restarted, before the first report."""
-        core = cls(
-            world_size=world_size,
-            base=base,
-            every_steps=every_steps,
-            slot_count=slot_count,
-            stored=stored,
-            strayed=strayed,
-            is_relayout=is_relayout,
-            snapshots=snapshots,
-            is_blocking=is_blocking,
-            max_uploads=max_uploads,
-        )
-        return replace(core, is_recovering=True)
+        return replace(self, is_recovering=True)
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Apply the newest reports of some ranks, then commit, propose or stop if the reports permit (`advance`)."""

@@ -323,8 +323,7 @@ class Member:
             self._node.store.strays = self._node.store.strays.loaded()
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
-            begin = Coordinator.recover if is_restarted else Coordinator.begin
-            core = begin(
+            core = Coordinator(
                 world_size=plan.world_size,
                 base=plan.base_step,
                 every_steps=plan.checkpoint.every_steps,
@@ -338,7 +337,7 @@ class Member:
             )
             self.server = RoundServer(
                 plan.generation,
-                core,
+                core.recover() if is_restarted else core.begin(),
                 final_round_seconds=plan.timeouts.final_round_seconds,
                 now=self._node.now,
                 schedule=_schedule(plan.checkpoint, unix_now=self._node.now(), now=time.monotonic()),

@@ -56,9 +56,9 @@ PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 def test_c_never_falls_and_proposals_only_rise(
     is_restarted: bool, base: int, news: list[RankRound | str], max_uploads: int
 ) -> None:
-    begin = Coordinator.recover if is_restarted else Coordinator.begin
     slot_count = slots_per_shard(has_third_slot=max_uploads > 1, max_uploads=max_uploads)
-    core = begin(world_size=3, base=Step(base), every_steps=3, slot_count=slot_count, max_uploads=max_uploads)
+    new = Coordinator(world_size=3, base=Step(base), every_steps=3, slot_count=slot_count, max_uploads=max_uploads)
+    core = new.recover() if is_restarted else new.begin()
     proposed = set[int]()
     for each in news:
         before = core

@@ -134,7 +134,7 @@ class Network:
         self.news = Signal()
         self.tree = RoundTree.of(NodeId("i-0"), {NodeId(f"i-{i}"): [Rank(i)] for i in range(count)}, arity=arity)
         self._final_round_seconds = final_round_seconds
-        self.coordinate(core or Coordinator.begin(world_size=count, base=Step(0), every_steps=0))
+        self.coordinate(core or Coordinator(world_size=count, base=Step(0), every_steps=0).begin())
         self.nodes: list[Node] = []
         self.nodes += [Node(self, number) for number in range(count)]
 
@@ -145,7 +145,7 @@ class Network:
         """Restart the coordinator's agent. Only the page of its rank survives."""
         await self.nodes[0].stop()
         self.server.close()
-        self.coordinate(Coordinator.recover(world_size=self.count, base=Step(0), every_steps=0))
+        self.coordinate(Coordinator(world_size=self.count, base=Step(0), every_steps=0).recover())
         self.nodes[0].start()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -255,7 +255,7 @@ async def test_a_broken_line_is_dialled_again_and_the_newest_state_is_said_anew(
 
 
 async def test_a_recovering_coordinator_says_nothing_before_everybody_has_reported() -> None:
-    made = Network(2, Coordinator.recover(world_size=2, base=Step(0), every_steps=0))
+    made = Network(2, Coordinator(world_size=2, base=Step(0), every_steps=0).recover())
     try:
         first, second = made.nodes
         await first.stop()  # stop the coordinator, which has not yet received a report of its own rank
@@ -272,7 +272,7 @@ async def test_a_recovering_coordinator_says_nothing_before_everybody_has_report
 
 
 async def test_how_replicas_leave_reaches_every_node_as_it_changes() -> None:
-    made = Network(3, Coordinator.begin(world_size=3, base=Step(0), every_steps=0))
+    made = Network(3, Coordinator(world_size=3, base=Step(0), every_steps=0).begin())
     try:
         for pacing in (Pacing.TRIED, Pacing.IN_IDLE_SPANS, Pacing.AT_ONCE):
             made.server.keep_pacing(pacing)

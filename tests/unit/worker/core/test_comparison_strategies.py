@@ -10,14 +10,14 @@ from worker.core.rounds import NONE, Coordinator
 
 
 def begun(*, every_steps: int = 0, is_blocking: bool = False, base: int = 0) -> Coordinator:
-    return Coordinator.begin(
+    return Coordinator(
         world_size=2,
         base=Step(base),
         every_steps=every_steps,
         stored=Step(base),
         snapshots=Snapshots.FOR_CHECKPOINTS,
         is_blocking=is_blocking,
-    )
+    ).begin()
 
 
 def stored_one() -> Coordinator:
@@ -94,7 +94,7 @@ def test_a_stopped_job_captures_and_uploads_its_last_step() -> None:
 
 
 def test_a_job_without_snapshots_proposes_nothing_and_ends_at_once() -> None:
-    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=0, snapshots=Snapshots.NEVER)
+    core = Coordinator(world_size=2, base=Step(0), every_steps=0, snapshots=Snapshots.NEVER).begin()
     core = core.request_checkpoint(Step(1)).report(*both(5, NONE, NONE))
     assert core.proposed == NONE
     core = core.report(*both(9, NONE, NONE, standing=Standing.CLOSING))

@@ -33,7 +33,7 @@ def both(
 
 
 def begun(base: int = 0, **more: object) -> Coordinator:
-    return Coordinator.begin(world_size=2, base=Step(base), every_steps=0, **more)  # type: ignore[arg-type]
+    return Coordinator(world_size=2, base=Step(base), every_steps=0, **more).begin()  # type: ignore[arg-type]
 
 
 def running() -> Coordinator:
@@ -136,7 +136,7 @@ def test_nothing_follows_twice() -> None:
 
 @pytest.mark.covers("CreateTrainingJob.CheckpointConfig.EverySteps")
 def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() -> None:
-    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=5)
+    core = Coordinator(world_size=1, base=Step(0), every_steps=5).begin()
     persisted = []
     for _ in range(30):
         core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
@@ -161,7 +161,7 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
 def test_what_an_earlier_generation_did_not_store_is_made_up_for_at_once(
     base: int, stored: int, persisted: list[int]
 ) -> None:
-    core = Coordinator.begin(world_size=1, base=Step(base), every_steps=5, stored=Step(stored))
+    core = Coordinator(world_size=1, base=Step(base), every_steps=5, stored=Step(stored)).begin()
     found: list[int] = []
     while len(found) < len(persisted):
         boundary = max(core.proposed, base)
@@ -173,7 +173,7 @@ def test_what_an_earlier_generation_did_not_store_is_made_up_for_at_once(
 
 
 def test_no_second_upload_begins_while_one_is_under_way() -> None:
-    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=3)
+    core = Coordinator(world_size=1, base=Step(0), every_steps=2, slot_count=3).begin()
     core = core.report(rank(0, 2, NONE, 1, Vote.ACKED))
     while core.persist == NONE:
         core = core.report(rank(0, core.proposed, core.committed, core.proposed, Vote.ACKED))
@@ -184,7 +184,7 @@ def test_no_second_upload_begins_while_one_is_under_way() -> None:
 
 
 def test_a_due_checkpoint_does_not_wait_for_an_upload_if_two_may_run() -> None:
-    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    core = Coordinator(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2).begin()
     marked: list[Step] = []
     while core.committed < 12:
         core = core.report(
@@ -198,7 +198,7 @@ def test_a_due_checkpoint_does_not_wait_for_an_upload_if_two_may_run() -> None:
 
 
 def test_a_checkpoint_waits_for_an_upload_that_all_later_ones_have_passed() -> None:
-    core = Coordinator.begin(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    core = Coordinator(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2).begin()
     slow: tuple[Step, ...] = ()
     marked: list[Step] = []
     while core.committed < 20:
@@ -212,7 +212,7 @@ def test_a_checkpoint_waits_for_an_upload_that_all_later_ones_have_passed() -> N
 
 
 def test_a_restarted_coordinator_waits_for_uploads_that_it_has_not_marked() -> None:
-    core = Coordinator.recover(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2)
+    core = Coordinator(world_size=1, base=Step(0), every_steps=2, slot_count=4, max_uploads=2).recover()
     core = core.report(rank(0, 9, 8, 9, Vote.ACKED, pinned_steps=(Step(4),)))
     assert (core.committed, core.persist) == (9, 9)
     for _ in range(4):
@@ -272,7 +272,7 @@ class TestFinalStepDuringAnUpload:
         assert (refused.is_finished, refused.persist) == (True, 2)
 
     def test_an_upload_of_the_committed_step_goes_on_beside_the_final_step(self) -> None:
-        core = Coordinator.begin(world_size=2, base=Step(0), every_steps=1).report(*both(1, NONE, 1, Vote.ACKED))
+        core = Coordinator(world_size=2, base=Step(0), every_steps=1).begin().report(*both(1, NONE, 1, Vote.ACKED))
         core = core.report(*both(60, 1, core.proposed, Vote.ABANDON, is_late=True, pinned_steps=(Step(1),)))
         core = core.report(*self.standing(1, core.proposed, Vote.ABANDON, is_late=True, pinned_steps=(Step(1),)))
         assert (core.committed, core.proposed, core.persist) == (1, 60, 1)
@@ -334,7 +334,7 @@ class TestRestart:
 
     @staticmethod
     def recovered(*rounds: RankRound, base: int = 0) -> Coordinator:
-        return Coordinator.recover(world_size=2, base=Step(base), every_steps=0).report(*rounds)
+        return Coordinator(world_size=2, base=Step(base), every_steps=0).recover().report(*rounds)
 
     def test_it_proposes_nothing_until_all_have_reported(self) -> None:
         core = self.recovered(rank(0, 9, 7, 8, Vote.ACKED))
@@ -384,7 +384,7 @@ class TestRestart:
     def test_what_may_have_been_marked_for_upload_is_marked_again_where_there_are_checkpoints(
         self, every_steps: int, persist: int
     ) -> None:
-        core = Coordinator.recover(world_size=2, base=Step(0), every_steps=every_steps)
+        core = Coordinator(world_size=2, base=Step(0), every_steps=every_steps).recover()
         assert core.report(*both(9, 7, 8)).persist == persist
 
 
@@ -510,7 +510,7 @@ class TestEnd:
 
         Nobody repeats the stop request, which the coordinator received before the restart.
         """
-        core = Coordinator.recover(world_size=2, base=Step(0), every_steps=0)
+        core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
         assert core.report(*self.closing(9, 9, 9, Vote.ACKED, confirmed_stop=Step(9))).persist == 9
 
     def test_a_final_step_that_was_proposed_before_waits_until_all_have_forgotten_it(self) -> None:
@@ -562,7 +562,7 @@ def test_an_abandoned_step_has_cost_nothing_the_next_one_comes_soon() -> None:
 
 
 def test_a_distance_leaves_no_checkpoint_out() -> None:
-    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=4).keep_distance(10)
+    core = Coordinator(world_size=2, base=Step(0), every_steps=4).begin().keep_distance(10)
     found = []
     for _ in range(4):
         core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))
@@ -571,7 +571,7 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
 
 
 def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_alone() -> None:
-    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=100).report(*both(1, NONE, 1, Vote.ACKED))
+    core = Coordinator(world_size=2, base=Step(0), every_steps=100).begin().report(*both(1, NONE, 1, Vote.ACKED))
     core = core.report(*both(61, 1, 2, Vote.ACKED))  # this round takes 60 steps, for example because of an upload
     assert (core.committed, core.proposed) == (2, 62)
     core = core.report(*both(62, 2, 62, Vote.ACKED))
@@ -602,7 +602,7 @@ def test_a_wanted_checkpoint_waits_until_the_one_before_is_uploaded() -> None:
 
 
 def test_a_wanted_checkpoint_does_not_shift_the_interval() -> None:
-    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=4).request_checkpoint(Step(1))
+    core = Coordinator(world_size=2, base=Step(0), every_steps=4).begin().request_checkpoint(Step(1))
     persisted = []
     while core.committed < 8:
         core = core.report(*both(core.proposed, core.committed, core.proposed, Vote.ACKED))

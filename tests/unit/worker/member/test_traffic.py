@@ -510,7 +510,7 @@ class Training(Node):
     """
 
     def __init__(self) -> None:
-        self.core = Coordinator.begin(world_size=1, base=Step(0), every_steps=0)
+        self.core = Coordinator(world_size=1, base=Step(0), every_steps=0).begin()
         super().__init__(max_slowdown=0.01)
 
     def keep_distance(self, distance: int) -> None:

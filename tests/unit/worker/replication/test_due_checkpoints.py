@@ -19,7 +19,7 @@ class Generated:
         self.now = 100.0
         self.server = RoundServer(
             Generation(1),
-            Coordinator.begin(world_size=1, base=Step(base), every_steps=every_steps, stored=Step(base)),
+            Coordinator(world_size=1, base=Step(base), every_steps=every_steps, stored=Step(base)).begin(),
             final_round_seconds=60.0,
             now=lambda: UNIX + self.now,
             clock=lambda: self.now,
