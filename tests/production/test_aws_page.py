@@ -24,6 +24,8 @@ from tests.unit.local_cloud.served import ServedAws, eventually, served_aws
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEEL = Path("dist") / "everstep-0.1.0-py3-none-any.whl"
+COMMANDS = Path(sys.executable).parent
+JOIN_TOKEN = ("fleets", "join-token", "everstep-main", "--output", "text", "--query", "JoinToken")
 IDLE = "#!/bin/sh\nexec sleep 10000\n"
 NODE_MEMORY_BYTES = 256 * 1024**2
 START_SECONDS = 300.0
@@ -50,6 +52,7 @@ def terminal(aws: ServedAws, folder: Path, directory: Path, **variables: str) ->
         folder / "terminal.sh",
         {
             **inherited,
+            "PATH": f"{COMMANDS}{os.pathsep}{os.environ['PATH']}",
             **aws_variables(aws.url, aws.keys),
             "CHECKPOINT_DISABLE": "1",
             "TF_CLI_ARGS_init": " ".join(["-no-color -input=false", *(f"-plugin-dir={each}" for each in MIRRORS)]),
@@ -95,7 +98,7 @@ def server(terraform: Terraform, aws: ServedAws, folder: Path) -> Iterator[str]:
         url: str = json.loads(ready.read_text())["url"]
         secret = aws.client("secretsmanager").get_secret_value(SecretId="everstep/admin-token")["SecretString"]
         token = subprocess.run(
-            ["everstep", "fleets", "join-token", "everstep-main", "--output", "text", "--query", "JoinToken"],
+            [str(COMMANDS / "everstep"), *JOIN_TOKEN],
             env={**os.environ, "EVERSTEP_ENDPOINT_URL": url, "EVERSTEP_TOKEN": secret},
             capture_output=True,
             text=True,
