@@ -210,7 +210,7 @@ class ScriptPlan(Message, frozen=True):
     output: ObjectReference
     """Key prefix of the outputs. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`."""
     logs: ObjectReference
-    """Key prefix of the log streams: `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+    """Key prefix of the log: `<key>gen=<g>/node=<n>/` contains a node's lines (`everstep.protocol.log_chunks`)."""
     role_arn: str = ""
     """IAM role whose short-lived credentials the ranks receive; empty if they receive none."""
     requirements: str = ""

@@ -26,7 +26,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream, check_apart
-from everstep.training.determinism.check import DeterminismCheck
+from everstep.training.determinism_check import DeterminismCheck
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.pretrained import pretrained_configs
 from everstep.training.script import Environment

@@ -59,7 +59,7 @@ from everstep.protocol.rank_messages import (
 from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
-from everstep.training.determinism.check import DeterminismCheck
+from everstep.training.determinism_check import DeterminismCheck
 from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.earlier import AgentShards
 from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError

@@ -256,7 +256,7 @@ def test_no_route_answers_nulls():
     routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
     assert {route.operation_id for route in routes} == MODEL["operations"].keys() | {"StreamEvents"}
     assert [route.path for route in routes if not route.response_model_exclude_none] == [], (
-        "use Router of control_plane/api/deps.py"
+        "use Router of control_plane/api/router.py"
     )
 
 

@@ -14,8 +14,9 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from control_plane.api.deps import Router, Services, ServicesDep
+from control_plane.api.deps import Services, ServicesDep
 from control_plane.api.errors import Forbidden, NotFound
+from control_plane.api.router import Router
 from control_plane.api.schemas import common as common_schemas
 from control_plane.cloud.errors import AccessDenied
 from control_plane.cloud.identity import Attestation

@@ -9,7 +9,8 @@ from pydantic import AwareDatetime
 
 from control_plane.api import page_tokens
 from control_plane.api.auth import Admin
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
+from control_plane.api.router import Router
 from control_plane.api.schemas import audit as audit_schemas
 from control_plane.db import audit
 from control_plane.db.audit import AuditFilter, AuditRecord

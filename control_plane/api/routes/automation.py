@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
+from control_plane.api.router import Router
 from control_plane.api.schemas import automation as automation_schemas
 from control_plane.db import automation, events
 from control_plane.db.automation import PauseRecord

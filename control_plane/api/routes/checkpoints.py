@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import views
 from control_plane.api.auth import Caller, User
-from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import ServicesDep, TrainingJobNamePath
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas

@@ -16,8 +16,9 @@ from typing import Annotated, Final
 from fastapi import Path
 
 from control_plane.api.auth import Caller, User
-from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest, Throttled, Unavailable
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import commands as commands_schemas
 from control_plane.api.schemas import common as common_schemas

@@ -18,7 +18,8 @@ from typing import Annotated
 from fastapi import Query
 
 from control_plane.api.auth import User
-from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.routes.results import has_own_outputs
 from control_plane.api.schemas import jobs as jobs_schemas

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNameFilter, page_of
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TrainingJobNameFilter, page_of
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, job_condition
 from control_plane.api.schemas import drills as drills_schemas
 from control_plane.api.schemas.common import FieldError

@@ -30,7 +30,6 @@ from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import (
     MaxResults,
     NextToken,
-    Router,
     Services,
     ServicesDep,
     SortOrder,
@@ -39,6 +38,7 @@ from control_plane.api.deps import (
     same_order,
 )
 from control_plane.api.live import LiveResponse
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import JobCondition, job_condition
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import events as events_schemas

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_of
+from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse, InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.schemas import fleets as fleets_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.cloud import contract

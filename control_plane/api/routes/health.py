@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from control_plane.api import views
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
 from control_plane.api.errors import Unavailable
+from control_plane.api.router import Router
 from control_plane.api.schemas import health as health_schemas
 
 router = Router(prefix="/v1", tags=["Health"])

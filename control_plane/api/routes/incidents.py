@@ -15,13 +15,13 @@ from control_plane.api.deps import (
     IncidentIdPath,
     MaxResults,
     NextToken,
-    Router,
     ServicesDep,
     SortOrder,
     TrainingJobNameFilter,
     page_of,
     same_order,
 )
+from control_plane.api.router import Router
 from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.core import postmortem
 from control_plane.db import events, incidents, jobs

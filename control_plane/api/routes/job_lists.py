@@ -17,13 +17,13 @@ from control_plane.api.deps import (
     ChangesSince,
     MaxResults,
     NextToken,
-    Router,
     Services,
     ServicesDep,
     SortOrder,
     page_of,
 )
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core.states import TrainingJobStatus

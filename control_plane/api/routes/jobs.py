@@ -21,13 +21,13 @@ from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import (
     MaxResults,
     NextToken,
-    Router,
     Services,
     ServicesDep,
     TrainingJobNamePath,
     page_of,
 )
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import jobs as jobs_schemas

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from control_plane.api.auth import Admin
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
+from control_plane.api.router import Router
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent

@@ -23,10 +23,11 @@ from pydantic import AwareDatetime
 
 from control_plane.api import log_tokens
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Throttled
 from control_plane.api.event_stream import MEDIA_TYPE, message
 from control_plane.api.live import LiveResponse
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import logs as logs_schemas
 from control_plane.db import tokens

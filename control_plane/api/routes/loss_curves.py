@@ -7,7 +7,8 @@ from typing import Annotated, Final
 from fastapi import Query
 
 from control_plane.api.auth import Reader
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
+from control_plane.api.router import Router
 from control_plane.api.schemas import metrics as metrics_schemas
 from control_plane.db import loss_curves
 

@@ -13,8 +13,9 @@ from pydantic import AwareDatetime
 
 from control_plane.api.auth import Reader
 from control_plane.api.changes import compared
-from control_plane.api.deps import ChangesSince, Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import ChangesSince, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import metrics as metrics_schemas

@@ -10,8 +10,9 @@ from importlib.metadata import version
 from fastapi import Response
 
 from control_plane.api.auth import Reader
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
 from control_plane.api.prometheus import MEDIA_TYPE, Facts, exposition
+from control_plane.api.router import Router
 from control_plane.db import automation, events, exports, fleets, incidents, jobs, nodes, protection
 
 router = Router(include_in_schema=False)

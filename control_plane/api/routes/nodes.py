@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of
+from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse
 from control_plane.api.peers import KnownAgents
+from control_plane.api.router import Router
 from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.core import requests
 from control_plane.core.observed.fleets import Hold, NodeRequest

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import views
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import IncidentIdPath, Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import IncidentIdPath, ServicesDep, TrainingJobNamePath
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import notes as notes_schemas
 from control_plane.db import events, incidents, jobs, notes

@@ -8,7 +8,8 @@ from fastapi import Path
 
 from control_plane.api import page_tokens
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
+from control_plane.api.router import Router
 from control_plane.api.schemas import quotas as quotas_schemas
 from control_plane.db import events, quotas
 from control_plane.db.events import NewEvent

@@ -13,8 +13,9 @@ from fastapi import Request, Response
 
 from control_plane.api import peers
 from control_plane.api.auth import bearer
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
 from control_plane.api.errors import Unauthenticated
+from control_plane.api.router import Router
 from control_plane.gate import TRUST
 
 router = Router(include_in_schema=False)

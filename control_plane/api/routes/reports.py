@@ -10,8 +10,9 @@ from fastapi import Query
 from pydantic import AwareDatetime
 
 from control_plane.api.auth import Reader
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.schemas import reports as reports_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core import reports

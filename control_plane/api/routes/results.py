@@ -18,8 +18,9 @@ from fastapi.responses import StreamingResponse
 from control_plane.api import deps, page_tokens
 from control_plane.api.admission import own_place
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of
+from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.errors import NotFound
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import results as results_schemas
 from control_plane.cloud.objects import ObjectInfo

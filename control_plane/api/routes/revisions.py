@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 from control_plane.api import page_tokens
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.revisions import Surroundings, revised
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import revisions as revisions_schemas
 from control_plane.core import elastic

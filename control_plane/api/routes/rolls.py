@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from control_plane.api.auth import Admin, Caller
-from control_plane.api.deps import FleetNamePath, Router, Services, ServicesDep
+from control_plane.api.deps import FleetNamePath, Services, ServicesDep
 from control_plane.api.errors import InUse
+from control_plane.api.router import Router
 from control_plane.api.routes.fleets import view
 from control_plane.api.schemas import fleets as fleets_schemas
 from control_plane.core.observed.rolls import FleetRoll

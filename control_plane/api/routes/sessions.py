@@ -13,8 +13,9 @@ from fastapi import Request, Response
 from pydantic import StringConstraints
 
 from control_plane.api import auth, sessions
-from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.deps import ServicesDep
 from control_plane.api.errors import Unauthenticated
+from control_plane.api.router import Router
 from control_plane.api.schemas.common import Request as RequestShape
 from control_plane.api.schemas.common import Shape
 from control_plane.db.tokens import TokenRecord

@@ -28,8 +28,9 @@ from fastapi.responses import Response
 
 from control_plane.api import deps
 from control_plane.api.auth import Caller, User
-from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InUse, InvalidRequest, Unavailable
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import snapshots as snapshots_schemas

@@ -23,8 +23,9 @@ from fastapi import Request
 from control_plane.api import deps
 from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
+from control_plane.api.deps import Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
+from control_plane.api.router import Router
 from control_plane.api.schemas import sources as sources_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError, NotFound

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from control_plane.api import views
 from control_plane.api.auth import User
-from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
+from control_plane.api.deps import ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InUse
+from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState

@@ -13,8 +13,9 @@ from fastapi import Query
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_of
+from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TokenIdPath, page_of
 from control_plane.api.errors import InvalidRequest
+from control_plane.api.router import Router
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.db import events, tokens
