@@ -18,7 +18,6 @@ from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
 from control_plane.core.observed.steps import (
     NO_GENERATION,
-    NO_STEP,
     CheckpointRecord,
     CheckpointUpload,
     DamagedCheckpoint,
@@ -26,7 +25,7 @@ from control_plane.core.observed.steps import (
 )
 from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
-from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, manifest_version
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 

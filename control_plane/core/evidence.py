@@ -30,9 +30,8 @@ from enum import StrEnum
 from control_plane.core import remedies
 from control_plane.core.observed.jobs import Impairment, Silence
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
-from control_plane.core.observed.steps import NO_STEP
 from everstep.protocol.agent_messages import FaultCode, MemberReport
-from everstep.protocol.ids import Generation, NodeId, RunId, Step
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})

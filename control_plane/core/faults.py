@@ -20,7 +20,7 @@ from control_plane.core.incidents import Fault
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Silence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
-from control_plane.core.observed.steps import NO_STEP, RefusedSource
+from control_plane.core.observed.steps import RefusedSource
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -30,7 +30,7 @@ from everstep.protocol.agent_messages import (
     RankExit,
     RankStatus,
 )
-from everstep.protocol.ids import NodeId, Rank, RunId, Step
+from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, Relayout, ShardSource, Timeouts
 
 SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})

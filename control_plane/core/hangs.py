@@ -35,7 +35,7 @@ from control_plane.core.incidents import Fault
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
-from everstep.protocol.agent_messages import MemberReport, RankStacks, RankStatus
+from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberReport, RankStacks, RankStatus
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -46,7 +46,6 @@ A healthy step rarely takes this many times the longest earlier step, snapshots 
 """
 _SECOND = 1.5
 _LAST = 3.0
-FIRST_STEP = "first_step"
 DOWNLOADING = frozenset({"start", "restore"})
 """Phases of a rank's start whose duration depends on caches and downloads.
 
@@ -134,7 +133,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
     # The first step may compile the model. Its limit therefore follows from the longest time without progress in any
     # of three phases: start, first step and training.
-    if phase == FIRST_STEP and longest is not None:
+    if phase == FIRST_STEP_PHASE and longest is not None:
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
     second = max(timeouts.hang_seconds, _SECOND * first)

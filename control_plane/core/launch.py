@@ -20,7 +20,7 @@ from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Po
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.strategies import STRATEGIES
-from everstep.protocol.agent_messages import MemberPhase, MemberReport
+from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.parity import holder_of, is_share, stripe_of
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
@@ -28,7 +28,11 @@ from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, Ran
 MASTER_PORTS = range(20_000, 32_000)
 """Ports for torch's rendezvous (MASTER_PORT), below the kernel's ephemeral ports, which other programs may occupy."""
 
-STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
+STARTING_PHASES = {
+    "start": "preparing Python",
+    "restore": "restoring the state",
+    FIRST_STEP_PHASE: "making the first step",
+}
 """Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core import rebuilding
-from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
+from control_plane.core.observed.steps import NO_GENERATION, CheckpointRecord, GenerationRecord, RefusedSource
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.parity import Rebuild, holder_of, is_share
 from everstep.protocol.plan import ObjectReference, Relayout, ShardSource, SlotRecord, SlotReference
 

@@ -39,16 +39,15 @@ from control_plane.db import events
 from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import NodeId
-from everstep.protocol.rank_messages import OWN_METRICS
+from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
 
 MAX_NAMES = 256
 """Maximum number of metric names per run.
 
 The module drops the values of further names, and counts them as dropped.
 """
-MAX_NAME_LENGTH = 255
 NOBODY: Mapping[NodeId, Mapping[str, float]] = {}
-NO_RANK: Mapping[int, Mapping[str, float]] = {}
+NOTHING_LOGGED: Mapping[int, Mapping[str, float]] = {}
 _Key = TypeVar("_Key")
 _INTS = ("step", "last_step", "count", "finite_count")
 _FLOATS = ("at", "minimum", "mean", "maximum", "last")
@@ -82,7 +81,7 @@ def store(
     agent_id: str,
     batch: MetricBatch,
     measured: Mapping[NodeId, Mapping[str, float]] = NOBODY,
-    logged: Mapping[int, Mapping[str, float]] = NO_RANK,
+    logged: Mapping[int, Mapping[str, float]] = NOTHING_LOGGED,
 ) -> None:
     """Store a batch of metrics from an agent. Idempotent. Called once a second for each run that logs.
 
@@ -120,7 +119,7 @@ def store(
             _Found(
                 point,
                 measured if point is newest[SeriesKind.NODE] else NOBODY,
-                logged if point is newest[SeriesKind.RANK] else NO_RANK,
+                logged if point is newest[SeriesKind.RANK] else NOTHING_LOGGED,
             )
             for point in points
         ]
@@ -202,7 +201,7 @@ def _chunks(
 
 
 def _can_be_named(name: str) -> bool:
-    return 0 < len(name) <= MAX_NAME_LENGTH and "\x00" not in name
+    return 0 < len(name) <= MAX_METRIC_NAME_LENGTH and "\x00" not in name
 
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:

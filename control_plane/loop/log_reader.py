@@ -36,10 +36,9 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
 from control_plane.db.jobs import JobRecord
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import (
     FLUSH_SECONDS,
-    NO_RANK,
     ChunkName,
     LogLine,
     TailName,

@@ -12,13 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.parts import LOGICAL_PREFIXES
 from everstep.protocol.slot import SlotIndex
-
-LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""Prefixes of the names of logical tensors (whole parameters and optimizer states).
-
-Any other tensor belongs to one rank, such as the state of its random number generator.
-"""
 
 
 @dataclass(frozen=True, slots=True)

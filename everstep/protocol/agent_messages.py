@@ -176,6 +176,13 @@ class RankExit(Message, frozen=True):
     """Evidence of exhausted memory. Set only if `exit_class` is OUT_OF_MEMORY."""
 
 
+FIRST_STEP_PHASE = "first_step"
+"""Name under which agents report the phase TRAIN until the rank has finished its first step after a start.
+
+The job compiles kernels and fills caches in this time, so its duration is recorded separately.
+"""
+
+
 class RankStatus(Message, frozen=True):
     """The progress of one rank, and its exit if the rank has ended."""
 

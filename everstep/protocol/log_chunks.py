@@ -40,7 +40,6 @@ The documentation lists this limit as `log_flush_seconds`.
 """
 LINE_BYTES: Final = 16 * 1024
 """Maximum size of a stored line in bytes. The node stores a longer line in pieces."""
-NO_RANK: Final = Rank(-1)
 SUFFIX: Final = ".jsonl"
 
 

@@ -18,6 +18,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+LOGICAL_PREFIXES = ("model/", "optimizer/")
+"""Prefixes of the names of logical tensors. All other tensors belong to one rank, such as its random generator's state.
+"""
 MAX_DIMENSIONS = 64
 """Upper limit of a tensor's number of dimensions. Source: torch's own limit."""
 

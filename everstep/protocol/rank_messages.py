@@ -102,6 +102,8 @@ MAX_LOGGED_BYTES = 2 * 1024 * 1024
 Further values wait in the rank's ring buffer. When the buffer is full, the rank drops values.
 """
 
+MAX_METRIC_NAME_LENGTH = 255
+"""Maximum number of characters in the name of a metric."""
 OWN_METRICS = "everstep/"
 """Prefix of the names of metrics that Everstep logs itself."""
 

@@ -23,7 +23,7 @@ import torch
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank, RunId, Step
-from everstep.protocol.parts import TensorPart
+from everstep.protocol.parts import LOGICAL_PREFIXES, TensorPart
 from everstep.protocol.rank_messages import EarlierLayout
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, SlotState, TensorEntry, digest, unpack_header, unpack_index
 from everstep.protocol.slot_values import SlotValues
@@ -31,12 +31,6 @@ from everstep.training.agent_link import AgentLink
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.restore import decode_facts, decode_values
 from everstep.training.state_tree import Tree, dtype_name
-
-LOGICAL_PREFIXES = ("model/", "optimizer/")
-"""Prefixes of the names of logical tensors (whole parameters and optimizer states).
-
-All other tensors belong to one rank.
-"""
 
 
 class EarlierShards(Protocol):

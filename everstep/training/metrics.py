@@ -15,12 +15,18 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, OWN_METRICS, Logged, LogRecord
+from everstep.protocol.rank_messages import (
+    MAX_LOGGED_BYTES,
+    MAX_METRIC_NAME_LENGTH,
+    MAX_RANK_MESSAGE_BYTES,
+    OWN_METRICS,
+    Logged,
+    LogRecord,
+)
 from everstep.training.errors import SessionMisuse
 
 RING_RECORDS = 4096
 SEND_SECONDS = 1.0
-MAX_NAME_LENGTH = 255
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
 """Upper limit of the records in one message, in bytes.
 
@@ -70,8 +76,10 @@ def check_values(values: Mapping[str, float | torch.Tensor]) -> None:
 
 
 def _check(name: str, value: float | torch.Tensor) -> None:
-    if not 0 < len(name) <= MAX_NAME_LENGTH:
-        raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    if not 0 < len(name) <= MAX_METRIC_NAME_LENGTH:
+        raise SessionMisuse(
+            f"log({name[:40]}…=…): a name has 1 to {MAX_METRIC_NAME_LENGTH} characters, not {len(name)}"
+        )
     try:
         name.encode()
     except UnicodeEncodeError as error:

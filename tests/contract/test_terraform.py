@@ -25,6 +25,9 @@ from tests.terraform import (
 from tests.unit.local_cloud.served import served_aws
 
 
+pytestmark = pytest.mark.integration
+
+
 @needs_terraform
 def test_the_files_have_terraforms_format() -> None:
     done = subprocess.run(

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from control_plane.db import jobs
-from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
+from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, World
 

@@ -13,13 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from everstep.protocol.agent_messages import FIRST_STEP_PHASE
 from everstep.protocol.rank_messages import Phase, RankHalf
-
-FIRST_STEP = "first_step"
-"""Name under which the phase TRAIN is recorded until the rank has finished its first step after a start.
-
-The job compiles kernels and fills caches in this time, so its duration is recorded separately.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,9 @@ class PhaseClock:
             The new clock. If a stay (see the module) has ended since the last reading, `longest` counts it, unless the
             script announced a time limit for its phase.
         """
-        phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
+        phase = (
+            FIRST_STEP_PHASE if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
+        )
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):
             return replace(self, seen_at=now)
         longest = self.longest

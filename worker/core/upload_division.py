@@ -31,7 +31,6 @@ MAX_WRITERS = 64
 """Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
 MAX_OFFERED = 4096
 """Maximum number of tensors that a rank reports for the division: the largest ones."""
-DIGEST_BYTES = 16
 OWN = -1
 """Number that marks a tensor that is not divided: its rank uploads it in the rank's own S3 object."""
 

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import (
     LINE_BYTES,
-    NO_RANK,
     ChunkHead,
     ChunkName,
     LogLine,

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from everstep.protocol.agent_messages import FaultCode
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
 from worker.core.object_readers import ObjectReaders
@@ -28,7 +28,7 @@ from worker.core.shared_parts import home_of, load_helpers, reading_nodes
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
-from worker.member.peer_sessions import NO_RANK, PeerSessions
+from worker.member.peer_sessions import PeerSessions
 from worker.member.shared_loads import HelpedLoad
 from worker.member.shared_objects import SharedReads
 from worker.node.priority import before_other_sessions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 
-from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan
 from worker.node.network_cards import NetworkCard, network_cards
@@ -16,7 +16,6 @@ from worker.replication.tcp import TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
 
 log = logging.getLogger(__name__)
-NO_RANK = Rank(-1)
 
 
 class PeerSessions:

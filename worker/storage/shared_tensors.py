@@ -26,8 +26,8 @@ from everstep.protocol.ids import Step
 from everstep.protocol.manifest import frozen_key, replicated_key
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_shared_header
-from everstep.protocol.slot import TensorEntry
-from worker.core.upload_division import DIGEST_BYTES, LEAST_BYTES, MAX_OFFERED, OWN, Division, Item
+from everstep.protocol.slot import DIGEST_BYTES, TensorEntry
+from worker.core.upload_division import LEAST_BYTES, MAX_OFFERED, OWN, Division, Item
 from worker.errors import CorruptCheckpoint, StoreDenied
 from worker.shm.slot_file import SlotFile
 from worker.storage.object_store import ObjectStore, OnStored, StoredObject

@@ -27,7 +27,7 @@ from control_plane.db import metrics
 from control_plane.db.jobs import JobRecord
 from control_plane.db.metrics import SeriesKind, kind_of
 from everstep.protocol.agent_messages import MAX_SERIES
-from everstep.protocol.rank_messages import OWN_METRICS
+from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
 
@@ -57,7 +57,7 @@ def get_metric_data(
     caller: Reader,
     services: ServicesDep,
     metric_name: Annotated[
-        str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)
+        str | None, Query(alias="MetricName", min_length=1, max_length=MAX_METRIC_NAME_LENGTH)
     ] = None,
     first_step: Annotated[int, Query(alias="FirstStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
     last_step: Annotated[int | None, Query(alias="LastStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = None,

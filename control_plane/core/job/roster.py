@@ -17,9 +17,8 @@ from control_plane.core.job.view import JobView, watched_seconds, with_record
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition
-from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import IncidentState
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import NO_STEP, NodeId
 
 NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED, Cause.SHRUNK)
 """Causes of incidents in which the job lost the memory of a node."""

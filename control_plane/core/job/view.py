@@ -26,10 +26,9 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, NodeObserved
-from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4

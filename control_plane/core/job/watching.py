@@ -15,11 +15,10 @@ from control_plane.core.job.progress import with_progress
 from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, training_words, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
-from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import JobEvent, JobState
 from control_plane.core.strategies import requested_step
 from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
-from everstep.protocol.ids import FIRST_STEP, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Step
 
 
 def watch(view: JobView) -> Decision:

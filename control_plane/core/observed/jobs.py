@@ -11,7 +11,6 @@ from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
 from control_plane.core.observed.steps import (
     NO_GENERATION,
-    NO_STEP,
     CheckpointRecord,
     CheckpointUpload,
     GenerationRecord,
@@ -20,7 +19,7 @@ from control_plane.core.observed.steps import (
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
 from everstep.protocol.agent_messages import CheckpointPace
-from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20

@@ -8,7 +8,6 @@ from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 
-NO_STEP = Step(-1)
 NO_GENERATION = Generation(0)
 
 

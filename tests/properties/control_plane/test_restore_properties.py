@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core import recovery
-from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
+from control_plane.core.observed.steps import NO_GENERATION, CheckpointRecord, GenerationRecord
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import ShardSource, SlotRecord
 

@@ -24,8 +24,8 @@ from control_plane.loop import log_reader
 from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.log_reader import GenerationFacts
 from everstep.protocol.agent_messages import Hello, LogLines
-from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, RunId
-from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.ids import NO_RANK, FleetName, Generation, NodeId, Rank, RunId
+from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from tests.unit.control_plane.api.conftest import START, refused
 from tests.unit.control_plane.api.test_results import Job
 

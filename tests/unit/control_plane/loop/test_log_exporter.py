@@ -20,8 +20,8 @@ from control_plane.db.leases import Leaser
 from control_plane.db.nodes import AgentFacts
 from control_plane.loop.log_exporter import LogExporter, cursor_of, text_of
 from control_plane.loop.log_reader import Cursor
-from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
+from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
 from tests import sqlite
 from tests.fakes.cloud import MemoryObjectStore

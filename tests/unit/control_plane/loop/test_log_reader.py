@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from control_plane.loop.log_reader import GenerationFacts, LogFilter, LogReader
-from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
+from everstep.protocol.ids import NO_RANK, NodeId, Rank
+from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.db.conftest import NOW

@@ -10,9 +10,10 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import OfferTensors, Open, ShardSealed, TensorsDivided
+from everstep.protocol.slot import DIGEST_BYTES
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import RUN
-from worker.core.upload_division import DIGEST_BYTES, MAX_OFFERED, Item
+from worker.core.upload_division import MAX_OFFERED, Item
 from worker.errors import PeerLost
 from worker.member.upload_division import GATHER_SECONDS, KEPT_STEPS, UploadDivision
 
