@@ -15,11 +15,14 @@ class ReservedPort:
     process could use the port before the intended process does.
     """
 
-    def __init__(self, number: int = 0) -> None:
-        """Reserve the given port, or a port that the kernel chooses."""
+    def __init__(self, number: int = 0, address: str = "") -> None:
+        """Reserve a port that the kernel chooses on all addresses, or the given port.
+
+        A given port is reserved on `address` only, because other processes may use its number on other addresses.
+        """
         self._holder = socket.socket()
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind(("", number))
+        self._holder.bind((address if number else "", number))
         self.number: int = self._holder.getsockname()[1]
 
     def close(self) -> None:

@@ -90,7 +90,8 @@ class SeaweedFs:
         """
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-weed-", dir=folder))
         self._keys = keys
-        self._reserved = {name: ReservedPort(port if name == "s3.port" else 0) for name in _PORTS}
+        self._reserved = {name: ReservedPort() for name in _PORTS if name != "s3.port"}
+        self._reserved["s3.port"] = ReservedPort(port, address)
         identity = {
             "name": "test",
             "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}],

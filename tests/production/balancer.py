@@ -53,7 +53,7 @@ class Balancer:
 
     def start(self, urls: Sequence[str], address: str, port: int) -> str:
         """Start HAProxy before two servers, and return its own URL. It connects to the servers in the background."""
-        self._port = ReservedPort(port)
+        self._port = ReservedPort(port, address)
         own = f"{address}:{self._port.number}"
         first, second = (url.removeprefix("http://") for url in urls)
         self._keeper = subprocess.Popen(
