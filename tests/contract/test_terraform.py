@@ -24,7 +24,6 @@ from tests.terraform import (
 )
 from tests.unit.local_cloud.served import served_aws
 
-
 pytestmark = pytest.mark.integration
 
 
