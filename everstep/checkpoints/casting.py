@@ -18,11 +18,11 @@ SLICE_ELEMENTS: Final = 1024 * 1024
 
 
 def cast(name: str, data: bytes | bytearray | memoryview, source: str, target: str) -> Iterator[memoryview]:
-    """Convert the elements of a tensor.
+    """Convert some elements of a tensor.
 
     Args:
         name: name of the tensor, for messages.
-        data: uint8[elements times bytes per element], in row-major order.
+        data: uint8[elements times bytes per element], in row-major order. The function does not change it.
         source: dtype of the elements, for example `float32`.
         target: dtype of the result, for example `bfloat16`.
 

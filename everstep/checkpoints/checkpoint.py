@@ -23,12 +23,14 @@ from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, decode_manifest
+from everstep.protocol.slot import CHUNK_BYTES
 from everstep.protocol.slot_values import pretrained_of
 
 READS_AHEAD: Final = 3
 """Number of pieces of tensors that `Checkpoint.stream` reads ahead of its caller.
 
-These pieces and the chunks of `ChunkCache` use at most 64 MiB. An export also needs memory for its largest tensor.
+An export holds at most 64 MiB of chunks and parts, and its largest tensor. The chunks are those that `ChunkCache` holds,
+those that are read ahead, and those that the caller has not written yet.
 """
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""
@@ -132,13 +134,14 @@ class Checkpoint:
         """Yield the bytes of whole tensors in row-major order, a piece at a time, and read ahead.
 
         A box is the part of a tensor that one rank holds. If a box is not contiguous in the tensor, for example because
-        each rank holds some columns, the whole tensor is one piece.
+        each rank holds some columns, the method first reads the whole tensor into memory.
 
         Args:
             tensors: values of the attribute `Checkpoint.tensors`.
 
         Yields:
-            The tensor that a piece belongs to, and the piece. The caller must not change the piece.
+            The tensor that a piece belongs to, and the piece: whole elements, at most one chunk. The caller must not
+            change the piece. A piece does not keep its whole tensor in memory.
 
         Raises:
             CorruptCheckpoint: bytes of a shard do not hash to their digest.
@@ -155,7 +158,9 @@ class Checkpoint:
                 if not all(_run_elements(tensor.shape, box) == math.prod(box.sizes) for box in tensor.boxes):
                     while ahead:
                         yield next_piece()
-                    yield tensor, memoryview(self.read(tensor))
+                    for piece in self._pieces_of(tensor):
+                        yield tensor, piece
+                        del piece
                     continue
                 for box in tensor.boxes:
                     shard = self._shards[Rank(box.rank)]
@@ -172,6 +177,12 @@ class Checkpoint:
         finally:
             for *_, chunk, _, _ in ahead:
                 chunk.cancel()
+
+    def _pieces_of(self, tensor: LogicalTensor) -> Iterator[memoryview]:
+        """Read a whole tensor, and yield copies of its parts. A caller that keeps a copy does not keep the tensor."""
+        whole = self.read(tensor)
+        for begin in range(0, len(whole), CHUNK_BYTES):
+            yield memoryview(whole[begin : begin + CHUNK_BYTES])
 
     def read_box(self, tensor: LogicalTensor, box: Box) -> bytearray:
         """Return the bytes of one box (the part of a tensor that one rank holds), in row-major order of the box.

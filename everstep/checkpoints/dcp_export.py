@@ -6,7 +6,7 @@
 The tensors have the names that `everstep.checkpoints.dcp` documents. The export stores each tensor whole, and `load`
 divides it among ranks.
 
-Memory: one tensor, and up to `GROUP_BYTES` for small tensors that share a file.
+Memory: one tensor, and up to 64 MiB for chunks of the checkpoint and for small tensors that share a file.
 
 Invariant: a directory that contains the file `.metadata` is complete.
 """
@@ -35,6 +35,7 @@ from everstep.checkpoints.checkpoint import Checkpoint
 from everstep.checkpoints.dcp import named_tensors
 from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
 from everstep.checkpoints.export import Exported
+from everstep.checkpoints.logical import LogicalTensor
 from everstep.checkpoints.stores import store_of
 from everstep.checkpoints.torch_files import Pieces, saved, size_of, tensor_of
 
@@ -86,9 +87,9 @@ def export_dcp(
             files.append(file)
             pending.clear()
 
-    for name, (_, logical) in named.items():
-        if pending and size_of(pending) + logical.bytes > group_bytes:
-            write_pending()
+    def add(name: str, logical: LogicalTensor) -> None:
+        # The local variables of this function must not outlive the call: they would keep the tensor in memory while the
+        # next tensor is read.
         tensor = tensor_of(checkpoint, logical)
         zeros = torch.Size([0] * tensor.dim())
         described[name] = TensorStorageMetadata(
@@ -97,7 +98,12 @@ def export_dcp(
         pieces = saved(tensor, tensor)
         begin = size_of(pending)
         places[MetadataIndex(name, zeros, 0)] = _StorageInfo(f"__0_{len(files)}.distcp", begin, size_of(pieces))
-        pending += pieces
+        pending.extend(pieces)
+
+    for name, (_, logical) in named.items():
+        if pending and size_of(pending) + logical.bytes > group_bytes:
+            write_pending()
+        add(name, logical)
         if size_of(pending) >= group_bytes:
             write_pending()
         done += logical.bytes

@@ -143,21 +143,15 @@ def export_safetensors(
     def pieces(header: bytes, group: Mapping[str, _Saved]) -> Iterator[bytes | bytearray | memoryview]:
         nonlocal done
         yield header
-        if all(saved.dtype == saved.tensor.dtype for saved in group.values()):
-            for _, piece in checkpoint.stream(saved.tensor for saved in group.values()):
-                yield piece
-                done += len(piece)
+        targets = {saved.tensor.name: (name, saved.dtype) for name, saved in group.items()}
+        for tensor, piece in checkpoint.stream(saved.tensor for saved in group.values()):
+            name, dtype = targets[tensor.name]
+            for part in [piece] if dtype == tensor.dtype else _imported_cast()(name, piece, tensor.dtype, dtype):
+                yield part
+                done += len(part)
                 progress(done, total)
-            return
-        cast = _imported_cast()
-        for name, saved in group.items():
-            data = checkpoint.read(saved.tensor)
-            if saved.dtype == saved.tensor.dtype:
-                yield data
-            else:
-                yield from cast(name, data, saved.tensor.dtype, saved.dtype)
-            done += saved.bytes
-            progress(done, total)
+                del part
+            del piece
 
     if fields is not None:
         data = json.dumps({**fields, **_dtype_field(chosen)}, indent=2, sort_keys=True).encode()
@@ -176,7 +170,7 @@ def export_safetensors(
     return Exported(tuple(written), len(chosen), total, tuple(name for name in left_out if not name.startswith(strip)))
 
 
-def _imported_cast() -> Callable[[str, bytearray, str, str], Iterator[memoryview]]:
+def _imported_cast() -> Callable[[str, memoryview, str, str], Iterator[memoryview]]:
     """Import the dtype conversion only when an export needs it, because the rest of this module works without torch."""
     try:
         from everstep.checkpoints.casting import cast

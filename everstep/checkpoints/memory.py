@@ -126,21 +126,19 @@ class _Snapshot:
     def open(self, key: str) -> StoredObject:
         return _HeldObject(self, key, self._sizes[key])
 
-    def read(self, rank: str, begin: int, end: int) -> bytearray:
-        """Return a range of a shard. A range above the limit of one request needs several requests."""
-        data = bytearray()
-        while begin < end:
-            stop = min(end, begin + self._read_bytes)
+    def read_into(self, rank: str, begin: int, target: memoryview) -> None:
+        """Read a range of a shard into `target`. A range above the limit of one request needs several requests."""
+        end = begin + len(target)
+        for first in range(begin, end, self._read_bytes):
+            stop = min(end, first + self._read_bytes)
             with _failures(self._name):
                 answer = self._service.read_snapshot(
-                    TrainingJobName=self._name, SnapshotId=self.snapshot_id, Rank=int(rank), Begin=begin, End=stop
+                    TrainingJobName=self._name, SnapshotId=self.snapshot_id, Rank=int(rank), Begin=first, End=stop
                 )
                 found = answer["Body"].read()
-            if len(found) != stop - begin:
-                raise StoreFailure(f"rank {rank} of {self._name}: {len(found)} of {stop - begin} bytes received")
-            data += found
-            begin = stop
-        return data
+            if len(found) != stop - first:
+                raise StoreFailure(f"rank {rank} of {self._name}: {len(found)} of {stop - first} bytes received")
+            target[first - begin : stop - begin] = found
 
 
 class _HeldObject(StoredObject):
@@ -149,10 +147,10 @@ class _HeldObject(StoredObject):
         self._snapshot = snapshot
         self._rank = rank
 
-    def read(self, begin: int, end: int) -> bytearray:
-        if end > self.size:
+    def read_into(self, begin: int, target: memoryview) -> None:
+        if begin + len(target) > self.size:
             raise StoreFailure(f"{self.name} ends at byte {self.size}")
-        return self._snapshot.read(self._rank, begin, end)
+        self._snapshot.read_into(self._rank, begin, target)
 
     def close(self) -> None:
         pass

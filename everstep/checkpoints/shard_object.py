@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 from everstep.checkpoints.errors import CorruptCheckpoint
@@ -30,10 +30,10 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard
 from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, SharedGroup, plan_restore
 from everstep.protocol.slot import DIGEST_BYTES, SlotIndex, chunk_bytes, chunk_range, digest, unpack_index
 
-CACHED_CHUNKS: Final = 7
+CACHED_CHUNKS: Final = 6
 """Number of chunks in the cache of a checkpoint.
 
-The cached chunks use 28 MiB, or more if a shard exceeds 128 GiB, because its chunks are then larger. In each rank's
+The cached chunks use 24 MiB, or more if a shard exceeds 128 GiB, because its chunks are then larger. In each rank's
 shard, many small tensors share one chunk. The cache avoids a new read of this chunk for each tensor.
 """
 
@@ -44,6 +44,8 @@ class ChunkCache:
     def __init__(self) -> None:
         self._chunks: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
+        self.mixing = threading.Lock()
+        """A thread holds this lock while it needs memory for a second chunk, to limit the memory of all threads."""
 
     def get(self, key: tuple[int, int]) -> bytearray | None:
         """Return the cached chunk of a rank's shard, or None. The caller must not change the chunk."""
@@ -168,11 +170,11 @@ class ShardObject:
         for span in self._pieces(begin, end):
             by_object.setdefault(id(span.stored), []).append(span)
         for pieces in by_object.values():
-            place, stop = pieces[0].place, pieces[-1].place + pieces[-1].end - pieces[-1].begin
-            data = memoryview(pieces[0].stored.read(place, stop))
-            for piece in pieces:
-                at, count = piece.place - place, piece.end - piece.begin
-                chunk[piece.begin - begin : piece.end - begin] = data[at : at + count]
+            if len(by_object) == 1 and _are_adjacent(pieces):
+                _read_alone(pieces, begin, chunk)
+            else:
+                with self._cache.mixing:
+                    _read_mixed(pieces, begin, chunk)
         index_begin, index = self._plan.index_offset, self._plan.index
         low, high = max(begin, index_begin), min(end, index_begin + len(index))
         if low < high:
@@ -206,6 +208,50 @@ class _Span:
     stored: StoredObject
     place: int
     """Position of the range's first byte within the stored object."""
+
+
+def _are_adjacent(pieces: Sequence[_Span]) -> bool:
+    """Return whether the pieces are adjacent in their object and do not overlap in the payload.
+
+    Only a damaged header describes other pieces.
+    """
+    return all(
+        one.end <= other.begin and one.place + one.end - one.begin == other.place for one, other in pairwise(pieces)
+    )
+
+
+def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
+    """Read the pieces of a chunk that one object stores, without memory for a second chunk.
+
+    The object has no padding between tensors, and the payload has padding. The function therefore reads the pieces to
+    the end of the chunk and then moves each piece towards its beginning. A move never overwrites a later piece.
+
+    Args:
+        pieces: the pieces of the chunk in order, all adjacent in one object.
+        begin: position of the chunk's first byte in the payload.
+        chunk: receives the pieces; the function sets the padding to zero.
+    """
+    with memoryview(chunk) as target:
+        place = pieces[0].place
+        free = len(target) - (pieces[-1].place + pieces[-1].end - pieces[-1].begin - place)
+        pieces[0].stored.read_into(place, target[free:])
+        moved = 0
+        for piece in pieces:
+            first, last = piece.begin - begin, piece.end - begin
+            source = free + piece.place - place
+            target[first:last] = target[source : source + last - first]
+            target[moved:first] = bytes(first - moved)
+            moved = last
+        target[moved:] = bytes(len(target) - moved)
+
+
+def _read_mixed(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
+    """Read the pieces of a chunk that one object stores, with memory for a copy of these pieces."""
+    place, stop = pieces[0].place, pieces[-1].place + pieces[-1].end - pieces[-1].begin
+    with memoryview(pieces[0].stored.read(place, stop)) as data:
+        for piece in pieces:
+            at, count = piece.place - place, piece.end - piece.begin
+            chunk[piece.begin - begin : piece.end - begin] = data[at : at + count]
 
 
 def _spans_of(stored: StoredObject, data_begin: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Span]:

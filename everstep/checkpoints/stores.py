@@ -24,8 +24,11 @@ from botocore.parsers import ResponseParserError
 from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 
-PART_BYTES: Final = 16 * 1024 * 1024
-"""Minimum size of an upload's parts to S3, in bytes. Larger parts need more memory while they are sent."""
+PART_BYTES: Final = 8 * 1024 * 1024
+"""Minimum size of an upload's parts to S3, in bytes.
+
+`S3.write` holds two parts in memory: it assembles one part while it sends another part.
+"""
 CONNECTIONS: Final = 8
 """Connections to S3. Source: Amazon S3 User Guide: one parallel request per 85 to 95 MB/s of bandwidth."""
 
@@ -42,9 +45,8 @@ class StoredObject(ABC):
         self.name = name
         self.size = size
 
-    @abstractmethod
-    def read(self, begin: int, end: int) -> bytes | bytearray:
-        """Read a range of the object. Safe from several threads at once.
+    def read(self, begin: int, end: int) -> bytearray:
+        """Return a range of the object. Raises the errors of `read_into`.
 
         Args:
             begin: first byte of the range.
@@ -52,6 +54,19 @@ class StoredObject(ABC):
 
         Returns:
             uint8[end - begin].
+        """
+        data = bytearray(end - begin)
+        with memoryview(data) as target:
+            self.read_into(begin, target)
+        return data
+
+    @abstractmethod
+    def read_into(self, begin: int, target: memoryview) -> None:
+        """Fill memory with a range of the object. Safe from several threads at once.
+
+        Args:
+            begin: first byte of the range.
+            target: uint8 memory, as long as the range.
 
         Raises:
             StoreFailure: the object cannot be read, has changed since it was opened, or ends too early.
@@ -164,16 +179,15 @@ class _File(StoredObject):
         self._file = Path(path).open("rb")  # noqa: SIM115
         super().__init__(path, os.fstat(self._file.fileno()).st_size)
 
-    def read(self, begin: int, end: int) -> bytes | bytearray:
-        data = os.pread(self._file.fileno(), end - begin, begin)
-        while len(data) < end - begin:
-            more = os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))
-            if not more:
+    def read_into(self, begin: int, target: memoryview) -> None:
+        position, end = begin, begin + len(target)
+        while position < end:
+            count = os.preadv(self._file.fileno(), [target[position - begin :]], position)
+            if not count:
                 raise StoreFailure(
-                    f"{self.name} ends at byte {begin + len(data)}, before the end of the requested range at byte {end}"
+                    f"{self.name} ends at byte {position}, before the end of the requested range at byte {end}"
                 )
-            data += more
-        return data
+            position += count
 
     def close(self) -> None:
         self._file.close()
@@ -238,17 +252,16 @@ class _S3Object(StoredObject):
         self._place = place
         self._etag = etag
 
-    def read(self, begin: int, end: int) -> bytes | bytearray:
+    def read_into(self, begin: int, target: memoryview) -> None:
+        end = begin + len(target)
         if end > self.size:
             raise StoreFailure(f"{self.name} ends at byte {self.size}")
-        data = bytearray(end - begin)
         reader = bulk.RangeReader(self._client, self._place, begin, end, etag=self._etag, object_bytes=self.size)
         try:
             with _failures(self.name):
-                reader.fill(memoryview(data))
+                reader.fill(target)
         finally:
             reader.close()
-        return data
 
     def close(self) -> None:
         pass

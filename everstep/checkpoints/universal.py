@@ -73,21 +73,26 @@ def export_universal(
         store.write(base + file, pieces, size_of(pieces))
         files.append(file)
 
+    def write_tensor(file: str, logical: LogicalTensor, dtype: torch.dtype | None = None) -> None:
+        # The local variable must not outlive the call: it would keep the tensor in memory while the next tensor is
+        # read.
+        value = tensor_of(checkpoint, logical, dtype)
+        write(file, {"param": value}, value)
+
     chosen = [*weights.values(), *(tensor for entries in states.values() for tensor in entries.values())]
     total, done = sum(tensor.bytes for tensor in chosen), 0
     steps: Any = None
     for parameter, weight in weights.items():
         place = f"{tag}/zero/{parameter}"
         entries = states.get(parameter, {})
-        master = tensor_of(checkpoint, weight).float()
-        write(f"{place}/fp32.pt", {"param": master}, master)
+        write_tensor(f"{place}/fp32.pt", weight, torch.float32)
         for entry, logical in entries.items():
-            value = tensor_of(checkpoint, logical)
             if entry == "step":
+                value = tensor_of(checkpoint, logical)
                 steps = value if steps is None else steps
                 write(f"{place}/step.pt", value)
             else:
-                write(f"{place}/{entry}.pt", {"param": value}, value)
+                write_tensor(f"{place}/{entry}.pt", logical)
         if entries and "step" not in entries:
             write(f"{place}/step.pt", step)
         done += weight.bytes + sum(logical.bytes for logical in entries.values())
