@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final
 
 from everstep.checkpoints.errors import CorruptCheckpoint
@@ -170,7 +170,7 @@ class ShardObject:
         for span in self._pieces(begin, end):
             by_object.setdefault(id(span.stored), []).append(span)
         for pieces in by_object.values():
-            if len(by_object) == 1 and _are_adjacent(pieces):
+            if len(by_object) == 1:
                 _read_alone(pieces, begin, chunk)
             else:
                 with self._cache.mixing:
@@ -210,24 +210,15 @@ class _Span:
     """Position of the range's first byte within the stored object."""
 
 
-def _are_adjacent(pieces: Sequence[_Span]) -> bool:
-    """Return whether the pieces are adjacent in their object and do not overlap in the payload.
-
-    Only a damaged header describes other pieces.
-    """
-    return all(
-        one.end <= other.begin and one.place + one.end - one.begin == other.place for one, other in pairwise(pieces)
-    )
-
-
 def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
     """Read the pieces of a chunk that one object stores, without memory for a second chunk.
 
-    The object has no padding between tensors, and the payload has padding. The function therefore reads the pieces to
+    The object has no padding between tensors, and the payload has padding. `unpack_index` has checked that no tensors
+    overlap. The function therefore reads the pieces to
     the end of the chunk and then moves each piece towards its beginning. A move never overwrites a later piece.
 
     Args:
-        pieces: the pieces of the chunk in order, all adjacent in one object.
+        pieces: the pieces of the chunk in order, all in one object.
         begin: position of the chunk's first byte in the payload.
         chunk: receives the pieces; the function sets the padding to zero.
     """
