@@ -146,7 +146,7 @@ class Part:
         """Add a piece without copying. If its bytes change before the upload, S3 rejects the part by its checksum."""
         self._pieces.append(piece)
         self._bytes += len(piece)
-        self.crc = cast(Any, checksums).crc64nvme(piece, self.crc)
+        self.crc = crc64(piece, self.crc)
 
     @property
     def sha256(self) -> bytes:
@@ -344,7 +344,7 @@ class Multipart:
 
         S3 answers `NoSuchUpload` if an earlier request completed the upload and its answer was lost, or if the upload
         was aborted, for example by the bucket's rule for unfinished uploads. If S3 then has an object of the expected
-        size, the method counts the upload as complete. Otherwise it raises the error.
+        size and with the expected checksum, the method counts the upload as complete. Otherwise it raises the error.
 
         Args:
             parts: all parts of the object in the order of their numbers, without a gap.
@@ -373,10 +373,10 @@ class Multipart:
             if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
                 raise
             try:
-                answer = self.client.head_object(**self.place)
+                answer = self.client.head_object(**self.place, ChecksumMode="ENABLED")
             except ClientError:
                 raise error from None
-            if int(answer["ContentLength"]) != size:
+            if int(answer["ContentLength"]) != size or stored_crc(answer) != crc:
                 raise
         return Stored(_etag(answer), _tree(part.sha256 for part in parts), parts[0].size)
 
@@ -685,6 +685,28 @@ def extent(answer: Mapping[str, Any], begin: int) -> tuple[int, int]:
         answer["Body"].close()
         raise _other_range(answer, begin)
     return last + 1, size
+
+
+def crc64(data: Piece, crc: int = 0) -> int:
+    """Return the CRC64NVME of bytes.
+
+    Args:
+        data: the bytes.
+        crc: CRC64NVME of the bytes before `data`.
+    """
+    return cast(int, cast(Any, checksums).crc64nvme(data, crc))
+
+
+def stored_crc(answer: Mapping[str, Any]) -> int | None:
+    """Return the CRC64NVME that S3 stores for a whole object. None if S3 stores no such checksum.
+
+    Args:
+        answer: answer of a `HeadObject` with `ChecksumMode="ENABLED"`.
+    """
+    text = answer.get(f"Checksum{_CHECKSUM}")
+    if text is None or answer.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    return int.from_bytes(base64.b64decode(text), "big")
 
 
 def pause_seconds(seconds: float) -> None:

@@ -176,7 +176,12 @@ class MemoryS3Client:
         return self._execute(Request(self.name, "abort_multipart_upload", Key), abort)
 
     def head_object(self, *, Key: str, **_: Any) -> dict[str, Any]:
-        return self._execute(Request(self.name, "head_object", Key), lambda: self._s3.describe(Key, "HeadObject"))
+        def head() -> dict[str, Any]:
+            answer = self._s3.describe(Key, "HeadObject")
+            crc = cast(Any, checksums).crc64nvme(self._s3.objects[Key])
+            return {**answer, "ChecksumCRC64NVME": base64.b64encode(crc.to_bytes(8, "big")).decode()}
+
+        return self._execute(Request(self.name, "head_object", Key), head)
 
     def get_object(self, *, Key: str, Range: str = "", IfMatch: str = "", **_: Any) -> dict[str, Any]:
         def get() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from everstep.bulk import PART_BYTES, Part, StoredPart, put_parts
+from everstep.bulk import PART_BYTES, Part, StoredPart, crc64, put_parts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
@@ -173,7 +173,8 @@ class MemoryObjectStore:
 
     def _described(self, reference: ObjectReference) -> StoredObject:
         data = self.objects[reference.bucket][reference.key]
-        return StoredObject(reference, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        return StoredObject(reference, len(data), etag, crc=crc64(data))
 
 
 class _Sink:

@@ -37,6 +37,8 @@ class StoredObject:
     """Hex SHA-256 of the concatenated SHA-256 digests of the parts. Set by puts; empty otherwise."""
     part_bytes: int = field(default=0, compare=False)
     """Size of the parts that `sha256` covers; the last part may be smaller. Set by puts; 0 otherwise."""
+    crc: int | None = field(default=None, compare=False)
+    """CRC64NVME of the object, as the store recorded it at the upload. Set by `head`; None if the store has none."""
 
 
 class Share(Helpers, Protocol):

@@ -269,10 +269,10 @@ class S3ObjectStore:
         """Return the description of an object (see `ObjectStore.head`)."""
         try:
             with _errors(reference):
-                answer = self.client.head_object(**_place(reference))
+                answer = self.client.head_object(**_place(reference), ChecksumMode="ENABLED")
         except ObjectMissing:
             return None
-        return StoredObject(reference, int(answer["ContentLength"]), _etag(answer))
+        return StoredObject(reference, int(answer["ContentLength"]), _etag(answer), crc=bulk.stored_crc(answer))
 
     def list(self, prefix: ObjectReference) -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with the prefix (see `ObjectStore.list`)."""

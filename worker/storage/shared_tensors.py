@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from everstep.bulk import crc64
 from everstep.protocol.ids import Step
 from everstep.protocol.manifest import frozen_key, replicated_key
 from everstep.protocol.plan import ObjectReference
@@ -49,6 +50,8 @@ class _Seen:
     """xxh3-128 digest of the bytes of the group's S3 object."""
     sha256: str
     """SHA-256 of the bytes of the group's S3 object; empty if they differed from the bytes of the previous upload."""
+    crc: int = 0
+    """CRC64NVME of the bytes of the group's S3 object; valid if `sha256` is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Offer:
     """For each item, the positions of its tensors in the shard's list of tensors."""
     frozen: tuple[SharedGroup, ...]
     """The groups of frozen tensors (which training does not change). They are the first items, in the same order."""
+    crcs: tuple[int, ...]
+    """CRC64NVME of the S3 object of each group in `frozen`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class Planned:
     is_frozen: bool
     is_own: bool
     """True if this rank writes the object, False if another rank does."""
+    crc: int
+    """CRC64NVME of the object's bytes."""
 
 
 class SharedTensors:
@@ -131,12 +138,14 @@ class SharedTensors:
 
     def _offer(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         groups: list[SharedGroup] = []
+        crcs: list[int] = []
         seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         for numbers in self._divide(entries):
             tensors = tuple(entries[number] for number in numbers)
             seen[tensors] = now = self._look(slot, tensors, check)
             if now.sha256:
                 groups.append(_group(entries, numbers, now.sha256))
+                crcs.append(now.crc)
         self._seen = seen
         elsewhere = {number for group in groups for number in group.tensors}
         rest = [number for number, entry in enumerate(entries) if entry.bytes and number not in elsewhere]
@@ -149,6 +158,7 @@ class SharedTensors:
             tuple(items),
             (*(group.tensors for group in groups), *((number,) for number in sorted(largest))),
             tuple(groups),
+            tuple(crcs),
         )
 
     def plan(
@@ -181,23 +191,21 @@ class SharedTensors:
             OversizedMessage: a header would exceed the limit of safetensors.
         """
         planned: list[Planned] = []
-        for number, group in enumerate(offer.frozen):
+        for number, (group, crc) in enumerate(zip(offer.frozen, offer.crcs, strict=True)):
             place = ObjectReference(bucket=where.bucket, key=frozen_key(where.key, group.sha256))
             is_own = division is None or division.objects[number] in division.writes
-            planned.append(Planned(group, place, is_frozen=True, is_own=is_own))
+            planned.append(Planned(group, place, is_frozen=True, is_own=is_own, crc=crc))
         held: dict[int, list[int]] = {}
         for number in range(len(offer.frozen), len(offer.items) if division is not None else 0):
             assert division is not None
             if division.objects[number] != OWN:
                 held.setdefault(division.objects[number], []).extend(offer.tensors[number])
         for number, tensors in held.items():
-            whole = hashlib.sha256()
-            for piece in _pieces(slot, [entries[each] for each in tensors], check):
-                whole.update(piece)
-            group = _group(entries, tuple(tensors), whole.hexdigest())
+            sha256, crc = _digests(slot, [entries[each] for each in tensors], check)
+            group = _group(entries, tuple(tensors), sha256)
             place = ObjectReference(bucket=where.bucket, key=replicated_key(where.key, group.sha256))
             is_own = division is not None and number in division.writes
-            planned.append(Planned(group, place, is_frozen=False, is_own=is_own))
+            planned.append(Planned(group, place, is_frozen=False, is_own=is_own, crc=crc))
         return tuple(planned)
 
     def _divide(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[int, ...]]:
@@ -228,10 +236,7 @@ class SharedTensors:
             return last
         if last is not None and last.digest != digest:
             return _Seen(step, digest, "")
-        whole = hashlib.sha256()
-        for piece in _pieces(slot, tensors, check):
-            whole.update(piece)
-        return _Seen(step, digest, whole.hexdigest())
+        return _Seen(step, digest, *_digests(slot, tensors, check))
 
 
 def groups_of(planned: Sequence[Planned]) -> SharedGroups:
@@ -248,12 +253,13 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
     """Return the first of the planned shared objects that S3 lacks, and all planned objects after it.
 
-    The function stops at the first missing object to save requests, because many ranks wait for the same objects.
+    S3 lacks an object if the stored object has another size or another checksum. A store without a checksum of the
+    object is asked for its size only. The function stops at the first missing object to save requests, because many ranks wait for the same objects.
     Raises StorageError if a request fails. Blocks: call it in a thread.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)
-        if found is None or found.bytes != each.group.object_bytes:
+        if found is None or found.bytes != each.group.object_bytes or found.crc not in (None, each.crc):
             return planned[number:]
     return ()
 
@@ -305,6 +311,15 @@ def _head(objects: ObjectStore, place: ObjectReference) -> StoredObject | None:
         return objects.head(place)
     except StoreDenied:
         return None
+
+
+def _digests(slot: SlotFile, tensors: Sequence[TensorEntry], check: Callable[[], None]) -> tuple[str, int]:
+    """Return SHA-256 and CRC64NVME of the bytes of the S3 object that stores a group of tensors."""
+    whole, crc = hashlib.sha256(), 0
+    for piece in _pieces(slot, tensors, check):
+        whole.update(piece)
+        crc = crc64(piece, crc)
+    return whole.hexdigest(), crc
 
 
 def _digest(slot: SlotFile, entry: TensorEntry, check: Callable[[], None]) -> bytes:

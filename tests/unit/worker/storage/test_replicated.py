@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load
 
+from everstep.bulk import crc64
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import ObjectReference
@@ -158,6 +159,7 @@ def test_a_rank_that_waits_for_many_objects_sends_one_request_at_a_time(monkeypa
             place,
             is_frozen=False,
             is_own=False,
+            crc=crc64(b"abc"),
         )
         for number, place in enumerate(places)
     ]

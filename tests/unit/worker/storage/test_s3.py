@@ -171,11 +171,19 @@ class Forgetful(FakeS3):
 
 def test_an_upload_that_was_completed_before_its_answer_was_lost_is_there() -> None:
     client = Forgetful()
-    client.found = {"ContentLength": len(DATA), "ETag": '"whole-12"'}
+    checksum = base64.b64encode(crc64nvme(DATA).to_bytes(8, "big")).decode()
+    client.found = {"ContentLength": len(DATA), "ETag": '"whole-12"', "ChecksumCRC64NVME": checksum}
     stored = store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
     assert (stored.bytes, stored.etag) == (len(DATA), "whole-12")
     assert client.aborted_count == 0
-    for found in (None, {"ContentLength": 1, "ETag": '"other"'}):
+    other = base64.b64encode(crc64nvme(DATA[::-1]).to_bytes(8, "big")).decode()
+    for found in (
+        None,
+        {"ContentLength": 1, "ETag": '"other"', "ChecksumCRC64NVME": checksum},
+        {"ContentLength": len(DATA), "ETag": '"other"', "ChecksumCRC64NVME": other},
+        {"ContentLength": len(DATA), "ETag": '"other"', "ChecksumCRC64NVME": checksum, "ChecksumType": "COMPOSITE"},
+        {"ContentLength": len(DATA), "ETag": '"other"'},
+    ):
         client.found = found
         with pytest.raises(StoreUnavailable, match="NoSuchUpload"):
             store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))

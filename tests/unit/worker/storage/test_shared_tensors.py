@@ -228,6 +228,20 @@ async def test_an_upload_that_is_killed_at_any_object_leaves_nothing_that_harms_
     node.store.close()
 
 
+async def test_a_frozen_object_with_other_bytes_of_its_size_is_sent_again(tmp_path: Path) -> None:
+    """Other bytes of the same size under an object's key have another checksum, so the next upload replaces them."""
+    objects, node = Recorder(), Node.of(tmp_path / "node")
+    await node.upload(objects, 1)
+    first, *others = objects.sent_frozen()
+    stored, right = objects.objects["bucket"], objects.frozen
+    stored[f"{FROZEN_FOLDER}{first}"] = bytes(len(right[first]))
+    await node.upload(objects, 2)
+    assert objects.sent_frozen() == [first]
+    assert objects.frozen == right
+    assert others
+    node.store.close()
+
+
 class Slow(Recorder):
     """A store that pauses after the first piece of a put until the test continues it."""
 
