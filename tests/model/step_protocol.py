@@ -218,13 +218,13 @@ class Model:
 
     def _begun(self, base: Step, kind: type[Coordinator]) -> Coordinator:
         shape = self.shape
-        return kind.begin(
+        return kind(
             world_size=shape.world_size,
             base=base,
             every_steps=shape.every_steps,
             slot_count=shape.slot_count,
             max_uploads=shape.max_uploads,
-        )
+        ).begin()
 
     def _uploads_nothing(self, world: World) -> World:
         return world._replace(
@@ -969,13 +969,13 @@ class Model:
             if self.shape.every_steps:
                 world = world._replace(begun=put(world.begun, rank, NONE))
         if seat == 0:
-            coordinator = self.rules.coordinator.recover(
+            coordinator = self.rules.coordinator(
                 world_size=self.shape.world_size,
                 base=Step(world.base),
                 every_steps=self.shape.every_steps,
                 slot_count=self.shape.slot_count,
                 max_uploads=self.shape.max_uploads,
-            )
+            ).recover()
             world = world._replace(coordinator=coordinator)
         return world
 
