@@ -130,7 +130,7 @@ class CheckpointActivity(TypedDict):
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 class CheckpointConfig(TypedDict):
-    """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
+    """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes a checkpoint when the job completes, stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
     Strategy: NotRequired[Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"]]
     """When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
     EverySteps: NotRequired[int]

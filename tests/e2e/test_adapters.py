@@ -65,5 +65,6 @@ def check(place: Workplace, adapter: str, precision: str, shape: Shape) -> None:
     (incident,) = job.incidents()
     assert_incident(incident, cause="rank_exit", source="local", committed=4)
     assert f"rank {victim} on {job.node_of(victim)} ended: killed, signal 9" in incident["Evidence"][0]
-    assert not place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"]
+    stored = place.client.list_checkpoints(TrainingJobName=job.name)["Checkpoints"]
+    assert [(each["Step"], each["Status"]) for each in stored] == [(STEPS, "Complete")]
     assert_identical(job)

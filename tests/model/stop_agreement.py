@@ -172,9 +172,9 @@ class Model:
     def first(self) -> World:
         """Return the first state of a first generation."""
         options = self.options
-        begun = options.coordinator.begin(
+        begun = options.coordinator(
             world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
-        )
+        ).begin()
         agent = Agent(Shard.begin(Step(0), ()), slots=(EMPTY,) * options.slot_count)
         return World(begun, (agent,) * options.ranks, (Process(),) * options.ranks)
 
@@ -456,9 +456,9 @@ class Model:
         All connections break, its own uploads are lost, and the coordinator asks every agent again.
         """
         options = self.options
-        core = options.coordinator.recover(
+        core = options.coordinator(
             world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
-        )
+        ).recover()
         agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
         word = agents[0].word._replace(persist=NONE)  # all other state is read from the page
         own = agents[0]._replace(
@@ -488,8 +488,7 @@ class Model:
         is_told = all(
             agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents
         )
-        is_replaced = any(agent.cancelled != NONE for agent in world.agents) and not world.restarts
-        must_leave = core.is_finished and (core.stop_requested or is_replaced) and not core.is_recovering
+        must_leave = core.is_finished and not core.is_recovering
         if self.options.uploads and self.is_done(world) and is_told and must_leave:
             left = {agent.uploaded for agent in world.agents}
             if left != {core.committed}:
@@ -593,8 +592,9 @@ class UploadsFirst(Coordinator):
 
 
 class ForgetsCancelled(Coordinator):
-    """Planted bug: an agent cancels an upload in favour of the final step, but uploads the final step only if it is a
-    multiple of the interval.
+    """Planted bug: without a stop, agents do not upload the final step unless it is a multiple of the interval.
+
+    They may have cancelled an upload of an earlier step in favour of the final step.
     """
 
     __slots__ = ()

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(600)
         pytest.param(Options(2, 2, every_steps=1, slot_count=3, may_stop=False), id="uploads, a third slot"),
         pytest.param(Options(2, 1, may_stop=False, may_hurry=True), id="given up"),
         pytest.param(Options(2, 1, has_uploads=True), id="stop, what is left behind"),
+        pytest.param(Options(2, 2, may_stop=False, has_uploads=True), id="end, what is left behind"),
     ],
 )
 def test_every_interleaving(options: Options) -> None:

@@ -636,14 +636,13 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """Mark the newest complete step for upload once all ranks have finished, if the job has a stop request.
+        """Mark the newest complete step for upload once all ranks have finished.
 
-        The newest complete step is the committed step; without a commit, it is the base. Without a stop request, the
-        method marks it in one case only: the final step was marked before its commit and never committed. Agents have
-        then cancelled an older step's upload to free a slot for the final step, and the method replaces this upload.
+        The newest complete step is the committed step; without a commit, it is the base. Nodes are released after the
+        job, so S3 must store this step. A job without snapshots uploads no step when its script ends.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
-        is_due = self._is_stopping or self.persist > foundation
+        is_due = self._is_stopping or self.snapshots is not Snapshots.NEVER
         return replace(self, persist=foundation) if self.is_finished and is_due else self
 
     @property

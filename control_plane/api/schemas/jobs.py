@@ -83,7 +83,8 @@ class CheckpointConfig(Request):
     """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them.
 
     EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes
-    a checkpoint when the job stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint.
+    a checkpoint when the job completes, stops or pauses, when AWS announces the end of a node, and for each
+    CreateCheckpoint.
     """
 
     strategy: Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"] = "Everstep"

@@ -48,10 +48,10 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
         status is not None and status.finished and not status.stopped
     )
     if not was_stopped:
-        if _awaits_manifest(view, is_durable=is_durable):
+        if _awaits_checkpoint(view, is_durable=is_durable):
             return stay(
                 view,
-                f"every rank ended with success after step {record.boundary}; its last checkpoint follows",
+                f"every rank ended with success after step {record.boundary}; waits for its last checkpoint",
                 requeue=LAUNCH_SECONDS,
             )
         return end_job(view, JobEvent.FINISHED, _success_words(view))
@@ -67,7 +67,8 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
 def _success_words(view: JobView) -> str:
     """Return the reason text of a completed job.
 
-    The text contains a warning if the ranks ended before the number of steps that the script declared.
+    The text contains a warning if the ranks ended before the number of steps that the script declared, or if the last
+    committed step is not in S3.
     """
     record = view.record
     if CHECK_VARIABLE in view.spec.script.environment:
@@ -81,6 +82,8 @@ def _success_words(view: JobView) -> str:
             "Call everstep.training.init() and session.boundary() in the script, or session.batches()"
         )
     reason = f"every rank ended with success after step {record.boundary}"
+    if lacks_checkpoint(view):
+        reason = f"{reason}. Warning: step {record.committed} did not become a checkpoint; {durable_words(view)}"
     if record.boundary < record.target:
         return (
             f"{reason}. Warning: the target is step {record.target}; the end of the log shows why the "

@@ -678,6 +678,29 @@ async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world:
     )
 
 
+async def test_a_job_that_completes_waits_until_its_last_step_is_in_s3(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    world.finish()
+    await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
+    assert world.job().state == JobState.RUNNING
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    assert world.job().reason == "every rank ended with success after step 7"
+
+
+async def test_a_job_whose_last_step_is_not_stored_completes_with_a_warning(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    assert world.job().reason == (
+        "every rank ended with success after step 7. Warning: step 7 did not become a checkpoint; there is no checkpoint"
+    )
+
+
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
     world.submit()
     await world.running()

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.plan import Snapshots
 from everstep.protocol.rank_messages import Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator
@@ -478,8 +479,18 @@ class TestEnd:
         core = running().request_stop().report(*self.closing(1, 1, 2))
         assert core.persist == 1
 
-    def test_without_a_stop_the_last_step_is_not_uploaded(self) -> None:
-        assert running().report(*self.closing(1, 1, 2)).persist == NONE
+    def test_the_last_step_of_a_script_that_ends_is_uploaded(self) -> None:
+        assert running().report(*self.closing(1, 1, 2)).persist == 1
+        core = running().report(*self.closing(9, 1, 2, Vote.ABANDON))
+        assert (core.final, core.persist) == (9, NONE)
+        assert core.report(*self.closing(9, 1, 9, Vote.ACKED)).persist == 9
+
+    def test_a_job_without_snapshots_uploads_no_step_when_its_script_ends(self) -> None:
+        core = Coordinator(world_size=2, base=Step(5), every_steps=0, snapshots=Snapshots.NEVER).begin()
+        core = core.report(*both(5, 5, 5, Vote.ACKED)).report(*self.closing(9, 5, NONE))
+        assert (core.is_finished, core.committed, core.persist) == (True, 5, NONE)
+
+    def test_without_a_stop_the_control_plane_cannot_halt_the_rounds(self) -> None:
         assert running().halt() == running()
 
     def test_a_stop_that_is_asked_for_too_late_has_the_last_step_uploaded_too(self) -> None:
