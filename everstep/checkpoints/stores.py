@@ -8,6 +8,7 @@ Invariant: a reader never mixes two versions of an object. Each request to S3 re
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -31,6 +32,9 @@ PART_BYTES: Final = 8 * 1024 * 1024
 """
 CONNECTIONS: Final = 8
 """Connections to S3. Source: Amazon S3 User Guide: one parallel request per 85 to 95 MB/s of bandwidth."""
+
+NO_SPACE_STATUS: Final = 507
+"""HTTP status of a store without free space. Source: RFC 4918, section 11.5. AWS S3 never answers it."""
 
 
 class StoredObject(ABC):
@@ -167,7 +171,8 @@ class Files:
             assert unfinished.stat().st_size == size, "the pieces have the announced size"
             unfinished.replace(path)
         except OSError as error:
-            raise StoreFailure(f"{key}: {error.strerror}") from error
+            advice = "; free space, or name another folder" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise StoreFailure(f"{key}: {error.strerror}{advice}") from error
         finally:
             with suppress(OSError):
                 # Delete the unfinished file after an error. After a success, `replace` has renamed it.
@@ -282,9 +287,12 @@ def _failures(name: str) -> Generator[None]:
             "AccessDenied": "access is denied; check the caller's policy and the bucket's",
             "301": "the bucket is in another region; set AWS_REGION to its region",
             "PermanentRedirect": "the bucket is in another region; set AWS_REGION to its region",
+            "InternalError": "the store failed by itself; see its log and its free space, then start again",
             "412": "the object was replaced while it was read; start again",
             "PreconditionFailed": "the object was replaced while it was read; start again",
         }.get(code, f"{error.response.get('Error', {}).get('Message', '')} ({code})")
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == NO_SPACE_STATUS:
+            advice = "the store has no free space; delete objects or add space, then start again"
         raise StoreFailure(f"{name}: {advice}") from error
     except (BotoCoreError, ResponseParserError, bulk.WrongLength, bulk.EndedEarly, bulk.OtherRange) as error:
         raise StoreFailure(f"{name}: {error}") from error

@@ -26,6 +26,8 @@ from control_plane.cloud.errors import (
 )
 from control_plane.cloud.s3 import S3ObjectStore as ControlStore
 from everstep import bulk
+from everstep.checkpoints.errors import StoreFailure
+from everstep.checkpoints.stores import S3
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
 from tests.moto_server import moto_server
@@ -207,6 +209,8 @@ LASTING = [
     ),
     (Answer(code="KMS.DisabledException", status=400), StoreDenied, "KMS key", AccessDenied),
     (Answer(code="KMS.NotFoundException", status=400), StoreDenied, "KMS key", AccessDenied),
+    (Answer(code="InternalError", status=500), StoreUnavailable, "See the store's log", CloudUnavailable),
+    (Answer(code="XMinioStorageFull", status=507), StoreUnavailable, "no free space. Delete old", CloudUnavailable),
 ]
 LASTING_IDS = [fault.code for fault, *_ in LASTING]
 
@@ -233,6 +237,23 @@ def test_a_lasting_fault_has_a_type_and_advice_for_each_call_of_the_agent(
         assert proxy.met
         proxy.clear()
     assert list(store.list(at(""))) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [
+        (Answer(code="InternalError", status=500), "the store failed by itself; see its log and its free space"),
+        (Answer(code="XMinioStorageFull", status=507), "the store has no free space; delete objects or add space"),
+    ],
+)
+def test_an_export_to_a_store_without_space_says_so(proxy: S3Proxy, fault: Answer, advice: str) -> None:
+    client = worker_store(proxy).client
+    proxy.plan(fault, lambda asked: asked.method in ("PUT", "POST"), times=1000)
+    with pytest.raises(StoreFailure, match=f"s3://{BUCKET}/model.safetensors: {advice}"):
+        S3(BUCKET, client).write("model.safetensors", [SMALL], len(SMALL))
+    assert proxy.met
+    proxy.clear()
+    client.close()
 
 
 @pytest.mark.parametrize(("fault", "_kind", "_advice", "kind"), LASTING, ids=LASTING_IDS)

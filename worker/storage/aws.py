@@ -116,6 +116,7 @@ _ADVICE = {
     "AccessDenied": "Allow this call to the node's role, and for an encrypted bucket the use of its KMS key.",
     "AuthorizationHeaderMalformed": _REGION,
     "ExpiredToken": _KEYS,
+    "InternalError": "The store failed by itself. The agent tries again. See the store's log, and its free space.",
     "InvalidAccessKeyId": _KEYS,
     "KMS": "Enable the KMS key of the bucket, and allow the node's role to use it.",
     "NoSuchBucket": "Create the bucket, or correct the name in the job's request.",
@@ -125,6 +126,9 @@ _ADVICE = {
     "SlowDown": "S3 limits the request rate of a prefix. The agent tries again.",
 }
 """Advice that the agent appends to an error's text, by AWS's error code."""
+_NO_SPACE = "The store has no free space. Delete old checkpoints, or add space. The agent tries again."
+_NO_SPACE_STATUS = 507
+"""HTTP status of a store without free space. Source: RFC 4918, section 11.5. AWS S3 never answers it."""
 
 
 class Aws(Protocol):
@@ -322,7 +326,8 @@ def aws_errors(what: str) -> Iterator[None]:
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         known = "KMS" if code.startswith("KMS.") else code
-        advice = f". {_ADVICE[known]}" if known in _ADVICE else ""
+        words = _NO_SPACE if status == _NO_SPACE_STATUS else _ADVICE.get(known)
+        advice = f". {words}" if words else ""
         raise _kind(code, status)(f"{what}: {error}{advice}") from error
     except PartialCredentialsError as error:
         raise StoreDenied(f"{what}: {error}") from error

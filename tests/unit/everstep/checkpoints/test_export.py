@@ -5,7 +5,9 @@ After an interrupted export, each file is either complete or absent.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, manifest: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailure, match=r"model\.safetensors: File exists"):
         exported(manifest, tmp_path / "file")
+
+
+def test_an_export_to_a_full_disk_leaves_no_file_and_says_what_to_do(
+    tmp_path: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(StoreFailure, match=r"model\.safetensors: No space left on device; free space, or name another"):
+        exported(manifest, tmp_path / "to")
+    assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, manifest: Path) -> None:
