@@ -6,11 +6,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.errors import CloudUnavailable, ObjectChanged
+from control_plane.cloud.s3 import S3ObjectStore as ControlStore
+from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
 from tests.seaweedfs import SeaweedFs
 from worker.errors import ObjectMissing, StorageError, StoreDenied, StoreUnavailable
@@ -110,6 +118,59 @@ def test_a_server_killed_inside_an_upload_leaves_no_object_and_a_later_upload_su
     impatient.put_stream(reference("killed"), [DATA], len(DATA))
     assert impatient.get_bytes(reference("killed")) == DATA
     impatient.client.close()
+
+
+MANIFEST = bytes(range(256)) * 4 * 1024
+
+
+@contextmanager
+def killed_after(server: SeaweedFs, byte_count: int) -> Iterator[str]:
+    """Yield a URL whose connections lead to the server. Kill the server when it has received `byte_count` bytes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_server((host, 0)) as listener:
+
+        def forward() -> None:
+            with listener.accept()[0] as near, socket.create_connection((host, int(port))) as far:
+                received = 0
+                while received < byte_count:
+                    received += far.send(near.recv(min(65536, byte_count - received)))
+                server.kill()
+                listener.close()  # The client's next attempts are refused at once.
+
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=forward)
+        thread.start()
+        try:
+            yield url
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("byte_count", [100, len(MANIFEST) // 2, len(MANIFEST)])
+def test_a_server_killed_inside_a_manifest_write_leaves_no_part_of_it(
+    server: SeaweedFs, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, byte_count: int
+) -> None:
+    """The control plane writes a manifest, and the server is killed in its headers, or in the middle or end of its body.
+
+    The write fails with an error that may be retried. After the server's restart, no manifest exists, or a whole one.
+    The repeated conditional write then stores the manifest, or finds it.
+    """
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _: None, time=time.time))
+    place, keys = reference(f"{byte_count}/manifest.json"), LocalKeys(access_key_id="test", secret_access_key="test")
+    try:
+        with killed_after(server, byte_count) as url:
+            control = ControlStore(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=url, keys=keys)))
+            with pytest.raises(CloudUnavailable) as raised:
+                control.put_if_unchanged(place, MANIFEST)
+        assert raised.value.retryable
+    finally:
+        server.start()
+    found = store.head(place)
+    assert found is None or store.get_bytes(place) == MANIFEST
+    again = ControlStore(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=server.url, keys=keys)))
+    with pytest.raises(ObjectChanged) if found is not None else nullcontext():
+        again.put_if_unchanged(place, MANIFEST)
+    assert store.get_bytes(place) == MANIFEST
 
 
 def test_of_two_writers_of_one_key_one_whole_object_stays(server: SeaweedFs, store: S3ObjectStore) -> None:
