@@ -107,7 +107,9 @@ def digest(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-def test_an_export_holds_64_mib_and_one_tensor(s3: Any, model: tuple[str, Path, str], tmp_path: Path, form: str) -> None:
+def test_an_export_holds_64_mib_and_one_tensor(
+    s3: Any, model: tuple[str, Path, str], tmp_path: Path, form: str
+) -> None:
     """An export from S3 to S3 and one from a folder to a folder stay within the limit and write equal files."""
     name, path, uri = model
     peaks = {}

@@ -150,9 +150,9 @@ def killed_after(server: SeaweedFs, byte_count: int) -> Iterator[str]:
 def test_a_server_killed_inside_a_manifest_write_leaves_no_part_of_it(
     server: SeaweedFs, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, byte_count: int
 ) -> None:
-    """The control plane writes a manifest, and the server is killed in its headers, or in the middle or end of its body.
+    """The server is killed when it has received some bytes of the control plane's write.
 
-    The write fails with an error that may be retried. After the server's restart, no manifest exists, or a whole one.
+    The bytes end in the headers of the request, or in the middle or near the end of its body. The write fails with an error that may be retried. After the server's restart, no manifest exists, or a whole one.
     The repeated conditional write then stores the manifest, or finds it.
     """
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _: None, time=time.time))

@@ -114,7 +114,8 @@ def test_every_command_and_option_exists(document: Path) -> None:
     }
     text = document.read_text().replace("\\\n", " ")
     for command in re.findall(
-        r"(?:^|[`$;(\s])(everstep (?:jobs|local|fleets|nodes|incidents|events|protection) [a-z][^`\n;)]*)", text
+        r"(?:^|[`$;(\s])(everstep (?:jobs|local|fleets|nodes|incidents|events|protection|checkpoints) [a-z][^`\n;)]*)",
+        text,
     ):
         first, *options = re.split(r"\s&&\s|\s#\s|\s{3,}", command)[0].split()
         noun, verb, *rest = options

@@ -253,9 +253,9 @@ def groups_of(planned: Sequence[Planned]) -> SharedGroups:
 def missing(objects: ObjectStore, planned: Sequence[Planned]) -> Sequence[Planned]:
     """Return the first of the planned shared objects that S3 lacks, and all planned objects after it.
 
-    S3 lacks an object if the stored object has another size or another checksum. A store without a checksum of the
-    object is asked for its size only. The function stops at the first missing object to save requests, because many ranks wait for the same objects.
-    Raises StorageError if a request fails. Blocks: call it in a thread.
+    S3 lacks an object if the stored object has another size or another checksum. Without a stored checksum, only the
+    size counts. The function stops at the first missing object to save requests, because many ranks wait for the same
+    objects. Raises StorageError if a request fails. Blocks: call it in a thread.
     """
     for number, each in enumerate(planned):
         found = _head(objects, each.place)

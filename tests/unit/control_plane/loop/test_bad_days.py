@@ -697,7 +697,8 @@ async def test_a_job_whose_last_step_is_not_stored_completes_with_a_warning(worl
     world.finish()
     await world.until(lambda: world.job().state == JobState.COMPLETED)
     assert world.job().reason == (
-        "every rank ended with success after step 7. Warning: step 7 did not become a checkpoint; there is no checkpoint"
+        "every rank ended with success after step 7. Warning: step 7 did not become a checkpoint; there is no "
+        "checkpoint"
     )
 
 
