@@ -1,10 +1,10 @@
-"""Every byte is read once from a real S3 server, although several nodes and ranks load shards together."""
+"""Every byte is read once from moto and from SeaweedFS, although several nodes and ranks load shards together."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.contract.test_object_store import environment
 from tests.moto_server import moto_server
+from tests.seaweedfs import SeaweedFs
 from tests.small_chunks import use_small_chunks
 from tests.unit.worker.member.loading_nodes import Nodes
 from tests.unit.worker.member.sharing_nodes import Cluster
@@ -38,14 +39,28 @@ class Count:
         self.begun.set()
 
 
+@pytest.fixture(scope="module", params=["moto", "seaweedfs"])
+def settings(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]:
+    """Yield the environment of the agents of one server."""
+    if request.param == "seaweedfs":
+        with SeaweedFs() as server:
+            yield server.environment
+    else:
+        with moto_server() as url:
+            yield environment(url)
+
+
 @pytest.fixture
-def stores() -> Iterator[list[S3ObjectStore]]:
-    with moto_server() as url:
-        made = [s3_store(environment(url)) for _ in range(MAX_NODE_COUNT)]
-        made[0].client.create_bucket(Bucket="bucket")
-        yield made
-        for store in made:
-            store.client.close()
+def stores(settings: Mapping[str, str]) -> Iterator[list[S3ObjectStore]]:
+    made = [s3_store(settings) for _ in range(MAX_NODE_COUNT)]
+    client = made[0].client
+    client.create_bucket(Bucket="bucket")
+    yield made
+    for entry in client.list_objects_v2(Bucket="bucket").get("Contents", ()):
+        client.delete_object(Bucket="bucket", Key=entry["Key"])
+    client.delete_bucket(Bucket="bucket")
+    for store in made:
+        store.client.close()
 
 
 async def test_s3_serves_every_byte_of_a_shard_once(

@@ -1,6 +1,7 @@
-"""Faults of S3 during uploads to SeaweedFS. Each fault has a typed error with advice, and leaves no incomplete object.
+"""Faults of S3 during uploads. Each fault has a typed error with advice, and leaves no incomplete object.
 
-`test_storage_behind_faults` adds faults that SeaweedFS itself cannot produce.
+The servers are moto and SeaweedFS. Only SeaweedFS refuses credentials, verifies checksums and can be killed.
+`test_storage_behind_faults` adds faults that neither server can produce.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from control_plane.cloud.errors import CloudUnavailable, ObjectChanged
 from control_plane.cloud.s3 import S3ObjectStore as ControlStore
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
+from tests.contract.test_object_store import environment
+from tests.moto_server import moto_server
 from tests.seaweedfs import SeaweedFs
 from worker.errors import ObjectMissing, StorageError, StoreDenied, StoreUnavailable
 from worker.storage.s3 import S3ObjectStore, s3_store
@@ -34,8 +37,8 @@ def reference(key: str = "key", bucket: str = BUCKET) -> ObjectReference:
     return ObjectReference(bucket=bucket, key=key)
 
 
-def store_of(server: SeaweedFs, **environment: str) -> S3ObjectStore:
-    return S3ObjectStore(s3_store({**server.environment, **environment}).client, part_bytes=PART_BYTES)
+def store_of(environment: Mapping[str, str], **changes: str) -> S3ObjectStore:
+    return S3ObjectStore(s3_store({**environment, **changes}).client, part_bytes=PART_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +50,30 @@ def server() -> Iterator[SeaweedFs]:
         yield made
 
 
+@pytest.fixture(scope="module", params=["moto", "seaweedfs"])
+def settings(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]:
+    """Yield the environment of an agent that uses a server with one bucket."""
+    if request.param == "seaweedfs":
+        yield request.getfixturevalue("server").environment
+        return
+    with moto_server() as url:
+        made = environment(url)
+        client = s3_store(made).client
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+        yield made
+
+
 @pytest.fixture
-def store(server: SeaweedFs) -> Iterator[S3ObjectStore]:
-    made = store_of(server)
+def store(settings: Mapping[str, str]) -> Iterator[S3ObjectStore]:
+    made = store_of(settings)
     yield made
     assert not made.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
     made.client.close()
 
 
 @pytest.mark.parametrize(
-    ("environment", "advice"),
+    ("changes", "advice"),
     [
         ({"AWS_ACCESS_KEY_ID": "reader"}, "Allow this call to the node's role"),
         ({"AWS_SECRET_ACCESS_KEY": "other"}, "Check the credentials of the node"),
@@ -65,9 +82,9 @@ def store(server: SeaweedFs) -> Iterator[S3ObjectStore]:
 )
 @pytest.mark.parametrize("data", [b"small", DATA])
 def test_a_denied_upload_is_not_retried_and_says_what_to_allow(
-    server: SeaweedFs, environment: dict[str, str], advice: str, data: bytes
+    server: SeaweedFs, changes: dict[str, str], advice: str, data: bytes
 ) -> None:
-    denied = store_of(server, **environment)
+    denied = store_of(server.environment, **changes)
     with pytest.raises(StoreDenied, match=advice) as raised:
         denied.put_stream(reference("denied"), [data], len(data))
     assert not raised.value.retryable
@@ -148,7 +165,7 @@ def killed_after(server: SeaweedFs, byte_count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("byte_count", [100, len(MANIFEST) // 2, len(MANIFEST)])
 def test_a_server_killed_inside_a_manifest_write_leaves_no_part_of_it(
-    server: SeaweedFs, store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch, byte_count: int
+    server: SeaweedFs, monkeypatch: pytest.MonkeyPatch, byte_count: int
 ) -> None:
     """The server is killed when it has received some bytes of the control plane's write.
 
@@ -165,16 +182,18 @@ def test_a_server_killed_inside_a_manifest_write_leaves_no_part_of_it(
         assert raised.value.retryable
     finally:
         server.start()
+    store = store_of(server.environment)
     found = store.head(place)
     assert found is None or store.get_bytes(place) == MANIFEST
     again = ControlStore(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=server.url, keys=keys)))
     with pytest.raises(ObjectChanged) if found is not None else nullcontext():
         again.put_if_unchanged(place, MANIFEST)
     assert store.get_bytes(place) == MANIFEST
+    store.client.close()
 
 
-def test_of_two_writers_of_one_key_one_whole_object_stays(server: SeaweedFs, store: S3ObjectStore) -> None:
-    other, contents = store_of(server), (DATA, DATA[::-1])
+def test_of_two_writers_of_one_key_one_whole_object_stays(settings: Mapping[str, str], store: S3ObjectStore) -> None:
+    other, contents = store_of(settings), (DATA, DATA[::-1])
     threads = [
         threading.Thread(target=writer.put_stream, args=(reference("both"), [data], len(data)))
         for writer, data in zip((store, other), contents, strict=True)
@@ -187,12 +206,12 @@ def test_of_two_writers_of_one_key_one_whole_object_stays(server: SeaweedFs, sto
     other.client.close()
 
 
-def test_a_part_that_changes_while_it_is_sent_is_refused(store: S3ObjectStore) -> None:
+def test_a_part_that_changes_while_it_is_sent_is_refused(server: SeaweedFs) -> None:
     """A part changes after its checksum was computed and while it is sent. S3 refuses the part.
 
     The checksum was computed together with the digests of the slot.
     """
-    data = bytearray(DATA)
+    store, data = store_of(server.environment), bytearray(DATA)
 
     def pieces() -> Iterator[memoryview]:
         yield memoryview(data)[:100]
@@ -202,3 +221,5 @@ def test_a_part_that_changes_while_it_is_sent_is_refused(store: S3ObjectStore) -
     with pytest.raises(StorageError):
         store.put_stream(reference("changed"), pieces(), len(data))
     assert store.head(reference("changed")) is None
+    assert not store.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+    store.client.close()
