@@ -1,4 +1,4 @@
-"""Corruptions of S3 objects and manifests, read by `open_checkpoint` and by the restore of an agent.
+"""Corruptions of S3 objects and manifests, read by `open_checkpoint`, an export, and the restore of an agent.
 
 A folder in place of S3 contains the objects of two steps and two ranks, for `open_checkpoint`. The restore of an agent
 (`download_shard`) reads from an object store in memory.
@@ -7,12 +7,15 @@ A folder in place of S3 contains the objects of two steps and two ranks, for `op
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from everstep.checkpoints import open_checkpoint
 from everstep.checkpoints.errors import CheckpointError
+from everstep.checkpoints.export import WHOLE, export_safetensors
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import decode_manifest, encode_manifest
 from everstep.protocol.parts import parts_of_range
@@ -79,6 +82,9 @@ class Objects:
         self._paths = {path.name: path for path in (folder / "new").rglob("*") if path.is_file()}
         self._sound = {name: path.read_bytes() for name, path in self._paths.items()}
         self._expected = self._read()
+        self._target = folder / "exported"
+        self._model = self._exported()
+        shutil.rmtree(self._target)
         self._keys = {name: str(path.relative_to(folder / "new")) for name, path in self._paths.items()}
         """Key of each object, by the name of its file."""
         self._frozen = {rank: self._shared_of(rank, is_frozen=True) for rank in range(RANKS)}
@@ -154,6 +160,31 @@ class Objects:
         counts.add(place, kind, outcome, f"{sorted(files)} {_difference(files, self._sound)}")
         for each in files:
             self._paths[each].write_bytes(self._sound[each])
+
+    def export(self, kind: str, counts: Counts) -> None:
+        """Plant a corruption in an object or in the manifest, and export the model. A refused export leaves no model."""
+        name = self._draw.choice(sorted(self._sound))
+        files = self._changed(kind, name)
+        for each, data in files.items():
+            self._paths[each].write_bytes(data)
+        try:
+            found: dict[str, bytes] | None = self._exported()
+        except CheckpointError:
+            found = None
+        if found is None:
+            outcome = Outcome.LOADED if (self._target / WHOLE).exists() else Outcome.REFUSED
+        else:
+            outcome = Outcome.HARMLESS if found == self._model else Outcome.LOADED
+        counts.add("export", kind, outcome, f"{sorted(files)} {_difference(files, self._sound)}")
+        shutil.rmtree(self._target, ignore_errors=True)
+        for each in files:
+            self._paths[each].write_bytes(self._sound[each])
+
+    def _exported(self) -> dict[str, bytes]:
+        """Export the model of the checkpoint to a folder, and return the bytes of each exported tensor."""
+        with open_checkpoint(str(self._manifest)) as checkpoint:
+            export_safetensors(checkpoint, str(self._target))
+        return {name: tensor.tobytes() for name, tensor in load_file(self._target / WHOLE).items()}
 
     async def restore(self, kind: str, counts: Counts) -> None:
         """Plant a corruption in an object, and restore the shard as an agent does."""

@@ -50,7 +50,7 @@ async def _planted(folder: Path, count: int, draw: random.Random, progress: Call
     try:
         for number in range(count):
             kind = draw.choice(KINDS)
-            match number % 5:
+            match number % 6:
                 case 0:
                     objects.open(kind, counts)
                 case 1:
@@ -61,6 +61,8 @@ async def _planted(folder: Path, count: int, draw: random.Random, progress: Call
                     await wire.chunks(kind, counts)
                 case 4:
                     await wire.message(kind, counts)
+                case 5:
+                    objects.export(kind, counts)
             progress(number + 1)
     finally:
         await wire.close()
