@@ -693,15 +693,21 @@ def crc64(data: Piece, crc: int = 0) -> int:
     Args:
         data: the bytes.
         crc: CRC64NVME of the bytes before `data`.
+
+    Returns:
+        CRC64NVME of those bytes and `data`.
     """
     return cast(int, cast(Any, checksums).crc64nvme(data, crc))
 
 
 def stored_crc(answer: Mapping[str, Any]) -> int | None:
-    """Return the CRC64NVME that S3 stores for a whole object. None if S3 stores no such checksum.
+    """Return the checksum that S3 stores for a whole object.
 
     Args:
         answer: answer of a `HeadObject` with `ChecksumMode="ENABLED"`.
+
+    Returns:
+        CRC64NVME of the object; None if S3 stores no such checksum.
     """
     text = answer.get(f"Checksum{_CHECKSUM}")
     if text is None or answer.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":

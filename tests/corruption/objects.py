@@ -162,7 +162,10 @@ class Objects:
             self._paths[each].write_bytes(self._sound[each])
 
     def export(self, kind: str, counts: Counts) -> None:
-        """Plant a corruption in an object or in the manifest, and export the model. A refused export leaves no model."""
+        """Plant a corruption in an object or in the manifest, and export the model.
+
+        A refused export leaves no model.
+        """
         name = self._draw.choice(sorted(self._sound))
         files = self._changed(kind, name)
         for each, data in files.items():
