@@ -102,7 +102,7 @@ test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-production: setup  ## whole installations: Terraform's root `production`; two servers, HAProxy, PostgreSQL and SeaweedFS with faults and a bad day
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m production tests/production
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=2460 -o faulthandler_exit_on_timeout=true -m production tests/production
 
 test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.dashboard.stories --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
