@@ -2,7 +2,8 @@
 
     EC2 describe calls named below       the published rate of the account's region, halved: other tools of the account
                                          use the same limit
-    Auto Scaling describe calls          AWS publishes no rates; the budget is an assumption
+    Auto Scaling describe calls          all operations share one budget, because they share one bucket of AWS. AWS
+                                         publishes no rates; the budget is half of the rate that the local cloud assumes
     all other calls                      counted, and never delayed
 
 Invariant: a call within its budget is not delayed. A call beyond the budget waits in its thread for at most
@@ -48,18 +49,16 @@ class Budget:
 
 
 _UNFILTERED: Final = Budget(25, 5)
-_GROUPS: Final = Budget(20, 5)
+ALL_DESCRIBE: Final = "Describe*"
+"""In `BUDGETS`: all describe operations of a service that have no budget of their own. They share one bucket."""
 BUDGETS: Final[Mapping[tuple[str, str], Budget]] = {
     ("ec2", "DescribeInstances"): _UNFILTERED,
     ("ec2", "DescribeInstanceStatus"): _UNFILTERED,
     ("ec2", "DescribeInstanceTopology"): Budget(1, 0.5),
     ("ec2", "DescribeLaunchTemplateVersions"): _UNFILTERED,
-    ("autoscaling", "DescribeAutoScalingGroups"): _GROUPS,
-    ("autoscaling", "DescribeLifecycleHooks"): _GROUPS,
-    ("autoscaling", "DescribePolicies"): _GROUPS,
-    ("autoscaling", "DescribeScalingActivities"): _GROUPS,
+    ("autoscaling", ALL_DESCRIBE): Budget(25, 2.5),
 }
-"""Limits of describe calls, by boto3's name of the service and AWS's name of the operation."""
+"""Limits of describe calls, by boto3's name of the service and AWS's name of the operation, or `ALL_DESCRIBE`."""
 
 
 class TokenBucket:
@@ -100,7 +99,7 @@ class CallMeter:
     """Counts and limits the calls that one control-plane server sends to AWS. Thread-safe.
 
     Args:
-        budgets: limits by boto3's name of the service and AWS's name of the operation.
+        budgets: limits by boto3's name of the service and AWS's name of the operation, or `ALL_DESCRIBE`.
         monotonic: clock that refills the budgets, in seconds.
         wait: blocks the calling thread for the given seconds. None: the thread sleeps.
     """
@@ -159,6 +158,8 @@ class CallMeter:
         Raises Throttled if the delay would exceed `LONGEST_WAIT_SECONDS`.
         """
         bucket = self._buckets.get((service, operation))
+        if bucket is None and operation.startswith("Describe"):
+            bucket = self._buckets.get((service, ALL_DESCRIBE))
         if bucket is None:
             return
         seconds = bucket.take()

@@ -130,7 +130,7 @@ class Connection:
         core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session(search_pause)
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
-        # The local cloud has no limits besides the throttling that a fault script injects.
+        # The local cloud limits calls as AWS does. There, tests count throttled calls, which no budget may hide.
         self.meter = CallMeter(BUDGETS if settings.mode is CloudMode.AWS else {})
         # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
         # uses them.

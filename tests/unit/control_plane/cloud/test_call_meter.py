@@ -12,11 +12,12 @@ from botocore.stub import Stubber
 from prometheus_client.registry import CollectorRegistry
 
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.call_meter import BUDGETS, LONGEST_WAIT_SECONDS, Budget, CallMeter, TokenBucket
+from control_plane.cloud.call_meter import ALL_DESCRIBE, BUDGETS, LONGEST_WAIT_SECONDS, Budget, CallMeter, TokenBucket
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import Throttled
 from everstep.protocol.ids import NodeId
 from everstep.protocol.local_keys import LocalKeys
+from infra.local_cloud.rates import Rate, family_of
 
 NODE = NodeId("i-1234567890abcdef0")
 
@@ -50,6 +51,41 @@ def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
         if service == "ec2":
             assert budget.burst_count <= published[operation].burst_count / 2
             assert budget.per_second <= published[operation].per_second / 2
+
+
+@pytest.mark.parametrize("service", ["autoscaling", "ec2"])
+def test_the_budgets_of_a_family_together_are_within_the_bucket_that_the_local_cloud_assumes(service: str) -> None:
+    """Auto Scaling keeps half of its shared bucket for changes and for other tools of the account."""
+    totals: dict[str, tuple[Rate, float, float]] = {}
+    for (each, operation), budget in BUDGETS.items():
+        if each == service and (found := family_of(each, operation, ["InstanceIds"])):
+            name, rate = found
+            _, burst, per_second = totals.get(name, (rate, 0.0, 0.0))
+            totals[name] = (rate, burst + budget.burst_count, per_second + budget.per_second)
+    share = 0.5 if service == "autoscaling" else 1.0
+    assert totals
+    for rate, burst, per_second in totals.values():
+        assert burst <= rate.burst * share
+        assert per_second <= rate.per_second * share
+
+
+def test_all_describe_operations_of_auto_scaling_share_one_budget() -> None:
+    connection = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1"))
+    waits: list[float] = []
+    meter = CallMeter({("autoscaling", ALL_DESCRIBE): Budget(2, 1)}, monotonic=lambda: 0.0, wait=waits.append)
+    client: Any = connection.client("autoscaling")
+    meter.watch(client, "autoscaling")
+    with Stubber(client) as stub:
+        stub.add_response("describe_policies", {"ScalingPolicies": []})
+        stub.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
+        stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": []})
+        stub.add_response("set_desired_capacity", {})
+        client.describe_policies()
+        client.describe_lifecycle_hooks(AutoScalingGroupName="g")
+        assert waits == []
+        client.describe_auto_scaling_groups()
+        client.set_desired_capacity(AutoScalingGroupName="g", DesiredCapacity=1)
+    assert waits == [1.0], "the third description waits, and the change does not"
 
 
 class Aws(http.server.ThreadingHTTPServer):
