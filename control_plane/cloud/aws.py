@@ -20,6 +20,7 @@ from control_plane.cloud.operator import (
     FLEET_TAG,
     Ec2State,
     GroupState,
+    InstanceShape,
     InstanceState,
     InstanceStatus,
     LaunchFailure,
@@ -73,6 +74,7 @@ class AwsOperator:
         self._lock = threading.Lock()
         self._settings: dict[str, _Settings] = {}
         self._tagged: set[str] = set()
+        self._shapes: dict[str, InstanceShape] = {}
 
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of an Auto Scaling group (see `CloudOperator.describe_group`)."""
@@ -99,6 +101,7 @@ class AwsOperator:
             hooks=settings.hooks,
             scaling_policies=settings.policies,
             instance_type=_instance_type(settings.instance_type, group.mixed),
+            mixed=self._with_shapes(group.mixed),
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -337,6 +340,21 @@ class AwsOperator:
         versions = answer["LaunchTemplateVersions"]
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
+    def _with_shapes(self, mixed: MixedInstances | None) -> MixedInstances | None:
+        """Return a mixed instances policy with the hardware of its types. Each type is described once."""
+        if mixed is None or mixed.features or len(mixed.instance_types) < 2:
+            return mixed
+        with self._lock:
+            missing = [each for each in mixed.instance_types if each not in self._shapes]
+        if missing:
+            with translated():
+                pages = self._ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=missing)
+                found = {each["InstanceType"]: _shape(each) for page in pages for each in page["InstanceTypes"]}
+            with self._lock:
+                self._shapes |= found
+        with self._lock:
+            return replace(mixed, shapes={each: self._shapes[each] for each in mixed.instance_types})
+
 
 def _group(group: Mapping[str, Any]) -> GroupState:
     suspended = group["SuspendedProcesses"]
@@ -391,7 +409,19 @@ def _mixed(policy: Mapping[str, Any] | None) -> MixedInstances | None:
 def _instance_type(of_template: str, mixed: MixedInstances | None) -> str:
     if mixed is None or not (mixed.instance_types or mixed.features):
         return of_template
-    return mixed.instance_types[0] if len(mixed.instance_types) == 1 else ""
+    return next(iter(mixed.instance_types), "")
+
+
+def _shape(described: Mapping[str, Any]) -> InstanceShape:
+    """Return the hardware of an instance type from EC2's description."""
+    gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
+    neurons = (described.get("NeuronInfo") or {}).get("NeuronDevices") or ()
+    network = described.get("NetworkInfo") or {}
+    return InstanceShape(
+        accelerator_count=sum(each["Count"] for each in (*gpus, *neurons)),
+        efa_count=(network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0),
+        memory_mib=described["MemoryInfo"]["SizeInMiB"],
+    )
 
 
 def _member(member: dict[str, Any]) -> MemberState:

@@ -1,7 +1,8 @@
 """The settings that Everstep requires of a fleet's Auto Scaling group, called the contract.
 
     one Availability Zone                  traffic between zones costs money, and EFA does not cross zones
-    one instance type                      any node must be able to take the place of any other node
+    one instance type, or several          any node must be able to take the place of any other node
+      of one family and like hardware
     new instances protected from scale-in  lowering the desired capacity ends no instance by itself
     no scaling policies                    the fleet loop is the only writer of desired capacity
     no Capacity Rebalancing                AWS would replace Spot instances while they train
@@ -170,9 +171,9 @@ def checks(group: GroupState) -> tuple[Check, ...]:
 def _template_check(group: GroupState) -> Check:
     name, template = group.name, group.launch_template
     if template is None:
-        words = f"{name} has no single launch template; a fleet needs exactly one instance type."
+        words = f"{name} has no single launch template; a fleet needs one, which names an instance type."
     elif not group.instance_type and group.mixed is None:
-        words = f"The launch template {template.name} of {name} names no instance type; a fleet needs exactly one."
+        words = f"The launch template {template.name} of {name} names no instance type; a fleet needs one."
     else:
         words = (
             f"{name} launches {group.instance_type or 'instances'} from the launch template {template.name}, version "
@@ -185,21 +186,45 @@ def _template_check(group: GroupState) -> Check:
 def _mixed_check(name: str, mixed: MixedInstances) -> Check:
     """Return the check of a mixed instances policy.
 
-    The policy may mix Spot and On-Demand instances. Its overrides must name one instance type. Other types have other
-    GPUs, another number of GPUs, or another amount of memory, so a job that fits one type may not fit another. Weights
-    are not allowed, because they would change the meaning of the desired capacity.
+    The policy may mix Spot and On-Demand instances, and instance types that can replace each other. Weights are not
+    allowed, because they would change the meaning of the desired capacity.
     """
     types = mixed.instance_types
+    trouble = ""
     if mixed.features:
-        words = f"The mixed instances policy of {name} uses {', '.join(mixed.features)}, which a fleet cannot have."
-    elif len(types) > 1:
-        words = (
-            f"The mixed instances policy of {name} has several instance types ({', '.join(types)}); any node must be "
-            "able to take the place of any other, so a fleet has exactly one type."
+        trouble = f"uses {', '.join(mixed.features)}, which a fleet cannot have."
+    elif len(types) > 1 and (difference := _difference(mixed)):
+        trouble = (
+            f"has several instance types ({', '.join(types)}); any node must be able to take the place of any other, "
+            f"but {difference}. Remove the types that differ."
         )
-    else:
-        words = f"The mixed instances policy of {name} has one instance type; it may mix Spot and On-Demand instances."
-    return Check(setting="MixedInstancesPolicy", is_met=not mixed.features and len(types) <= 1, words=words)
+    allowed = f"has the instance types {', '.join(types)}" if len(types) > 1 else "has one instance type"
+    words = trouble or f"{allowed}; it may mix Spot and On-Demand instances."
+    return Check(
+        setting="MixedInstancesPolicy", is_met=not trouble, words=f"The mixed instances policy of {name} {words}"
+    )
+
+
+def _difference(mixed: MixedInstances) -> str:
+    """Return why nodes of a policy's instance types cannot replace each other. Empty if they can.
+
+    Jobs are sized for the first type, which the group prefers. All types have its number of accelerators, which is the
+    number of ranks, and at least its memory. They have at least its EFA interfaces, which the launch template attaches.
+    """
+    first, *others = mixed.instance_types
+    families = list(dict.fromkeys(each.partition(".")[0] for each in mixed.instance_types))
+    if len(families) > 1:
+        return f"they belong to the families {', '.join(families)}"
+    wanted = mixed.shapes[first]
+    for each in others:
+        shape = mixed.shapes[each]
+        if shape.accelerator_count != wanted.accelerator_count:
+            return f"{each} has {shape.accelerator_count} accelerators, and {first} has {wanted.accelerator_count}"
+        if shape.efa_count < wanted.efa_count:
+            return f"{each} has {shape.efa_count} EFA interfaces, fewer than {first} with {wanted.efa_count}"
+        if shape.memory_mib < wanted.memory_mib:
+            return f"{each} has {shape.memory_mib} MiB of memory, less than {first} with {wanted.memory_mib} MiB"
+    return ""
 
 
 def _processes_check(group: GroupState) -> Check:

@@ -134,6 +134,17 @@ class LaunchTemplateRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceShape:
+    """The hardware of an instance type in which the nodes of a fleet may not differ freely."""
+
+    accelerator_count: int
+    """Number of GPUs or of Neuron devices. A node runs one rank per accelerator."""
+    efa_count: int
+    """Maximum number of EFA interfaces. The launch template attaches the same interfaces to all nodes."""
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixedInstances:
     """The mixed instances policy of an Auto Scaling group, without its division into Spot and On-Demand instances."""
 
@@ -143,6 +154,8 @@ class MixedInstances:
     """Features of the overrides that a fleet cannot use: `InstanceRequirements`, `WeightedCapacity`,
     `LaunchTemplateSpecification`, `ImageId`.
     """
+    shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
+    """Hardware by instance type. Valid after `complete_group`. Empty for fewer than two types, or with `features`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +175,9 @@ class GroupState:
     tags: Mapping[str, str]
     launch_template: LaunchTemplateRef | None = None
     instance_type: str = ""
-    """The instance type that the Auto Scaling group launches.
+    """The instance type that the Auto Scaling group launches. With several types, the first of the overrides.
 
-    Empty if the group has no launch template, or if the template and the overrides name no single type.
+    Empty if the group has no launch template, or if neither the template nor the overrides name a type.
     """
     mixed: MixedInstances | None = None
     """The mixed instances policy. None if the group has a plain launch template or a launch configuration."""
@@ -244,8 +257,8 @@ class CloudOperator(Protocol):
         """Return Auto Scaling groups as a mapping from their names, with one request per 100 names.
 
         The poller of AWS calls this method for each poll. The result omits groups that do not exist, and includes
-        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies` and `instance_type` are valid only after
-        `complete_group`.
+        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies`, `instance_type` and `mixed.shapes` are valid
+        only after `complete_group`.
         """
 
     def complete_group(self, group: GroupState) -> GroupState:

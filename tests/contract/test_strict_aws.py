@@ -12,7 +12,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.operator import MixedInstances
+from control_plane.cloud.contract import drift, ensure
+from control_plane.cloud.errors import ContractViolation
+from control_plane.cloud.operator import InstanceShape
 from infra.local_cloud.aws_answers import AwsAnswers
 from infra.local_cloud.environment import REGION
 from infra.local_cloud.fault_kinds import RateLimits, Rebalance, StaleView, ZoneDisruption
@@ -340,8 +342,23 @@ def test_a_mixed_group_shows_its_template_inside_its_policy_and_an_update_keeps_
     assert [each["InstanceType"] for each in policy["LaunchTemplate"]["Overrides"]] == ["p5.48xlarge", "p5e.48xlarge"]
     assert policy["InstancesDistribution"]["OnDemandPercentageAboveBaseCapacity"] == 50
     seen = AwsOperator(aws.connection()).describe_group(name)
-    assert seen.mixed == MixedInstances(instance_types=("p5.48xlarge", "p5e.48xlarge"))
+    assert seen.mixed is not None
+    assert seen.mixed.instance_types == ("p5.48xlarge", "p5e.48xlarge")
     assert seen.new_instances_protected
+
+
+def test_a_group_fits_whose_types_have_one_family_and_like_hardware(aws: ServedAws) -> None:
+    operator = AwsOperator(aws.connection())
+    group = operator.describe_group(mixed_group(aws, ["g5.2xlarge", "g5.4xlarge", "g5.8xlarge"]))
+    assert group.instance_type == "g5.2xlarge", "jobs are sized for the type that the group prefers"
+    assert group.mixed is not None
+    assert group.mixed.shapes["g5.2xlarge"] == InstanceShape(accelerator_count=1, efa_count=0, memory_mib=32_768)
+    ensured = ensure(operator, group)
+    assert drift(ensured.group) == ()
+
+    other = operator.describe_group(mixed_group(aws, ["g5.2xlarge", "g5.48xlarge"]))
+    with pytest.raises(ContractViolation, match=r"g5\.48xlarge has 8 accelerators, and g5\.2xlarge has 1"):
+        ensure(operator, other)
 
 
 def test_a_warm_pool_and_capacity_rebalancing_are_part_of_a_groups_description(aws: ServedAws) -> None:

@@ -19,6 +19,7 @@ from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
 from control_plane.cloud.operator import (
     Ec2State,
     GroupState,
+    InstanceShape,
     InstanceStatus,
     LaunchTemplateRef,
     MixedInstances,
@@ -299,7 +300,7 @@ def described_group(operator: AwsOperator, connection: Connection, **answer: Any
         (
             [{"InstanceType": "p5.48xlarge"}, {"InstanceType": "p4d.24xlarge", "WeightedCapacity": "2"}],
             MixedInstances(instance_types=("p5.48xlarge", "p4d.24xlarge"), features=("WeightedCapacity",)),
-            "",
+            "p5.48xlarge",
         ),
         (
             [{"InstanceRequirements": {"VCpuCount": {"Min": 8}, "MemoryMiB": {"Min": 1024}}}],
@@ -322,6 +323,38 @@ def test_a_mixed_instances_policy_has_the_launch_template_and_the_types_of_its_o
     group = described_group(operator, connection, MixedInstancesPolicy=policy)
     assert group.launch_template == LaunchTemplateRef(template_id="lt-1", name="train", version="3")
     assert (group.mixed, group.instance_type) == (mixed, instance_type)
+
+
+def test_the_hardware_of_several_instance_types_is_asked_once(operator: AwsOperator, connection: Connection) -> None:
+    described = [
+        {
+            "InstanceType": "g6.24xlarge",
+            "GpuInfo": {"Gpus": [{"Count": 4}]},
+            "NetworkInfo": {"EfaInfo": {"MaximumEfaInterfaces": 1}},
+            "MemoryInfo": {"SizeInMiB": 393_216},
+        },
+        {
+            "InstanceType": "trn1.2xlarge",
+            "NeuronInfo": {"NeuronDevices": [{"Count": 1}]},
+            "NetworkInfo": {"EfaSupported": False},
+            "MemoryInfo": {"SizeInMiB": 32_768},
+        },
+    ]
+    with Stubber(connection.client("ec2")) as instances:
+        instances.add_response(
+            "describe_instance_types",
+            {"InstanceTypes": described},
+            {"InstanceTypes": ["trn1.2xlarge", "g6.24xlarge"]},
+        )
+        groups = [
+            operator._with_shapes(MixedInstances(instance_types=("trn1.2xlarge", "g6.24xlarge"))) for _ in range(2)
+        ]
+        instances.assert_no_pending_responses()
+    shapes = {
+        "trn1.2xlarge": InstanceShape(accelerator_count=1, efa_count=0, memory_mib=32_768),
+        "g6.24xlarge": InstanceShape(accelerator_count=4, efa_count=1, memory_mib=393_216),
+    }
+    assert [group.shapes for group in groups if group is not None] == [shapes, shapes]
 
 
 def test_capacity_rebalancing_and_a_warm_pool_are_read_from_the_group(

@@ -8,7 +8,14 @@ from datetime import timedelta
 import pytest
 
 from control_plane.cloud.contract import SUSPENDED_PROCESSES, TERMINATION_HOOK, changes, checks, drift
-from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRef, MemberState, MixedInstances
+from control_plane.cloud.operator import (
+    FLEET_TAG,
+    GroupState,
+    InstanceShape,
+    LaunchTemplateRef,
+    MemberState,
+    MixedInstances,
+)
 from everstep.protocol.ids import NodeId
 
 MEMBER = MemberState(
@@ -34,6 +41,17 @@ FITS = GroupState(
     instance_type="p5.48xlarge",
 )
 
+P5 = InstanceShape(accelerator_count=8, efa_count=32, memory_mib=2_097_152)
+G6 = InstanceShape(accelerator_count=4, efa_count=1, memory_mib=393_216)
+
+
+def mixed(**shapes: InstanceShape) -> MixedInstances:
+    """Return a policy with these instance types, in this order."""
+    return MixedInstances(instance_types=tuple(shapes), shapes=shapes)
+
+
+ALIKE = mixed(**{"g6.12xlarge": replace(G6, memory_mib=196_608), "g6.24xlarge": replace(G6, efa_count=2)})
+"""The second type has more memory and more EFA interfaces than the first."""
 LAUNCHING_TRANSITION = "autoscaling:EC2_INSTANCE_LAUNCHING"
 LONG_HOOK = replace(TERMINATION_HOOK, name="slow", heartbeat_timeout=timedelta(seconds=61))
 
@@ -44,6 +62,7 @@ def test_a_group_that_fits_has_no_drift() -> None:
     assert drift(replace(FITS, suspended_processes=SUSPENDED_PROCESSES | {"Launch"})) == ()
     assert drift(replace(FITS, mixed=MixedInstances(instance_types=("p5.48xlarge",)))) == ()
     assert drift(replace(FITS, mixed=MixedInstances(instance_types=()))) == ()
+    assert drift(replace(FITS, mixed=ALIKE)) == ()
     assert drift(replace(FITS, hooks=(TERMINATION_HOOK, replace(LONG_HOOK, transition=LAUNCHING_TRANSITION)))) == ()
 
 
@@ -55,8 +74,20 @@ def test_a_group_that_fits_has_no_drift() -> None:
         ({"scaling_policies": ("cpu",)}, "scaling policies (cpu)"),
         ({"launch_template": None}, "no single launch template"),
         ({"instance_type": ""}, "names no instance type"),
-        ({"mixed": MixedInstances(instance_types=("p5.48xlarge", "p5en.48xlarge"))}, "(p5.48xlarge, p5en.48xlarge)"),
-        ({"mixed": MixedInstances(instance_types=("g6.12xlarge", "g6.48xlarge"))}, "(g6.12xlarge, g6.48xlarge)"),
+        ({"mixed": mixed(**{"p5.48xlarge": P5, "p5en.48xlarge": P5})}, "(p5.48xlarge, p5en.48xlarge)"),
+        ({"mixed": mixed(**{"p5.48xlarge": P5, "p5en.48xlarge": P5})}, "belong to the families p5, p5en."),
+        (
+            {"mixed": mixed(**{"g6.24xlarge": G6, "g6.48xlarge": replace(G6, accelerator_count=8)})},
+            "g6.48xlarge has 8 accelerators, and g6.24xlarge has 4.",
+        ),
+        (
+            {"mixed": mixed(**{"g6.24xlarge": G6, "g6.12xlarge": replace(G6, efa_count=0)})},
+            "g6.12xlarge has 0 EFA interfaces, fewer than g6.24xlarge with 1.",
+        ),
+        (
+            {"mixed": mixed(**{"g6.24xlarge": G6, "g6.12xlarge": replace(G6, memory_mib=196_608)})},
+            "g6.12xlarge has 196608 MiB of memory, less than g6.24xlarge with 393216 MiB.",
+        ),
         *[
             ({"mixed": MixedInstances(instance_types=("p5.48xlarge",), features=(feature,))}, f"uses {feature},")
             for feature in ("InstanceRequirements", "WeightedCapacity", "LaunchTemplateSpecification", "ImageId")
@@ -135,7 +166,7 @@ def test_a_change_says_what_was_and_what_is_to_be_and_the_sentence_of_the_drift(
         ({"scaling_policies": ("cpu",)}, "ScalingPolicies"),
         ({"launch_template": None}, "LaunchTemplate"),
         ({"instance_type": ""}, "LaunchTemplate"),
-        ({"mixed": MixedInstances(instance_types=("a.large", "b.large"))}, "MixedInstancesPolicy"),
+        ({"mixed": mixed(**{"a.large": G6, "b.large": G6})}, "MixedInstancesPolicy"),
         ({"has_capacity_rebalance": True}, "CapacityRebalance"),
         ({"has_warm_pool": True}, "WarmPoolConfiguration"),
         ({"suspended_processes": SUSPENDED_PROCESSES | {"Terminate"}}, "SuspendedProcesses"),
