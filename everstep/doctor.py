@@ -61,6 +61,7 @@ SERVER_ACTIONS: Final = (
 )
 """IAM actions that every control plane needs."""
 SERVER_OPTIONS: Final = {
+    "ec2:DescribeInstanceTypes": "fleets with several instance types",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",
     "logs:CreateLogStream": "logs to CloudWatch Logs",
@@ -80,6 +81,7 @@ NODE_OPTIONS: Final = {
     "secretsmanager:GetSecretValue": "Secrets",
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
+    "sts:TagSession": "RoleArn",
 }
 """IAM actions that an agent needs only for jobs with an optional request field, each with the name of the field."""
 

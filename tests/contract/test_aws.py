@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import boto3
 import pytest
+from botocore.client import BaseClient
 from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError
 
 from everstep.protocol.plan import ObjectReference
@@ -18,11 +20,13 @@ from tests.contract.test_object_store import environment
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.moto_server import moto_server
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
-from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, SecretPlace, aws_errors, session_name_of
+from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, RoleSession, SecretPlace, aws_errors
 from worker.storage.node_aws import NodeAws
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 Keep = Callable[[str, str, str], str]
+
+SESSION = RoleSession.of(project="team", job="gpt", run="r1")
 
 
 @pytest.fixture(scope="module")
@@ -84,26 +88,41 @@ def test_a_secret_that_is_not_there_is_told_by_its_name(world: tuple[Aws, Keep],
 def test_a_role_has_keys_for_an_hour_and_reads_with_them(world: tuple[Aws, Keep]) -> None:
     aws, keep = world
     keep("ssm", "role-token", "theirs")
-    keys = aws.assume_role(ROLE, session_name_of("job"))
+    keys = aws.assume_role(ROLE, SESSION)
     assert abs(keys.expires_at - time.time() - ROLE_SECONDS) < 120
     assert keys.secret_access_key not in repr(keys)
     assert keys.session_token not in repr(keys)
     assert aws.secret("ssm:role-token", keys) == "theirs"
     with pytest.raises(ObjectMissing):
-        aws.objects(ROLE, "everstep-job").get_bytes(ObjectReference(bucket="none", key="x"))
+        aws.objects(ROLE, SESSION).get_bytes(ObjectReference(bucket="none", key="x"))
+
+
+def test_the_session_of_a_role_has_the_tags_of_the_job(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    make = BaseClient._make_api_call
+
+    def recorded(self: Any, operation_name: str, parameters: dict[str, Any]) -> Any:
+        calls.append(parameters)
+        return make(self, operation_name, parameters)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", recorded)
+    NodeAws(environment(url)).assume_role(ROLE, SESSION)
+    (call,) = calls
+    assert call["RoleSessionName"] == "everstep-gpt"
+    assert {each["Key"]: each["Value"] for each in call["Tags"]} == SESSION.tags
 
 
 def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> None:
     made: list[str] = []
 
     class Ending(NodeAws):
-        def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
-            keys = super().assume_role(role_arn, session_name)
+        def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
+            keys = super().assume_role(role_arn, session)
             made.append(keys.access_key_id)
             # Botocore renews credentials 15 minutes before they expire.
             return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))
 
-    store = Ending(environment(url)).objects(ROLE, "everstep-job")
+    store = Ending(environment(url)).objects(ROLE, SESSION)
     signed: list[str] = []
     store.client.meta.events.register(
         "before-send.s3", lambda request, **_: signed.append(str(request.headers["Authorization"]))
@@ -170,5 +189,7 @@ def test_places_and_session_names() -> None:
     assert SecretPlace.of("secretsmanager:a/b") == SecretPlace("secretsmanager", "a/b")
     arn = "arn:aws:ssm:eu-west-1:123456789012:parameter/a/b"
     assert SecretPlace.of(arn) == SecretPlace("ssm", arn, "eu-west-1")
-    assert session_name_of("gpt") == "everstep-gpt"
-    assert len(session_name_of("x" * 63)) == 64
+    assert SESSION.name == "everstep-gpt"
+    assert SESSION.tags == {"everstep:project": "team", "everstep:job": "gpt", "everstep:run": "r1"}
+    long = RoleSession.of(project="", job="x" * 63, run="r1")
+    assert (len(long.name), long.tags.keys()) == (64, {"everstep:job", "everstep:run"})

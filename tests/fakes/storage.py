@@ -16,7 +16,7 @@ from everstep.bulk import PART_BYTES, Part, StoredPart, crc64, put_parts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
-from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
+from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace
 from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Piece, Read, Share, Span, StoredObject
 
 
@@ -209,6 +209,8 @@ class MemoryAws:
         self.secrets: dict[str, str] = {}
         self.roles: set[str] = set()
         self.assumed_count = 0
+        self.sessions: list[RoleSession] = []
+        """The session of each successful call of `assume_role`."""
         self.used: list[tuple[str, str]] = []
         """For each call: the secret or role, and the access key id. The id is empty for the node's own credentials."""
         self._objects = objects
@@ -223,11 +225,12 @@ class MemoryAws:
         except KeyError:
             raise ObjectMissing(f"{reference}: there is no such secret") from None
 
-    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
         """Implement `Aws.assume_role`."""
         if role_arn not in self.roles:
-            raise StoreDenied(f"{role_arn}: {session_name} is not authorized to perform: sts:AssumeRole")
+            raise StoreDenied(f"{role_arn}: {session.name} is not authorized to perform: sts:AssumeRole")
         self.assumed_count += 1
+        self.sessions.append(session)
         return RoleKeys(
             access_key_id=f"ASIA{self.assumed_count:016}",
             secret_access_key=f"secret of {role_arn}",
@@ -235,9 +238,9 @@ class MemoryAws:
             expires_at=self._now() + ROLE_SECONDS,
         )
 
-    def objects(self, role_arn: str, session_name: str) -> ObjectStore:
+    def objects(self, role_arn: str, session: RoleSession) -> ObjectStore:
         """Implement `Aws.objects`."""
-        self.used.append(("objects", self.assume_role(role_arn, session_name).access_key_id))
+        self.used.append(("objects", self.assume_role(role_arn, session).access_key_id))
         return self._objects
 
 

@@ -28,8 +28,11 @@ ACTIONS_OF = {
 
 Source: Service Authorization Reference.
 """
-TRANSFERS = {"upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"}}
-"""Actions of boto3's transfers: parts of large objects, and the abort of a failed upload."""
+FURTHER = {
+    "upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"},
+    "assume_role": {"sts:TagSession"},
+}
+"""Further actions of some calls: the parts of large objects and the abort of a failed upload; tags of a session."""
 FREE = frozenset({"sts:GetCallerIdentity"})
 """Operations that need no permission."""
 
@@ -56,8 +59,8 @@ def asked(*files: Path) -> set[str]:
     known = operations()
     used = {name for file in files for name in names(file)}
     found = {known[name] for name in used if "_" in name and name in known} - FREE
-    transfers = {action for name in used & TRANSFERS.keys() for action in TRANSFERS[name]}
-    return {ACTIONS_OF.get(operation, operation) for operation in found} | transfers
+    further = {action for name in used & FURTHER.keys() for action in FURTHER[name]}
+    return {ACTIONS_OF.get(operation, operation) for operation in found} | further
 
 
 def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:

@@ -27,7 +27,7 @@ from typing import Final
 from everstep.protocol.plan import GenerationPlan
 from worker.errors import StorageError
 from worker.node.stable_port import KeptPort
-from worker.storage.aws import Aws, RoleKeys, session_name_of
+from worker.storage.aws import Aws, RoleKeys, RoleSession
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class RoleCredentials:
         self._server: asyncio.Server | None = None
         self._token = b""
         """The token that each request must contain; empty while no generation may receive credentials."""
-        self._role_arn = self._session_name = ""
+        self._role_arn = ""
+        self._session = RoleSession(name="", tags={})
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
@@ -81,13 +82,14 @@ class RoleCredentials:
             StorageError: AWS refuses the role; the text is AWS's message.
         """
         await self.adopt(plan, key)
-        self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
+        self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session)
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
         """Serve credentials to ranks that an earlier agent process started; assume the role at their first request."""
         await self.withdraw()
-        self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
+        self._role_arn = plan.script.role_arn
+        self._session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
         if self._server is None:
             self._server = await self._listen()
         self._token = token_of(plan, key).encode()
@@ -188,7 +190,7 @@ class RoleCredentials:
 
     async def _renew(self) -> None:
         try:
-            self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
+            self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session)
         except StorageError as error:
             log.warning("the credentials of %s cannot be renewed: %s", self._role_arn, error)
             raise

@@ -26,7 +26,7 @@ from worker.provisioning.packages import Order, PackageLayers
 from worker.ranks.environment import Packages, Supplied, source_folder
 from worker.ranks.files import RankFiles
 from worker.shm.store import in_thread
-from worker.storage.aws import Aws, RoleKeys, session_name_of
+from worker.storage.aws import Aws, RoleKeys, RoleSession
 from worker.storage.object_store import ObjectStore
 
 
@@ -145,7 +145,8 @@ class Supplies:
 
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
             role = plan.script.role_arn
-            objects = self._aws.objects(role, session_name_of(plan.job)) if role else self._objects
+            session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
+            objects = self._aws.objects(role, session) if role else self._objects
             return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=role)
 
         try:

@@ -108,6 +108,25 @@ class RoleKeys:
     """Unix time at which the credentials expire."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSession:
+    """The session of a job's role: what CloudTrail shows, and what the policies of the account can refer to."""
+
+    name: str
+    """2 to 64 characters that STS allows."""
+    tags: Mapping[str, str]
+    """Session tags (`aws:PrincipalTag/everstep:project` in policies)."""
+
+    @classmethod
+    def of(cls, *, project: str, job: str, run: str) -> RoleSession:
+        """Return the session of a run of a job. An empty project gets no tag."""
+        values = {"everstep:project": project, "everstep:job": job, "everstep:run": run}
+        return cls(
+            name=re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{job}")[:64],
+            tags={key: value for key, value in values.items() if value},
+        )
+
+
 KeysOf = Callable[[], RoleKeys]
 
 _REGION = "The bucket is in another region. Set AWS_REGION of the agent to the bucket's region."
@@ -151,12 +170,12 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
         """Return credentials of a role, requested with the node's own credentials.
 
         Args:
             role_arn: ARN of a role that the node's role may assume.
-            session_name: name of the session, visible in CloudTrail.
+            session: name and tags of the session. The role's trust policy must permit `sts:TagSession`.
 
         Returns:
             Credentials that are valid for `ROLE_SECONDS`.
@@ -165,12 +184,12 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def objects(self, role_arn: str, session_name: str) -> ObjectStore:
+    def objects(self, role_arn: str, session: RoleSession) -> ObjectStore:
         """Return the object store with a role's permissions. The store renews the role's credentials while it is used.
 
         Args:
             role_arn: ARN of a role that the node's role may assume.
-            session_name: name of the session, visible in CloudTrail.
+            session: name and tags of the session.
 
         Returns:
             The store. Its creation requests the credentials and sends no request to S3.
@@ -358,8 +377,3 @@ def _kind(code: str, status: int) -> type[StorageError]:
     if code in _DENIED or code.startswith("KMS."):
         return StoreDenied
     return StoreUnavailable if code in _BUSY or status >= 500 or status == 429 else StoreRefused
-
-
-def session_name_of(job: str) -> str:
-    """Return the session name with which the agent assumes a job's role: 2 to 64 characters that STS allows."""
-    return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{job}")[:64]

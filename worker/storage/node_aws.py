@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from worker.errors import StoreRefused
-from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace, aws_client, aws_errors
+from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace, aws_client, aws_errors
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 
@@ -44,12 +44,15 @@ class NodeAws:
             )
         return str(answer["SecretString"])
 
-    def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
+    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
         """Return credentials of a role (see `Aws.assume_role`)."""
         with aws_errors(role_arn), closing(aws_client("sts", self._environment)) as client:
-            made = client.assume_role(RoleArn=role_arn, RoleSessionName=session_name, DurationSeconds=ROLE_SECONDS)[
-                "Credentials"
-            ]
+            made = client.assume_role(
+                RoleArn=role_arn,
+                RoleSessionName=session.name,
+                DurationSeconds=ROLE_SECONDS,
+                Tags=[{"Key": key, "Value": value} for key, value in session.tags.items()],
+            )["Credentials"]
         return RoleKeys(
             access_key_id=made["AccessKeyId"],
             secret_access_key=made["SecretAccessKey"],
@@ -57,6 +60,6 @@ class NodeAws:
             expires_at=made["Expiration"].timestamp(),
         )
 
-    def objects(self, role_arn: str, session_name: str) -> S3ObjectStore:
+    def objects(self, role_arn: str, session: RoleSession) -> S3ObjectStore:
         """Return the object store with a role's permissions (see `Aws.objects`)."""
-        return s3_store(self._environment, lambda: self.assume_role(role_arn, session_name))
+        return s3_store(self._environment, lambda: self.assume_role(role_arn, session))

@@ -3,7 +3,13 @@
 # Everstep sets the desired capacity and ends instances. Terraform therefore ignores both after the creation.
 
 locals {
-  tags = merge(var.tags, { "everstep:fleet" = var.name, Name = var.name })
+  tags = merge(var.tags, {
+    "everstep:fleet"        = var.name
+    "everstep:installation" = var.installation
+    Name                    = var.name
+  })
+
+  is_mixed = var.spot_percentage > 0 || length(var.other_instance_types) > 0
 
   # Processes by which AWS would end or replace nodes on its own.
   suspended = ["AZRebalance", "AlarmNotification", "InstanceRefresh", "ReplaceUnhealthy", "ScheduledActions"]
@@ -101,9 +107,40 @@ resource "aws_autoscaling_group" "this" {
   wait_for_capacity_timeout = "0"
   force_delete              = true # needed because the nodes are protected from scale-in; DeleteFleet ended them
 
-  launch_template {
-    id      = aws_launch_template.this.id
-    version = "$Latest"
+  dynamic "launch_template" {
+    for_each = local.is_mixed ? [] : [aws_launch_template.this.id]
+
+    content {
+      id      = launch_template.value
+      version = "$Latest"
+    }
+  }
+
+  dynamic "mixed_instances_policy" {
+    for_each = local.is_mixed ? [aws_launch_template.this.id] : []
+
+    content {
+      launch_template {
+        launch_template_specification {
+          launch_template_id = mixed_instances_policy.value
+          version            = "$Latest"
+        }
+
+        dynamic "override" {
+          for_each = concat([var.instance_type], var.other_instance_types)
+
+          content {
+            instance_type = override.value
+          }
+        }
+      }
+
+      instances_distribution {
+        on_demand_allocation_strategy            = "prioritized"
+        on_demand_percentage_above_base_capacity = 100 - var.spot_percentage
+        spot_allocation_strategy                 = "capacity-optimized-prioritized"
+      }
+    }
   }
 
   initial_lifecycle_hook {

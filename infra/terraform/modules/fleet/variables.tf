@@ -3,6 +3,11 @@ variable "name" {
   type        = string
 }
 
+variable "installation" {
+  description = "Name of the installation. Its servers change only groups and instances with this name as their tag `everstep:installation`."
+  type        = string
+}
+
 variable "subnet_id" {
   description = "The one subnet of the fleet. A gang of nodes needs one availability zone."
   type        = string
@@ -19,8 +24,30 @@ variable "instance_profile" {
 }
 
 variable "instance_type" {
-  description = "Type of all nodes."
+  description = "Type of the nodes."
   type        = string
+}
+
+variable "other_instance_types" {
+  description = "Further types of the same family, for lack of the first, in the order of preference. They need its number of accelerators, and at least its memory and EFA interfaces."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = length(var.other_instance_types) == 0 || var.capacity_reservation_id == null
+    error_message = "A reservation has one instance type: set other_instance_types or capacity_reservation_id."
+  }
+}
+
+variable "spot_percentage" {
+  description = "Percentage of the nodes that are Spot instances."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.spot_percentage >= 0 && var.spot_percentage <= 100 && (var.spot_percentage == 0 || var.capacity_reservation_id == null)
+    error_message = "Use 0 to 100, and 0 with a capacity reservation."
+  }
 }
 
 variable "image_id" {

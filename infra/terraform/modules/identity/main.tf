@@ -1,7 +1,7 @@
 # Roles of the control plane and of nodes, with the calls that the code makes and no others.
 #
-# A change of a group or an instance needs the tag `everstep:fleet`, which the fleet module sets. AWS has no permission
-# for a single resource of most Describe calls.
+# A change of a group or an instance needs the tag `everstep:fleet`, and the tag `everstep:installation` with the name of
+# this installation. The fleet module sets both. AWS has no permission for a single resource of most Describe calls.
 
 data "aws_caller_identity" "this" {}
 data "aws_partition" "this" {}
@@ -49,6 +49,7 @@ data "aws_iam_policy_document" "server" {
       "autoscaling:DescribeScalingActivities",
       "ec2:DescribeInstanceStatus",
       "ec2:DescribeInstanceTopology",
+      "ec2:DescribeInstanceTypes",
       "ec2:DescribeInstances",
       "ec2:DescribeLaunchTemplateVersions",
       "ec2:GetConsoleOutput",
@@ -76,6 +77,12 @@ data "aws_iam_policy_document" "server" {
       variable = "aws:ResourceTag/everstep:fleet"
       values   = ["false"]
     }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/everstep:installation"
+      values   = [var.name]
+    }
   }
 
   statement {
@@ -87,6 +94,12 @@ data "aws_iam_policy_document" "server" {
       test     = "Null"
       variable = "aws:ResourceTag/everstep:fleet"
       values   = ["false"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/everstep:installation"
+      values   = [var.name]
     }
   }
 
@@ -199,6 +212,23 @@ data "aws_iam_policy_document" "node" {
       sid       = "RolesOfJobs"
       actions   = ["sts:AssumeRole"]
       resources = statement.value
+    }
+  }
+
+  # Agents tag the session of a role with the project, the job and the run.
+  dynamic "statement" {
+    for_each = length(var.job_role_arns) == 0 ? [] : [var.job_role_arns]
+
+    content {
+      sid       = "TagsOfJobs"
+      actions   = ["sts:TagSession"]
+      resources = statement.value
+
+      condition {
+        test     = "ForAllValues:StringEquals"
+        variable = "aws:TagKeys"
+        values   = ["everstep:job", "everstep:project", "everstep:run"]
+      }
     }
   }
 

@@ -56,7 +56,7 @@ variable "log_group_arns" {
 }
 
 variable "job_role_arns" {
-  description = "Roles that jobs may have (`RoleArn`). Their trust policies must name the role of nodes."
+  description = "Roles that jobs may have (`RoleArn`). Their trust policies must permit `sts:AssumeRole` and `sts:TagSession` to the role of nodes."
   type        = list(string)
   default     = []
 }
