@@ -2,7 +2,7 @@
 
 moto accepts calls that AWS refuses. The gate refuses calls with undocumented parameters, calls above the rate limits,
 and Describe calls for instances in a disrupted zone. It records calls with undocumented parameters, so that a test run
-fails because of them.
+fails because of them. It also answers dry runs of EC2, some of which moto would execute.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ DISRUPTED: Final = frozenset({"DescribeInstances", "DescribeInstanceStatus"})
 AWS documents this for DescribeInstances only. The local cloud assumes it for DescribeInstanceStatus, too.
 """
 UNAVAILABLE: Final = ("503 Service Unavailable", "Unavailable", "The service is unavailable. Please try again shortly.")
+DRY_RUN: Final = (
+    "412 Precondition Failed",
+    "DryRunOperation",
+    "Request would have succeeded, but DryRun flag is set.",
+)
+"""EC2's answer to a dry run of a call that the caller may make. The keys of the local cloud permit all calls."""
 MAX_WRONG_CALLS: Final = 1000
 
 
@@ -110,6 +116,8 @@ class Gate:
             del self.wrong_calls[:-MAX_WRONG_CALLS]
             code = wrong[0].code if request.service == "ec2" else "ValidationError"
             return Refusal("400 Bad Request", code, wrong[0].words)
+        if request.service == "ec2" and request.parameters.get("DryRun"):
+            return Refusal(*DRY_RUN)
         if request.action in DISRUPTED and self._is_disrupted(request.parameters.get("InstanceIds") or ()):
             return Refusal(*UNAVAILABLE)
         return None

@@ -9,14 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from moto.core.config import default_user_config
+from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.iam.responses import IamResponse
 from moto.rds.models import DBParameterGroup
 from moto.s3.models import FakeDeleteMarker, FakeKey
+from moto.servicequotas.models import ServiceQuotasBackend
 from moto.sqs.models import Queue
+
+VCPU_QUOTA: Final = 3840.0
+"""vCPUs of each of EC2's quotas: twenty instances of the type p5.48xlarge. The value is invented."""
+VCPU_QUOTAS: Final = {
+    "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+    "L-1945791B": "Running On-Demand Inf instances",
+    "L-2C3B7624": "Running On-Demand Trn instances",
+    "L-417A185B": "Running On-Demand P instances",
+    "L-DB2E81BA": "Running On-Demand G and VT instances",
+}
+"""EC2's quotas of running instances, with their names in Service Quotas. Source: Amazon EC2 User Guide."""
 
 
 def repair() -> None:
@@ -27,6 +41,8 @@ def repair() -> None:
     _name_the_source_of_database_parameters()
     _delete_markers_with_their_bucket()
     _hide_digests_of_objects_that_kms_encrypts()
+    _permit_all_simulated_actions()
+    _add_quotas_of_ec2()
     # Make moto load the IAM policies that AWS manages. moto reads this setting at the first call of IAM.
     default_user_config["iam"] = {"load_aws_managed_policies": True}
 
@@ -98,3 +114,30 @@ def _hide_digests_of_objects_that_kms_encrypts() -> None:
         return f'"{hashlib.md5(found.encode(), usedforsecurity=False).hexdigest()}"' if is_digest else found
 
     FakeKey.etag = property(etag)
+
+
+def _permit_all_simulated_actions() -> None:
+    """Make IAM answer SimulatePrincipalPolicy: the keys of the local cloud permit all actions."""
+
+    def simulate_principal_policy(self: IamResponse) -> ActionResult:
+        results = [
+            {"EvalActionName": action, "EvalResourceName": "*", "EvalDecision": "allowed"}
+            for action in self._get_param("ActionNames", [])
+        ]
+        return ActionResult({"EvaluationResults": results, "IsTruncated": False})
+
+    IamResponse.simulate_principal_policy = simulate_principal_policy
+
+
+def _add_quotas_of_ec2() -> None:
+    """Make Service Quotas return EC2's quotas of running instances. moto has quotas of VPCs only."""
+    get = ServiceQuotasBackend.get_service_quota
+
+    def get_service_quota(self: ServiceQuotasBackend, service_code: str, quota_code: str) -> dict[str, Any]:
+        if service_code == "ec2" and quota_code in VCPU_QUOTAS:
+            name = VCPU_QUOTAS[quota_code]
+            return {"ServiceCode": "ec2", "QuotaCode": quota_code, "QuotaName": name, "Value": VCPU_QUOTA}
+        found: dict[str, Any] = get(self, service_code, quota_code)
+        return found
+
+    ServiceQuotasBackend.get_service_quota = get_service_quota
