@@ -61,6 +61,25 @@ def _protection_of_a_pending_member(account: Account) -> Answer:
     )
 
 
+def _protection_of_a_new_member(account: Account) -> Answer:
+    """Turn the group's setting off while a member is Pending, and observe the member in service."""
+    scaling, known = account.client("autoscaling"), set(account.in_service(1))
+    account.set_desired(len(known) + 1)
+    id = account.until("a new member", lambda: next(iter(set(account.members()) - known), None))
+    try:
+        scaling.update_auto_scaling_group(AutoScalingGroupName=account.name, NewInstancesProtectedFromScaleIn=False)
+        state = account.members()[id]["LifecycleState"]
+        if not state.startswith("Pending"):
+            raise Unanswered(f"the new member was {state}, not Pending, when the group's setting changed")
+        account.in_service(len(known) + 1)
+        is_protected = account.members()[id]["ProtectedFromScaleIn"]
+    finally:
+        scaling.update_auto_scaling_group(AutoScalingGroupName=account.name, NewInstancesProtectedFromScaleIn=True)
+    return Answer(
+        {"protection_set_at": "launch" if is_protected else "service"}, {"ProtectedFromScaleIn": is_protected}
+    )
+
+
 def _visibility_of_launches(account: Account) -> Answer:
     known = set(account.members())
     account.set_desired(MAX_INSTANCES)
@@ -84,6 +103,33 @@ def _topology(account: Account) -> Answer:
     instances = account.client("ec2").describe_instance_topology(InstanceIds=ids)["Instances"]
     layers = [len(each.get("NetworkNodes", ())) for each in instances]
     return Answer({"topology_layers": min(layers, default=0)}, {"Instances": len(instances), "Layers": layers})
+
+
+def _protection_of_several_members(account: Account) -> Answer:
+    """Change the protection of a member in service and of a terminating member with one call."""
+    scaling = account.client("autoscaling")
+    kept, leaving, *_ = account.in_service(2)
+    scaling.set_instance_protection(AutoScalingGroupName=account.name, InstanceIds=[kept], ProtectedFromScaleIn=True)
+    scaling.terminate_instance_in_auto_scaling_group(InstanceId=leaving, ShouldDecrementDesiredCapacity=True)
+    account.until(
+        f"{leaving} held by the hook",
+        lambda: account.members().get(leaving, {}).get("LifecycleState") == "Terminating:Wait",
+    )
+    refused = _refusal_of(
+        lambda: scaling.set_instance_protection(
+            AutoScalingGroupName=account.name, InstanceIds=[kept, leaving], ProtectedFromScaleIn=False
+        )
+    )
+    is_protected = account.members()[kept]["ProtectedFromScaleIn"]
+    scaling.complete_lifecycle_action(
+        AutoScalingGroupName=account.name,
+        LifecycleHookName=HOOK,
+        InstanceId=leaving,
+        LifecycleActionResult="CONTINUE",
+    )
+    if not refused:
+        raise Unanswered("SetInstanceProtection accepted a terminating member")
+    return Answer({"protection_is_all_or_nothing": is_protected}, refused)
 
 
 def _unknown_ids(account: Account) -> Answer:
@@ -186,8 +232,18 @@ QUESTIONS: Final = (
         "Does AWS show and accept protection from scale-in for a Pending member?",
         _protection_of_a_pending_member,
     ),
+    Question(
+        "new-protection",
+        "Does a new member's protection follow the group's setting at its launch, or when it enters service?",
+        _protection_of_a_new_member,
+    ),
     Question("launch-visibility", "How long does DescribeInstances omit a new instance?", _visibility_of_launches),
     Question("topology", "How many network nodes does EC2 return for these instances?", _topology),
+    Question(
+        "several-protections",
+        "Does one unprotectable member make SetInstanceProtection refuse all members of the call?",
+        _protection_of_several_members,
+    ),
     Question("unknown-ids", "Does an error about several unknown instance ids name all of them?", _unknown_ids),
     Question("refusals", "With which codes does AWS refuse wrong filters and too many values?", _refusals),
     Question("auto-scaling-rate", "How many calls of Auto Scaling does AWS accept?", _rate_of_auto_scaling),

@@ -251,7 +251,8 @@ class AutoScaling:
 
         Args:
             group: the group that the instances belong to.
-            instance_ids: ids of the instances. If AWS refuses one of them, no instance changes.
+            instance_ids: ids of the instances. If AWS refuses one of them, no instance changes, unless the stored
+                answers of AWS say otherwise.
             is_protected: whether to protect the instances.
 
         Raises:
@@ -260,14 +261,22 @@ class AutoScaling:
         """
         members = {member.instance.id: member for member in group.instance_states}
         accepted = PROTECTABLE | ({"Pending", "Pending:Wait"} if self._answers.pending_member_is_protectable else set())
+        refusals = []
         for instance_id in instance_ids:
             if instance_id not in members:
-                raise ValidationError(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
-            if members[instance_id].lifecycle_state not in accepted:
-                raise ValidationError(f"The instance {instance_id} is not in InService or EnteringStandby or Standby.")
+                refusals.append(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
+            elif members[instance_id].lifecycle_state not in accepted:
+                refusals.append(f"The instance {instance_id} is not in InService or EnteringStandby or Standby.")
+            elif not self._answers.protection_is_all_or_nothing:
+                self._protect(members[instance_id], is_protected)
+        if refusals:
+            raise ValidationError(refusals[0])
         for instance_id in instance_ids:
-            members[instance_id].protected_from_scale_in = is_protected
-            self._member(members[instance_id]).will_be_protected = is_protected
+            self._protect(members[instance_id], is_protected)
+
+    def _protect(self, member: InstanceState, is_protected: bool) -> None:
+        member.protected_from_scale_in = is_protected
+        self._member(member).will_be_protected = is_protected
 
     def complete_lifecycle_action(
         self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str
@@ -409,7 +418,11 @@ class AutoScaling:
                 own.launch_hook_done = True
                 return
             member.lifecycle_state = "InService"
-            member.protected_from_scale_in = own.will_be_protected
+            member.protected_from_scale_in = (
+                own.will_be_protected
+                if self._answers.protection_set_at == "launch"
+                else bool(group.new_instances_protected_from_scale_in)
+            )
             if own.launch:
                 _finish(own.launch)
                 self._tell(group, member.instance.id, own.launch, is_launch=True)

@@ -26,6 +26,10 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether a Pending member of a group with NewInstancesProtectedFromScaleIn is shown as protected."""
     pending_member_is_protectable: bool = False
     """Whether SetInstanceProtection accepts a Pending member."""
+    protection_is_all_or_nothing: bool = True
+    """Whether SetInstanceProtection changes no member of a call if it refuses one of them."""
+    protection_set_at: Literal["launch", "service"] = "launch"
+    """Whether a new member gets the group's setting of its launch, or of the moment when it enters service."""
     ended_member_stays: bool = True
     """Whether an ended instance stays a member of its group while ReplaceUnhealthy is suspended."""
     hook_holds_ended_member: bool = True

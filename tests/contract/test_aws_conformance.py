@@ -136,6 +136,8 @@ def test_a_run_finds_what_differs_from_the_assumptions(tmp_path: Path) -> None:
     different = AwsAnswers(
         pending_member_shows_protection=True,
         pending_member_is_protectable=True,
+        protection_is_all_or_nothing=False,
+        protection_set_at="service",
         ended_member_stays=True,
         hook_holds_ended_member=False,
         unknown_ids_named="all",
