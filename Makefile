@@ -18,7 +18,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml requirements/build.txt requirements/development.txt req
 lock: setup  ## requirements/*.txt: the newest versions within the bounds of pyproject.toml, with the hashes of all platforms
 	@$(LOCK) --group build -o requirements/build.txt
 	@$(LOCK) --group docs -o requirements/docs.txt
+	@$(LOCK) --group terraform -o requirements/terraform.txt
 	@$(LOCK) pyproject.toml --extra dev --extra check --extra web --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/development.txt
 
 demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
@@ -81,6 +82,14 @@ docs: build/docs-venv/.set-up  ## build/site: the documentation as a website; fa
 build/docs-venv/.set-up: requirements/docs.txt
 	@$(PYTHON) -m venv build/docs-venv
 	@build/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+
+check-terraform: build/terraform-venv/.set-up  ## the policy checker checkov over infra/terraform; fails on a finding without a reason in .checkov.yaml
+	@cd infra/terraform && ../../build/terraform-venv/bin/checkov --config-file .checkov.yaml && echo "checkov: no findings"
+
+build/terraform-venv/.set-up: requirements/terraform.txt
+	@$(PYTHON) -m venv build/terraform-venv
+	@build/terraform-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
