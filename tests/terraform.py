@@ -73,17 +73,30 @@ class Terraform:
         """Fail if a new plan contains changes."""
         assert "No changes." in self.run("plan", "-no-color", "-input=false", "-parallelism=30")
 
-    def scripts(self, **variables: Any) -> dict[str, str]:
-        """Return the user data of each launch template in a plan with these variables, by address. Applies nothing."""
+    def planned(self, **variables: Any) -> dict[str, Mapping[str, Any]]:
+        """Return the planned values of all resources with these variables, by address. Applies nothing.
+
+        Values that AWS determines later are absent.
+        """
         given = self.folder / "planned.tfvars.json"
         given.write_text(json.dumps(variables))
         self.run("plan", "-no-color", "-input=false", "-parallelism=30", f"-var-file={given}", "-out=planned")
-        templates = (
-            change
-            for change in json.loads(self.run("show", "-json", "planned"))["resource_changes"]
-            if change["type"] == "aws_launch_template"
-        )
-        return {each["address"]: base64.b64decode(each["change"]["after"]["user_data"]).decode() for each in templates}
+        changes = json.loads(self.run("show", "-json", "planned"))["resource_changes"]
+        return {each["address"]: each["change"]["after"] for each in changes if each["change"]["after"] is not None}
+
+    def outputs(self, **variables: Any) -> dict[str, Any]:
+        """Return the planned outputs with these variables. Applies nothing."""
+        self.planned(**variables)
+        values = json.loads(self.run("show", "-json", "planned"))["planned_values"]["outputs"]
+        return {name: each["value"] for name, each in values.items()}
+
+    def refusal(self, **variables: Any) -> str:
+        """Return the message with which Terraform refuses to plan with these variables."""
+        given = self.folder / "refused.tfvars.json"
+        given.write_text(json.dumps(variables))
+        with pytest.raises(AssertionError) as raised:
+            self.run("plan", "-no-color", "-input=false", f"-var-file={given}")
+        return " ".join(str(raised.value).replace("│", " ").split())
 
     def destroy(self) -> None:
         """Destroy all resources."""
@@ -106,11 +119,17 @@ class Terraform:
         return found
 
 
-def terraform_of(root: str, aws_url: str, keys: Any, folder: Path) -> Terraform:
-    """Copy the files to a new folder, direct a root module to a local AWS, and initialise it."""
+def terraform_of(root: str, aws_url: str, keys: Any, folder: Path, *, root_file: str = "") -> Terraform:
+    """Copy the files to a new folder, direct a root module to a local AWS, and initialise it.
+
+    With `root_file`, the root module is new and consists of this text.
+    """
     copy = folder / "terraform"
     shutil.copytree(SOURCES, copy)
     terraform = Terraform(copy / root)
+    if root_file:
+        terraform.folder.mkdir()
+        (terraform.folder / "main.tf").write_text(root_file)
     endpoints = "\n".join(f'    {service} = "{aws_url}"' for service in SERVICES)
     (terraform.folder / "local_override.tf").write_text(f"""
 provider "aws" {{
@@ -132,6 +151,15 @@ provider "aws" {{
     )
     terraform.run("init", "-no-color", "-input=false", *(f"-plugin-dir={mirror}" for mirror in MIRRORS))
     return terraform
+
+
+def scripts(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the user data of each launch template in a plan, by address."""
+    return {
+        address: base64.b64decode(values["user_data"]).decode()
+        for address, values in planned.items()
+        if address.rpartition(".")[0].endswith("aws_launch_template")
+    }
 
 
 def check_policies(resources: Mapping[str, Mapping[str, Any]], *, has_kms: bool = False) -> None:

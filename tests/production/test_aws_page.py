@@ -39,7 +39,7 @@ def aws(tmp_path: Path) -> Iterator[ServedAws]:
         yield served
 
 
-def terminal(aws: ServedAws, folder: Path, directory: Path, **variables: str) -> Terminal:
+def terminal(aws: ServedAws, folder: Path, directory: Path, *, name: str = "terminal", **variables: str) -> Terminal:
     """Return a terminal with administrator rights in the local cloud, in which Terraform asks for no confirmation.
 
     `variables` are variables of the root module that the page does not set.
@@ -49,7 +49,7 @@ def terminal(aws: ServedAws, folder: Path, directory: Path, **variables: str) ->
     answers = "-no-color -input=false -auto-approve -parallelism=30"
     return Terminal(
         directory,
-        folder / "terminal.sh",
+        folder / f"{name}.sh",
         {
             **inherited,
             "PATH": f"{COMMANDS}{os.pathsep}{os.environ['PATH']}",
@@ -123,8 +123,11 @@ def test_the_commands_before_both_installations_run(aws: ServedAws, tmp_path: Pa
 def test_the_small_installation_runs_a_job_and_ends(aws: ServedAws, tmp_path: Path) -> None:
     terraform = checkout("quickstart", aws, tmp_path)
     reader = terminal(aws, tmp_path, tmp_path / "checkout", image_id=IMAGE)
-    install, *use, end = blocks_to_run(SMALL)
+    install, *blocks, end = blocks_to_run(SMALL)
     reader.run(install.text)
+    (session,) = (block for block in blocks if block.is_for_second_terminal)
+    assert '"SessionId"' in terminal(aws, tmp_path, tmp_path / "checkout", name="second").run(session.text)
+    use = [block for block in blocks if block != session]
     with server(terraform, aws, tmp_path) as url:
         said = [reader.run(block.text.replace("http://127.0.0.1:8443", url)) for block in use]
         assert "step 20 loss" in said[-1], "the log of rank 0"
@@ -140,14 +143,21 @@ def test_the_installation_for_production_has_a_fleet_and_ends(aws: ServedAws, tm
     for role in ("server", "node"):
         create_image(aws, role)
     reader = terminal(aws, tmp_path, tmp_path / "checkout", server_user_data=IDLE)
-    *before, use, end = blocks_to_run(LARGE)
+    doctor, *before, session, use, end = blocks_to_run(LARGE)
+    assert "16 × p5.48xlarge need 3072 vCPUs" in reader.run(doctor.text)
+    assert session.is_for_second_terminal
     for block in before:
         # moto has no placement groups.
         reader.run(block.text.replace('"is_clustered": true', '"is_clustered": false'))
     names = {each["Name"] for each in records(aws)}
     assert {"everstep.example.com."} < names, "the records for the domain and for the certificate"
+    servers = aws.in_service("everstep-servers", 2)
+    second = terminal(aws, tmp_path, tmp_path / "checkout", name="second")
+    said = second.run(session.text)
+    assert '"SessionId"' in said
+    assert any(f"--target {each} " in said for each in servers)
     with server(terraform, aws, tmp_path) as url:
-        reader.run(use.text.replace("https://everstep.example.com", url))
+        reader.run(use.text.replace("http://127.0.0.1:8443", url))
         (node,) = aws.in_service("everstep-main", 1)
         assert aws.instance(node)["InstanceType"] == "p5.48xlarge"
         reader.run(end.text)

@@ -27,6 +27,7 @@ from tests.terraform import (
     check_policies,
     needs_provider,
     needs_terraform,
+    scripts,
     terraform_of,
 )
 from tests.unit.local_cloud.served import ServedAws, eventually, served_aws
@@ -36,6 +37,18 @@ ZONES = ["us-east-1a", "us-east-1b"]
 FLEET, SERVERS, BUCKET = "everstep-main", "everstep-servers", "everstep-123456789012-us-east-1"
 IDLE = "#!/bin/sh\nexec sleep 10000\n"
 SECONDS = 600.0
+
+ACCOUNT = "us-east-1:123456789012"
+BUS, TOPIC = f"arn:aws:events:{ACCOUNT}:event-bus/jobs", f"arn:aws:sns:{ACCOUNT}:jobs"
+GROUP, SECRET = f"arn:aws:logs:{ACCOUNT}:log-group:/jobs/lines", f"arn:aws:secretsmanager:{ACCOUNT}:secret:data-abcdef"
+FEATURES: Any = {
+    "event_bus_arns": [BUS],
+    "topic_arns": [TOPIC],
+    "log_group_arn": GROUP,
+    "job_secret_arns": [SECRET],
+    "server_options": ["--keep events=365"],
+}
+"""Variables of the optional features."""
 
 pytestmark = [pytest.mark.production, needs_terraform, needs_provider]
 
@@ -92,9 +105,11 @@ def test_an_installation_is_applied_runs_a_job_is_updated_and_destroyed(
     check_database(resources["module.database.aws_db_instance.this"])
     idle = aws.in_service(SERVERS, 2)
 
-    for script in production.scripts(server_user_data=None, node_user_data=None).values():
+    planned = production.planned(server_user_data=None, node_user_data=None, **FEATURES)
+    for script in scripts(planned).values():
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
         assert "systemctl start --no-block everstep-" in script
+    check_features(planned)
     check_password(aws, resources["module.database.aws_db_instance.this"], tmp_path / "password")
 
     production.apply(server_user_data=server_script(resources, aws, database, tmp_path))
@@ -117,6 +132,25 @@ def test_an_installation_is_applied_runs_a_job_is_updated_and_destroyed(
         assert any("/output/gen=1/rank=1/" in each["Key"] for each in stored)
         client.delete_fleet(FleetName=FLEET)
         eventually(lambda: aws.members(FLEET) == [], timeout_seconds=SECONDS)
+
+
+def check_features(planned: Any) -> None:
+    """Check that the servers use the features of `FEATURES`, may use them, and reach their services."""
+    script = scripts(planned)["module.servers.aws_launch_template.this"]
+    (options,) = (line for line in script.splitlines() if line.startswith("SERVER_OPTIONS="))
+    exports = ["--export-events", BUS, "--export-events", TOPIC, "--export-logs", "/jobs/lines"]
+    assert options.partition("=")[2].split()[-8:] == [*exports, "--keep", "events=365"]
+
+    resources = dict[str, str]()
+    for role in ("server", "node"):
+        policy = json.loads(planned[f'module.identity.aws_iam_role_policy.this["{role}"]']["policy"])
+        resources |= {f"{role} {each['Sid']}": each["Resource"] for each in policy["Statement"]}
+    assert resources["server EventsToBuses"] == BUS
+    assert resources["server EventsToTopics"] == TOPIC
+    assert resources["server Lines"] == f"{GROUP}:*"
+    assert resources["node SecretsOfJobs"] == SECRET
+    endpoints = {values["service_name"] for address, values in planned.items() if "endpoint.interface" in address}
+    assert {"com.amazonaws.us-east-1.events", "com.amazonaws.us-east-1.sns"} < endpoints
 
 
 def check_database(values: Any) -> None:

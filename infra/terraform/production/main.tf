@@ -16,6 +16,16 @@ locals {
   image         = { wheel = "", bucket = "", region = "", before = "" }
   password_file = "/run/everstep-database/password"
 
+  # A public load balancer needs subnets with a route to an internet gateway.
+  public_subnet_ids = var.vpc_id == null ? module.network.public_subnet_ids : var.public_subnet_ids
+
+  server_options = concat(
+    ["--host 0.0.0.0 --port ${local.port} --allow-non-loopback --trusted-proxies ${module.network.vpc_cidr}"],
+    [for arn in concat(var.event_bus_arns, var.topic_arns) : "--export-events ${arn}"],
+    [for arn in compact([var.log_group_arn]) : "--export-logs ${split(":", arn)[6]}"],
+    var.server_options,
+  )
+
   # Public, and equal for all servers and agents: agents include this id in the requests that they sign.
   server_id = md5("everstep ${data.aws_caller_identity.this.account_id} ${var.region} ${var.name}")
 }
@@ -65,8 +75,15 @@ module "network" {
   route_table_ids = var.route_table_ids
   zones           = var.zones
   server_port     = local.port
+  has_nat         = var.has_nat
 
-  has_load_balancer = true
+  has_load_balancer  = true
+  has_public_subnets = var.is_public && var.vpc_id == null
+  existing_endpoints = var.existing_endpoints
+  extra_endpoints = concat(
+    length(var.event_bus_arns) == 0 ? [] : ["events"],
+    length(var.topic_arns) == 0 ? [] : ["sns"],
+  )
 }
 
 module "storage" {
@@ -111,6 +128,10 @@ module "identity" {
   queue_arn           = module.events.queue_arn
   projects            = var.projects
   job_role_arns       = var.job_role_arns
+  job_secret_arns     = var.job_secret_arns
+  event_bus_arns      = var.event_bus_arns
+  topic_arns          = var.topic_arns
+  log_group_arns      = compact([var.log_group_arn])
 }
 
 module "servers" {
@@ -120,6 +141,7 @@ module "servers" {
   subnet_ids               = values(module.network.subnet_ids)
   server_security_group_id = module.network.server_security_group_id
   node_security_group_id   = module.network.node_security_group_id
+  balancer_subnet_ids      = var.is_public ? local.public_subnet_ids : values(module.network.subnet_ids)
   client_cidrs             = var.client_cidrs
   is_public                = var.is_public
   certificate_arn          = var.certificate_arn
@@ -141,7 +163,7 @@ module "servers" {
       EVERSTEP_SERVER_ID        = local.server_id
       EVERSTEP_DATABASE_URL     = module.database.url
       PGPASSFILE                = local.password_file
-      SERVER_OPTIONS            = "--host 0.0.0.0 --port ${local.port} --allow-non-loopback --trusted-proxies ${module.network.vpc_cidr}"
+      SERVER_OPTIONS            = join(" ", local.server_options)
     }
     before = templatefile("${path.module}/server.sh.tftpl", {
       program    = file("${path.module}/database_password.py")
@@ -163,10 +185,13 @@ module "fleet" {
   source                  = "../modules/fleet"
   for_each                = local.fleets
   name                    = each.key
+  installation            = var.name
   subnet_id               = module.network.subnet_ids[each.value.zone]
   security_group_ids      = [module.network.node_security_group_id]
   instance_profile        = module.identity.node_profile
   instance_type           = each.value.instance_type
+  other_instance_types    = each.value.other_instance_types
+  spot_percentage         = each.value.spot_percentage
   image_id                = each.value.image_id
   root_device             = var.root_device
   max_size                = each.value.max_nodes

@@ -3,6 +3,11 @@ output "load_balancer_name" {
   value       = module.servers.load_balancer_name
 }
 
+output "server_group_name" {
+  description = "Auto Scaling group of the servers, to one of which Systems Manager forwards a port."
+  value       = module.servers.group_name
+}
+
 output "bucket" {
   description = "Bucket of the installation."
   value       = module.storage.bucket

@@ -53,13 +53,37 @@ variable "certificate_arn" {
   type        = string
 }
 
-variable "client_cidrs" {
-  description = "IPv4 ranges from which people and programs reach the control plane."
+variable "public_subnet_ids" {
+  description = "Subnets in `vpc_id` for the load balancer if `is_public`, in two zones or more, with a route to an internet gateway."
   type        = list(string)
+  default     = []
+
+  validation {
+    condition     = !var.is_public || var.vpc_id == null || length(var.public_subnet_ids) >= 2
+    error_message = "A public load balancer in a given VPC needs public_subnet_ids in two zones."
+  }
+}
+
+variable "existing_endpoints" {
+  description = "AWS services, such as `ssm` or `s3`, whose endpoint `vpc_id` has. AWS refuses a second endpoint."
+  type        = list(string)
+  default     = []
+}
+
+variable "has_nat" {
+  description = "Whether servers and nodes in a created VPC reach the internet through a NAT gateway, such as package registries and data sets."
+  type        = bool
+  default     = false
+}
+
+variable "client_cidrs" {
+  description = "IPv4 ranges from which people and programs reach the load balancer. Empty: people reach a server through Systems Manager."
+  type        = list(string)
+  default     = []
 }
 
 variable "is_public" {
-  description = "Whether the load balancer has public addresses. Its subnets then need a route to an internet gateway."
+  description = "Whether the load balancer has public addresses. In a created VPC, Terraform then creates public subnets."
   type        = bool
   default     = false
 }
@@ -88,12 +112,14 @@ variable "database_class" {
 }
 
 variable "fleets" {
-  description = "Fleets by name. A fleet has one instance type and one zone; `is_clustered` creates a placement group."
+  description = "Fleets by name. A fleet has one zone, and one instance type or several alike; `is_clustered` creates a placement group."
   type = map(object({
     zone                    = string
     instance_type           = string
     image_id                = string
     max_nodes               = number
+    other_instance_types    = optional(list(string), [])
+    spot_percentage         = optional(number, 0)
     is_clustered            = optional(bool, false)
     capacity_reservation_id = optional(string)
     is_capacity_block       = optional(bool, false)
@@ -107,9 +133,49 @@ variable "projects" {
 }
 
 variable "job_role_arns" {
-  description = "Roles that jobs may have (`RoleArn`). Their trust policies must name the role of nodes."
+  description = "Roles that jobs may have (`RoleArn`). Their trust policies must permit `sts:AssumeRole` and `sts:TagSession` to the role of nodes."
   type        = list(string)
   default     = []
+}
+
+variable "job_secret_arns" {
+  description = "Secrets and SSM parameters that nodes may read for jobs without a role of their own (`Secrets`)."
+  type        = list(string)
+  default     = []
+}
+
+variable "event_bus_arns" {
+  description = "EventBridge buses that receive the events of jobs."
+  type        = list(string)
+  default     = []
+}
+
+variable "topic_arns" {
+  description = "SNS topics that receive the events of jobs."
+  type        = list(string)
+  default     = []
+}
+
+variable "log_group_arn" {
+  description = "CloudWatch log group that receives a copy of the ranks' output. Null: none."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.log_group_arn == null || can(regex("^arn:[a-z-]+:logs:[^:]+:[0-9]+:log-group:[^:*\\s]+$", var.log_group_arn))
+    error_message = "Use the form arn:aws:logs:REGION:ACCOUNT:log-group:NAME, without `:*` at the end."
+  }
+}
+
+variable "server_options" {
+  description = "Further options of `everstep server`, such as `--keep events=365`."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for option in var.server_options : can(regex("^--[^\n'\"\\\\$]+$", option))])
+    error_message = "Begin each option with `--`. Quotes, backslashes, dollar signs and line breaks are not possible."
+  }
 }
 
 variable "alarm_emails" {

@@ -69,6 +69,9 @@ module "identity" {
   bucket_arn  = module.storage.arn
   secret_arns = values(module.secrets.arns)
   queue_arn   = module.events.queue_arn
+
+  job_role_arns   = var.job_role_arns
+  job_secret_arns = var.job_secret_arns
 }
 
 resource "aws_s3_object" "wheel" {
@@ -96,7 +99,7 @@ module "control_plane" {
       EVERSTEP_EVENTS_QUEUE_URL = module.events.queue_url
       EVERSTEP_SECRETS_PREFIX   = module.secrets.prefix
       EVERSTEP_SERVER_ID        = local.server_id
-      SERVER_OPTIONS            = "--host 0.0.0.0 --port ${local.port} --allow-non-loopback"
+      SERVER_OPTIONS            = join(" ", concat(["--host 0.0.0.0 --port ${local.port} --allow-non-loopback"], var.server_options))
     }
   }))
 }
@@ -104,6 +107,7 @@ module "control_plane" {
 module "fleet" {
   source             = "../modules/fleet"
   name               = local.fleet
+  installation       = var.name
   subnet_id          = module.network.subnet_ids[local.zone]
   security_group_ids = [module.network.node_security_group_id]
   instance_profile   = module.identity.node_profile

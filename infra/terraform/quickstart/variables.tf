@@ -43,6 +43,29 @@ variable "image_id" {
   default     = null
 }
 
+variable "job_role_arns" {
+  description = "Roles that jobs may have (`RoleArn`). Their trust policies must permit `sts:AssumeRole` and `sts:TagSession` to the role of nodes."
+  type        = list(string)
+  default     = []
+}
+
+variable "job_secret_arns" {
+  description = "Secrets and SSM parameters that nodes may read for jobs without a role of their own (`Secrets`)."
+  type        = list(string)
+  default     = []
+}
+
+variable "server_options" {
+  description = "Further options of `everstep server`, such as `--keep events=365`. A change needs a new server."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for option in var.server_options : can(regex("^--[^\n'\"\\\\$]+$", option))])
+    error_message = "Begin each option with `--`. Quotes, backslashes, dollar signs and line breaks are not possible."
+  }
+}
+
 variable "node_user_data" {
   description = "User data of the nodes. Null: install the wheel and start the agent."
   type        = string

@@ -2,6 +2,8 @@
 #
 # Nodes exchange replicas and collective traffic of any protocol with each other. EFA needs a rule for all traffic from
 # and to the group itself. Nodes reach the control plane at one port. Nobody outside the VPC reaches either of them.
+#
+# In private subnets, instances reach AWS through VPC endpoints. With a NAT gateway, they also reach the internet.
 
 data "aws_region" "this" {}
 
@@ -11,13 +13,19 @@ data "aws_vpc" "given" {
 }
 
 locals {
-  is_created     = var.vpc_id == null
-  vpc_id         = local.is_created ? aws_vpc.this[0].id : var.vpc_id
-  vpc_cidr       = local.is_created ? var.cidr : data.aws_vpc.given[0].cidr_block
-  subnet_ids     = local.is_created ? { for zone, subnet in aws_subnet.this : zone => subnet.id } : var.subnet_ids
-  route_tables   = local.is_created ? [aws_route_table.this[0].id] : var.route_table_ids
-  tags           = merge(var.tags, { "everstep:installation" = var.name })
-  endpoint_names = ["autoscaling", "ec2", "ec2messages", "logs", "secretsmanager", "sqs", "ssm", "ssmmessages", "sts"]
+  is_created   = var.vpc_id == null
+  vpc_id       = local.is_created ? aws_vpc.this[0].id : var.vpc_id
+  vpc_cidr     = local.is_created ? var.cidr : data.aws_vpc.given[0].cidr_block
+  subnet_ids   = local.is_created ? { for zone, subnet in aws_subnet.this : zone => subnet.id } : var.subnet_ids
+  route_tables = local.is_created ? [aws_route_table.this[0].id] : var.route_table_ids
+  tags         = merge(var.tags, { "everstep:installation" = var.name })
+  has_gateway  = local.is_created && (var.is_public || var.has_nat || var.has_public_subnets)
+  public_zones = local.is_created && !var.is_public && (var.has_nat || var.has_public_subnets) ? var.zones : []
+
+  endpoint_names = setsubtract(setunion(
+    ["autoscaling", "ec2", "ec2messages", "logs", "secretsmanager", "sqs", "ssm", "ssmmessages", "sts"],
+    var.extra_endpoints,
+  ), var.existing_endpoints)
 }
 
 resource "aws_vpc" "this" {
@@ -57,7 +65,7 @@ resource "aws_route_table_association" "this" {
 }
 
 resource "aws_internet_gateway" "this" {
-  count  = local.is_created && var.is_public ? 1 : 0
+  count  = local.has_gateway ? 1 : 0
   vpc_id = local.vpc_id
   tags   = merge(local.tags, { Name = var.name })
 }
@@ -69,8 +77,59 @@ resource "aws_route" "internet" {
   gateway_id             = aws_internet_gateway.this[0].id
 }
 
-# With this endpoint, checkpoints do not pass the internet gateway and cause no transfer costs.
+# Public subnets contain the NAT gateway and a public load balancer, and no instances.
+resource "aws_subnet" "public" {
+  for_each          = { for index, zone in local.public_zones : zone => index }
+  vpc_id            = local.vpc_id
+  availability_zone = each.key
+  cidr_block        = cidrsubnet(var.cidr, 8, 255 - each.value)
+  tags              = merge(local.tags, { Name = "${var.name}-public-${each.key}" })
+}
+
+resource "aws_route_table" "public" {
+  count  = length(local.public_zones) == 0 ? 0 : 1
+  vpc_id = local.vpc_id
+  tags   = merge(local.tags, { Name = "${var.name}-public" })
+}
+
+resource "aws_route_table_association" "public" {
+  for_each       = aws_subnet.public
+  subnet_id      = each.value.id
+  route_table_id = aws_route_table.public[0].id
+}
+
+resource "aws_route" "public" {
+  count                  = length(local.public_zones) == 0 ? 0 : 1
+  route_table_id         = aws_route_table.public[0].id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.this[0].id
+}
+
+resource "aws_eip" "nat" {
+  count  = local.is_created && var.has_nat ? 1 : 0
+  domain = "vpc"
+  tags   = merge(local.tags, { Name = "${var.name}-nat" })
+}
+
+# One gateway in the first zone. If that zone fails, the other zones lose the internet, but not AWS.
+resource "aws_nat_gateway" "this" {
+  count         = local.is_created && var.has_nat ? 1 : 0
+  allocation_id = aws_eip.nat[0].id
+  subnet_id     = aws_subnet.public[var.zones[0]].id
+  tags          = merge(local.tags, { Name = var.name })
+  depends_on    = [aws_route.public]
+}
+
+resource "aws_route" "nat" {
+  count                  = local.is_created && var.has_nat ? 1 : 0
+  route_table_id         = aws_route_table.this[0].id
+  destination_cidr_block = "0.0.0.0/0"
+  nat_gateway_id         = aws_nat_gateway.this[0].id
+}
+
+# With this endpoint, checkpoints do not pass a gateway to the internet and cause no transfer costs.
 resource "aws_vpc_endpoint" "s3" {
+  count             = contains(var.existing_endpoints, "s3") ? 0 : 1
   vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${data.aws_region.this.name}.s3"
   vpc_endpoint_type = "Gateway"
@@ -79,7 +138,7 @@ resource "aws_vpc_endpoint" "s3" {
 }
 
 resource "aws_vpc_endpoint" "interface" {
-  for_each            = var.is_public ? toset([]) : toset(local.endpoint_names)
+  for_each            = var.is_public ? toset([]) : local.endpoint_names
   vpc_id              = local.vpc_id
   service_name        = "com.amazonaws.${data.aws_region.this.name}.${each.key}"
   vpc_endpoint_type   = "Interface"

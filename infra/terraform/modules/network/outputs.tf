@@ -13,6 +13,11 @@ output "subnet_ids" {
   value       = local.subnet_ids
 }
 
+output "public_subnet_ids" {
+  description = "Public subnets of a created VPC, for a load balancer. Empty if it has none."
+  value       = [for subnet in values(aws_subnet.public) : subnet.id]
+}
+
 output "node_security_group_id" {
   description = "Security group of nodes."
   value       = aws_security_group.nodes.id

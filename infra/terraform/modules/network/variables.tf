@@ -44,6 +44,35 @@ variable "is_public" {
   default     = false
 }
 
+variable "has_nat" {
+  description = "Whether instances in private subnets of a created VPC reach the internet through a NAT gateway. In a given VPC, the routes of its subnets decide."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.has_nat || (var.vpc_id == null && !var.is_public)
+    error_message = "A NAT gateway needs a created VPC with private subnets: leave vpc_id at null and is_public at false. Create the gateway of a given VPC yourself."
+  }
+}
+
+variable "has_public_subnets" {
+  description = "Whether a created VPC gets public subnets for a load balancer."
+  type        = bool
+  default     = false
+}
+
+variable "extra_endpoints" {
+  description = "AWS services that need an interface endpoint for optional features, such as `sns`."
+  type        = list(string)
+  default     = []
+}
+
+variable "existing_endpoints" {
+  description = "AWS services, such as `ssm` or `s3`, whose endpoint a given VPC has. A second endpoint with private names is refused by AWS."
+  type        = list(string)
+  default     = []
+}
+
 variable "server_port" {
   description = "TCP port of the control plane."
   type        = number

@@ -147,7 +147,7 @@ resource "aws_lb" "this" {
   internal                   = !var.is_public
   load_balancer_type         = "application"
   security_groups            = [aws_security_group.balancer.id]
-  subnets                    = var.subnet_ids
+  subnets                    = var.balancer_subnet_ids
   idle_timeout               = 60 # shorter than KEEP_ALIVE_SECONDS of control_plane/app.py
   drop_invalid_header_fields = true
   enable_deletion_protection = var.is_protected

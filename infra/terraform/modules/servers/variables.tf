@@ -9,7 +9,12 @@ variable "vpc_id" {
 }
 
 variable "subnet_ids" {
-  description = "Subnets of the servers and the load balancer, in two availability zones or more."
+  description = "Subnets of the servers, in two availability zones or more."
+  type        = list(string)
+}
+
+variable "balancer_subnet_ids" {
+  description = "Subnets of the load balancer, in two availability zones or more. With `is_public`, they need a route to an internet gateway."
   type        = list(string)
 }
 

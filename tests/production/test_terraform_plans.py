@@ -1,0 +1,151 @@
+"""Plans of Terraform's root `production` for choices that no other test applies, against the local cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.terraform import IMAGE, Terraform, needs_provider, needs_terraform, terraform_of
+from tests.unit.local_cloud.served import ServedAws, served_aws
+
+ZONES = ["us-east-1a", "us-east-1b"]
+FLEET = {"zone": ZONES[0], "instance_type": "p5.48xlarge", "image_id": IMAGE, "max_nodes": 4}
+GIVEN: Mapping[str, Any] = {
+    "region": "us-east-1",
+    "domain_name": "everstep.example.com",
+    "certificate_arn": "arn:aws:acm:us-east-1:123456789012:certificate/1",
+    "image_id": IMAGE,
+    "fleets": {"main": FLEET},
+}
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(600), needs_terraform, needs_provider]
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
+    with served_aws(tmp_path_factory.mktemp("aws")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def production(aws: ServedAws, tmp_path_factory: pytest.TempPathFactory) -> Terraform:
+    """The root module. Nothing is applied."""
+    return terraform_of("production", aws.url, aws.keys, tmp_path_factory.mktemp("terraform"))
+
+
+def of_type(planned: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, Mapping[str, Any]]:
+    """Return the planned resources of one type, by address."""
+    return {address: values for address, values in planned.items() if f".{kind}." in f".{address}"}
+
+
+def test_a_created_vpc_has_no_way_to_the_internet_unless_one_is_wanted(production: Terraform) -> None:
+    planned = production.planned(**GIVEN, zones=ZONES)
+    for kind in ("aws_internet_gateway", "aws_nat_gateway", "aws_eip", "aws_route"):
+        assert of_type(planned, kind) == {}, kind
+    assert not any(subnet["map_public_ip_on_launch"] for subnet in of_type(planned, "aws_subnet").values())
+    assert planned["module.servers.aws_lb.this"]["internal"] is True
+    assert of_type(planned, "aws_vpc_security_group_ingress_rule").keys() >= {
+        "module.servers.aws_vpc_security_group_ingress_rule.nodes"
+    }
+    assert not any("clients" in address for address in planned), "nobody outside reaches the load balancer"
+    endpoints = {values["service_name"].rpartition(".")[2] for values in of_type(planned, "aws_vpc_endpoint").values()}
+    # Systems Manager forwards ports through its three endpoints.
+    assert {"ssm", "ssmmessages", "ec2messages"} < endpoints
+    assert not {"events", "sns"} & endpoints
+
+
+def test_a_nat_gateway_is_in_a_public_subnet_and_instances_are_not(production: Terraform) -> None:
+    planned = production.planned(**GIVEN, zones=ZONES, has_nat=True)
+    network = "module.network"
+    assert planned[f"{network}.aws_nat_gateway.this[0]"]
+    assert planned[f"{network}.aws_route.nat[0]"]["destination_cidr_block"] == "0.0.0.0/0"
+    assert planned[f"{network}.aws_route.public[0]"]["destination_cidr_block"] == "0.0.0.0/0"
+    ranges = {address: values["cidr_block"] for address, values in of_type(planned, "aws_subnet").items()}
+    assert ranges == {
+        f'{network}.aws_subnet.this["us-east-1a"]': "10.80.0.0/20",
+        f'{network}.aws_subnet.this["us-east-1b"]': "10.80.16.0/20",
+        f'{network}.aws_subnet.public["us-east-1a"]': "10.80.255.0/24",
+        f'{network}.aws_subnet.public["us-east-1b"]': "10.80.254.0/24",
+    }
+    assert planned["module.servers.aws_lb.this"]["internal"] is True
+
+
+def test_a_public_load_balancer_has_public_subnets_of_its_own(production: Terraform) -> None:
+    planned = production.planned(**GIVEN, zones=ZONES, is_public=True, client_cidrs=["203.0.113.0/24"])
+    assert planned["module.servers.aws_lb.this"]["internal"] is False
+    assert len([address for address in of_type(planned, "aws_subnet") if ".public[" in address]) == len(ZONES)
+    assert planned["module.network.aws_internet_gateway.this[0]"]
+    assert of_type(planned, "aws_nat_gateway") == {}
+    (rule,) = (values for address, values in planned.items() if "ingress_rule.clients" in address)
+    assert (rule["cidr_ipv4"], rule["from_port"]) == ("203.0.113.0/24", 443)
+
+
+def test_a_given_vpc_is_used_and_gets_no_subnets_or_gateways(production: Terraform, aws: ServedAws) -> None:
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+    subnets = {
+        zone: ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.7.{index}.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
+        for index, zone in enumerate(ZONES)
+    }
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    given = {**GIVEN, "vpc_id": vpc, "subnet_ids": subnets, "route_table_ids": [table]}
+    planned = production.planned(**given, existing_endpoints=["ssm", "s3"])
+    for kind in ("aws_vpc", "aws_subnet", "aws_route_table", "aws_internet_gateway", "aws_default_security_group"):
+        assert of_type(planned, kind) == {}, kind
+    endpoints = of_type(planned, "aws_vpc_endpoint")
+    assert {values["vpc_id"] for values in endpoints.values()} == {vpc}
+    services = {values["service_name"].rpartition(".")[2] for values in endpoints.values()}
+    assert "sts" in services
+    assert not {"ssm", "s3"} & services
+    assert planned['module.fleet["everstep-main"].aws_autoscaling_group.this']["vpc_zone_identifier"] == [
+        subnets[ZONES[0]]
+    ]
+    assert set(planned["module.servers.aws_lb.this"]["subnets"]) == set(subnets.values())
+
+    balancer = ["subnet-0aaaaaaaaaaaaaaaa", "subnet-0bbbbbbbbbbbbbbbb"]
+    planned = production.planned(**given, is_public=True, public_subnet_ids=balancer)
+    assert set(planned["module.servers.aws_lb.this"]["subnets"]) == set(balancer)
+    assert "needs public_subnet_ids in two zones" in production.refusal(**given, is_public=True)
+    assert "A NAT gateway needs a created VPC" in production.refusal(**given, has_nat=True)
+
+
+def test_a_capacity_block_is_the_only_market_of_its_fleet(production: Terraform) -> None:
+    reservation = "cr-0123456789abcdef0"
+    fleets = {
+        "block": {**FLEET, "capacity_reservation_id": reservation, "is_capacity_block": True},
+        "reserved": {**FLEET, "capacity_reservation_id": reservation},
+        "open": FLEET,
+    }
+    planned = production.planned(**{**GIVEN, "fleets": fleets}, zones=ZONES)
+    block, reserved, open_ = (
+        planned[f'module.fleet["everstep-{name}"].aws_launch_template.this'] for name in ("block", "reserved", "open")
+    )
+    assert [each["market_type"] for each in block["instance_market_options"]] == ["capacity-block"]
+    assert reserved["instance_market_options"] == open_["instance_market_options"] == []
+    for template in (block, reserved):
+        (specification,) = template["capacity_reservation_specification"]
+        (target,) = specification["capacity_reservation_target"]
+        assert target["capacity_reservation_id"] == reservation
+    assert open_["capacity_reservation_specification"] == []
+    assert len(block["network_interfaces"]) == 32, "the EFA cards of a p5.48xlarge"
+
+
+def test_a_fleet_may_have_several_instance_types_and_spot_instances(production: Terraform) -> None:
+    fleet = {**FLEET, "instance_type": "g6.12xlarge", "other_instance_types": ["g6.24xlarge"], "spot_percentage": 75}
+    fleets = {"mixed": fleet, "plain": FLEET}
+    planned = production.planned(**{**GIVEN, "fleets": fleets}, zones=ZONES)
+    plain = planned['module.fleet["everstep-plain"].aws_autoscaling_group.this']
+    assert (len(plain["launch_template"]), plain["mixed_instances_policy"]) == (1, [])
+    group = planned['module.fleet["everstep-mixed"].aws_autoscaling_group.this']
+    (policy,) = group["mixed_instances_policy"]
+    assert group["launch_template"] == []
+    assert [each["instance_type"] for each in policy["launch_template"][0]["override"]] == [
+        "g6.12xlarge",
+        "g6.24xlarge",
+    ]
+    assert policy["instances_distribution"][0]["on_demand_percentage_above_base_capacity"] == 25
+    reserved = {**fleet, "capacity_reservation_id": "cr-0123456789abcdef0"}
+    refusal = production.refusal(**{**GIVEN, "fleets": {"mixed": reserved}}, zones=ZONES)
+    assert "A reservation has one instance type" in refusal
