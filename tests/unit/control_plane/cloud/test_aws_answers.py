@@ -280,7 +280,10 @@ GROUP: dict[str, Any] = {
 TEMPLATE = {"LaunchTemplateId": "lt-1", "LaunchTemplateName": "train", "Version": "3"}
 
 
-def described_group(operator: AwsOperator, connection: Connection, **answer: Any) -> GroupState:
+def described_group(
+    operator: AwsOperator, connection: Connection, *, types: Sequence[dict[str, Any]] = (), **answer: Any
+) -> GroupState:
+    """Describe a group. `types` is EC2's answer to DescribeInstanceTypes; without it, the call fails."""
     with Stubber(connection.client("autoscaling")) as groups, Stubber(connection.client("ec2")) as instances:
         groups.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, **answer}]})
         groups.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
@@ -289,6 +292,8 @@ def described_group(operator: AwsOperator, connection: Connection, **answer: Any
             "describe_launch_template_versions",
             {"LaunchTemplateVersions": [{"LaunchTemplateData": {"InstanceType": "c7i.large"}}]},
         )
+        if types:
+            instances.add_response("describe_instance_types", {"InstanceTypes": [*types]})
         return operator.describe_group("g")
 
 
@@ -340,21 +345,16 @@ def test_the_hardware_of_several_instance_types_is_asked_once(operator: AwsOpera
             "MemoryInfo": {"SizeInMiB": 32_768},
         },
     ]
-    with Stubber(connection.client("ec2")) as instances:
-        instances.add_response(
-            "describe_instance_types",
-            {"InstanceTypes": described},
-            {"InstanceTypes": ["trn1.2xlarge", "g6.24xlarge"]},
-        )
-        groups = [
-            operator._with_shapes(MixedInstances(instance_types=("trn1.2xlarge", "g6.24xlarge"))) for _ in range(2)
-        ]
-        instances.assert_no_pending_responses()
+    overrides = [{"InstanceType": "trn1.2xlarge"}, {"InstanceType": "g6.24xlarge"}]
+    policy = {"LaunchTemplate": {"LaunchTemplateSpecification": TEMPLATE, "Overrides": overrides}}
+    groups = [
+        described_group(operator, connection, types=types, MixedInstancesPolicy=policy) for types in (described, [])
+    ]
     shapes = {
         "trn1.2xlarge": InstanceShape(accelerator_count=1, efa_count=0, memory_mib=32_768),
         "g6.24xlarge": InstanceShape(accelerator_count=4, efa_count=1, memory_mib=393_216),
     }
-    assert [group.shapes for group in groups if group is not None] == [shapes, shapes]
+    assert [group.mixed and group.mixed.shapes for group in groups] == [shapes, shapes]
 
 
 def test_capacity_rebalancing_and_a_warm_pool_are_read_from_the_group(
