@@ -12,16 +12,15 @@ from __future__ import annotations
 import random
 import struct
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from types import FunctionType, MethodType
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 import xxhash
 
+from everstep.training.parts import find
 from everstep.training.state_tree import Tree
 
 RandomState: TypeAlias = dict[str, Tree]
@@ -34,12 +33,6 @@ The first item contains the states of all generators of the process. Each furthe
 generator, such as an attribute of a sampler.
 """
 
-SEARCH_DEPTH = 4
-MAX_PARTS = 64
-"""Length of the longest list that `find_generators` searches.
-
-Longer lists hold samples, which contain no generators.
-"""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
@@ -136,56 +129,16 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
     """Return each random generator inside these objects once, in a fixed order.
 
     Args:
-        roots: samplers, datasets or functions. The search follows attributes, lists, dicts and closures, a few levels
-            deep, and finds generators among the global variables that functions use.
+        roots: samplers, datasets or functions, as in `parts.find`.
 
     Returns:
         Generators of torch, numpy and Python.
     """
-    found: dict[int, Generator] = {}
-    seen: set[int] = set()
-
-    def search(value: object, depth: int) -> None:
-        if isinstance(value, _GENERATORS):
-            found.setdefault(id(value), value)
-        elif (
-            depth
-            and id(value) not in seen
-            and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module))
-        ):
-            seen.add(id(value))
-            for part in _parts(value):
-                search(part, depth - 1)
-
-    for root in roots:
-        search(root, SEARCH_DEPTH)
-    return list(found.values())
+    return find(roots, _is_generator)
 
 
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return list(value.values()) if len(value) <= MAX_PARTS else ()
-    if isinstance(value, (list, tuple)):
-        return value if len(value) <= MAX_PARTS else ()
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    if isinstance(value, FunctionType):
-        used = (value.__globals__.get(name) for name in value.__code__.co_names)
-        return [
-            *_cells(value),
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-            *(each for each in used if isinstance(each, _GENERATORS)),
-        ]
-    return vars(value).values() if hasattr(value, "__dict__") else ()
-
-
-def _cells(function: FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # Skip a closure variable that has no value yet.
-            yield cell.cell_contents
+def _is_generator(value: object) -> bool:
+    return isinstance(value, _GENERATORS)
 
 
 def states(generators: Sequence[Generator]) -> States:

@@ -12,8 +12,8 @@ from everstep.training.adapters.base import qualified_name
 from everstep.training.data import hugging_face
 from everstep.training.data.files import FilesLoader, ShardedFiles
 from everstep.training.data.iterables import OwnState, Replayed
-from everstep.training.data.map_loaders import MapLoader
-from everstep.training.data.protocols import Resumable, Stateful
+from everstep.training.data.map_loaders import MapLoader, nested_samplers
+from everstep.training.data.protocols import Resumable, Stateful, find_stateful, has_state
 from everstep.training.data.stateful_datasets import StatefulDatasetLoader
 from everstep.training.errors import CannotResume
 
@@ -57,9 +57,8 @@ def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced
     """Return the wrapper that resumes a DataLoader or `StatefulDataLoader`. The wrapper itself tracks the position."""
     dataset = loader.dataset
     if not isinstance(dataset, IterableDataset):
-        # If both a map-style dataset and its loader have state, use the loader's state, which contains the dataset's.
-        has_state = isinstance(loader, Stateful) and isinstance(dataset, Stateful)
-        return OwnState(cast(Stateful, loader)) if has_state else MapLoader(loader, seed, is_traced=is_traced)
+        return _map_source(name, loader, seed, is_traced=is_traced)
+    _check_collate(name, loader)
     if isinstance(dataset, ShardedFiles):
         return FilesLoader(name, loader)
     part = hugging_face.inexact_part(dataset)
@@ -67,6 +66,41 @@ def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced
         _check_workers(name, loader)
         return StatefulDatasetLoader(name, loader)
     return _replayed(name, loader, part)
+
+
+def _map_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: bool) -> Resumable:
+    """Return the wrapper of a loader over a map-style dataset. Refuse states that no wrapper restores exactly."""
+    samplers = [each for each in nested_samplers(loader) if has_state(each) and not _is_of_torchdata(each)]
+    if samplers:
+        raise CannotResume(
+            name,
+            f"its sampler {qualified_name(type(samplers[0]))} has a state, which no snapshot contains. Everstep "
+            "restores the position itself: compute the order in set_epoch(epoch), and remove the sampler's state_dict",
+        )
+    held = find_stateful([loader.dataset, loader.collate_fn])
+    if isinstance(loader, Stateful) and [id(each) for each in held] == [id(loader.dataset)]:
+        return OwnState(loader)  # The loader's state contains the states of its dataset, also in workers.
+    if held and loader.num_workers:
+        raise CannotResume(
+            name,
+            f"{qualified_name(type(held[0]))} has a state, and each worker changes a copy of its own. Use "
+            "num_workers=0, or torchdata's StatefulDataLoader for the state of a dataset",
+        )
+    return MapLoader(loader, seed, held, is_traced=is_traced)
+
+
+def _is_of_torchdata(sampler: object) -> bool:
+    """Return whether torchdata defines the sampler. Its state is its position, which `MapLoader` restores itself."""
+    return type(sampler).__module__.startswith("torchdata.")
+
+
+def _check_collate(name: str, loader: DataLoader[object]) -> None:
+    if held := find_stateful([loader.collate_fn]):
+        raise CannotResume(
+            name,
+            f"the collate function uses {qualified_name(type(held[0]))}, which has a state. The position of an "
+            "IterableDataset does not contain it. Move the state into the dataset's state_dict",
+        )
 
 
 def _replayed(name: str, loader: Iterable[object], part: str | None) -> Replayed:

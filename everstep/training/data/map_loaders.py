@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from everstep.training import rng
-from everstep.training.data.protocols import Order, set_epoch
+from everstep.training.data.protocols import Order, Stateful, set_epoch
 from everstep.training.data.sample_order import SampleOrder, rest_of
 from everstep.training.data.walks import Place, Walk
 from everstep.training.data.worker_seeds import SeededItem, Seeding, WorkerBegin, WorkerDataset, plain_index
@@ -21,18 +21,28 @@ class MapLoader:
     """Resumes a DataLoader over a map-style dataset.
 
     A new DataLoader reads the batches. Its `PlacedSampler` wraps the user's sampler and can start inside an epoch.
+
+    Args:
+        loader: the user's loader.
+        seed: seed of the workers' randomness, for loaders without a generator.
+        held: parts of the dataset and of `collate_fn` whose states belong to the position. Empty with workers.
+        is_traced: True in a determinism check, which compares samples and batches.
     """
 
-    def __init__(self, loader: DataLoader[object], seed: int, *, is_traced: bool) -> None:
+    def __init__(self, loader: DataLoader[object], seed: int, held: Sequence[Stateful], *, is_traced: bool) -> None:
         has_workers = loader.num_workers > 0
         samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
-        self._all_samplers = list(_nested(samplers))
+        self._held = held
+        self._loaded: list[Tree] | None = None
+        """Restored states of `held`, until the next `begin` loads them."""
+        self._all_samplers = list(nested_samplers(loader))
         self._have_epochs = [*self._all_samplers, loader.dataset, loader.collate_fn]
         ranks = (getattr(sampler, name, None) for sampler in self._all_samplers for name in _RANKS)
         rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self.order: Order | None = SampleOrder.of(loader)
+        # A state belongs to one rank, so a launch with another number of ranks cannot continue.
+        self.order: Order | None = None if held else SampleOrder.of(loader)
         of_sampler = rng.find_generators([*samplers, loader.generator])
         # List the dataset's generators only for a loader without workers. Workers have their own copies of these
         # generators and seed them for each batch.
@@ -45,8 +55,15 @@ class MapLoader:
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
-        for each in self._have_epochs:
-            set_epoch(each, epoch)
+        if self._loaded is not None:
+            # Call `set_epoch` before loading the states, because it can reset a state. Between two epochs, load the
+            # states that the earlier epoch left.
+            self._set_epoch(epoch if self._sampler.is_resuming else max(0, epoch - 1))
+            for thing, loaded in zip(self._held, self._loaded, strict=True):
+                thing.load_state_dict(cast("dict[str, object]", loaded))
+        if self._loaded is None or not self._sampler.is_resuming:
+            self._set_epoch(epoch)
+        self._loaded = None
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
@@ -64,9 +81,15 @@ class MapLoader:
         self._sampler.resume(None, 0)
         self._sampler.begin = 0
 
+    def _set_epoch(self, epoch: int) -> None:
+        for each in self._have_epochs:
+            set_epoch(each, epoch)
+
     def state_dict(self) -> dict[str, Tree]:
         place = self._sampler.place
+        held = [cast(Tree, thing.state_dict()) for thing in self._held] if self._loaded is None else self._loaded
         return {
+            "held": held,
             "place": None if place is None else place.tree(),
             "present": rng.generator_states(self.generators),
             "begin": self._sampler.begin,
@@ -76,6 +99,7 @@ class MapLoader:
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._sampler.begin = cast(int, state["begin"])
         self._sampler.resume(Place.of(state["place"]), consumed_count)
+        self._loaded = cast("list[Tree]", state["held"]) if self._held else None
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
 
@@ -83,10 +107,10 @@ _RANKS = ("rank", "process_index")
 """Attributes in which samplers of torch and of accelerate store their rank."""
 
 
-def _nested(samplers: Sequence[object]) -> Iterator[object]:
-    """Yield samplers and the samplers inside them, each once."""
+def nested_samplers(loader: DataLoader[object]) -> Iterator[object]:
+    """Yield the samplers of a loader and the samplers inside them, each once."""
     found: list[object] = []
-    waiting = list(samplers)
+    waiting: list[object] = [each for each in (loader.batch_sampler, loader.sampler) if each is not None]
     while waiting:
         sampler = waiting.pop(0)
         if not any(sampler is each for each in found):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from everstep.training import rng
+from everstep.training.parts import find
 from everstep.training.state_tree import Tree
 
 END = object()
@@ -18,6 +21,26 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state_dict: dict[str, object]) -> object: ...
+
+
+def find_stateful(roots: Iterable[object]) -> list[Stateful]:
+    """Return each object with `state_dict` and `load_state_dict` inside these objects once, in a fixed order.
+
+    Args:
+        roots: samplers, datasets or collate functions. Modules of torch do not count, because the script registers
+            the modules that it changes.
+
+    Returns:
+        The outermost such objects, because the state of an object contains the states inside it.
+    """
+    return find(roots, has_state)
+
+
+def has_state(value: object) -> bool:
+    """Return whether the class of an object has `state_dict` and `load_state_dict`, and is no module of torch."""
+    kind = type(value)
+    methods = (getattr(kind, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods)) and not isinstance(value, torch.nn.Module)
 
 
 class Order(Protocol):

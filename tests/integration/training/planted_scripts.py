@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,12 @@ from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.training.determinism import calls, passes
 
 WIDTH, SAMPLES, STEPS = 8, 24, 8
-PRIVATE = random.Random(7)
+PRIVATE = SimpleNamespace(generator=random.Random(7))
 
 
 def drawn() -> float:
-    """Draw from a generator that no snapshot contains: the augmentation reaches it by another function only."""
-    return PRIVATE.random()
+    """Draw from a generator that no snapshot contains: it is an attribute of a global object."""
+    return float(PRIVATE.generator.random())
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):

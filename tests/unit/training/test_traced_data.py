@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import Dataset
 
 from everstep.training.determinism.traced_data import Fetched, TracedCollate, TracedDataset, untraced
 
-OUTSIDE = random.Random(1)
+OUTSIDE = SimpleNamespace(generator=random.Random(1))
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -21,7 +22,7 @@ class Noisy(Dataset[torch.Tensor]):
         self.draws_outside = draws_outside
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        outside = OUTSIDE.random() if self.draws_outside else 0.0
+        outside = OUTSIDE.generator.random() if self.draws_outside else 0.0
         drawn = torch.rand(3, generator=self.generator) + torch.rand(3) + float(np.random.rand()) + random.random()
         return drawn + index + outside
 
