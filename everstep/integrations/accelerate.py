@@ -30,12 +30,14 @@ from accelerate.accelerator import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils.dataclasses import DistributedType
 from accelerate.utils.operations import send_to_device
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 import everstep.training
+from everstep.integrations.checks import check_engine, check_optimizer, modules_of
 from everstep.integrations.errors import UnsupportedOption
-from everstep.integrations.versions import check_version
-from everstep.training import TrainingSession
+from everstep.training import SessionMisuse, TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
+from everstep.training.versions import check_version
 
 TESTED_TYPES: Final = (
     DistributedType.NO,
@@ -46,6 +48,12 @@ TESTED_TYPES: Final = (
 )
 """accelerate's distribution types that Everstep accepts. Everstep's tests use each of them, or a type that runs the
 same code on another device."""
+
+
+TESTED_PRECISIONS: Final = ("no", "bf16", "fp16")
+"""accelerate's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
+_PREPARED: Final = "_everstep"
+"""Attribute of an accelerator for which `prepare` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,8 @@ class Prepared:
     scheduler: Any
     """The wrapped scheduler, or None if the script has no scheduler."""
     session: TrainingSession
+    modules: tuple[Any, ...]
+    """The model's modules at the end of `prepare`."""
 
     def batches(self, until_step: int) -> Iterator[Any]:
         """Yield batches across epochs, on the accelerator's device, and end a step after each accumulation.
@@ -70,9 +80,14 @@ class Prepared:
             One batch of this rank.
 
         Raises:
-            SessionMisuse: the loader yields no batches.
+            SessionMisuse: the loader yields no batches, or the model was changed after `prepare`.
             RestoreMismatch: the snapshot does not fit this launch.
+            UnsupportedOption: the script changed an option after `prepare`, and the option prevents an exact resume.
         """
+        check_accelerator(self.accelerator)
+        check_optimizer(_inside(self.optimizer, "optimizer"))
+        if modules_of(self.model) != self.modules:
+            raise SessionMisuse("the model was changed after prepare(): its modules differ. Change it before prepare()")
         count = self.accelerator.gradient_accumulation_steps
         for batch in self.session.batches(until_step, accumulate=count):
             yield send_to_device(batch, self.accelerator.device)
@@ -111,9 +126,13 @@ def prepare(
         UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
         UnsupportedOption: an option of the accelerator, or the optimizer, prevents an exact resume.
         CannotResume: an object cannot be restored. The error names it.
+        SessionMisuse: this is the second call for the accelerator, an object is prepared already, or the optimizer has
+            made steps.
     """
     check_version("accelerate")
     check_accelerator(accelerator)
+    _check_unused(accelerator, {"model": model, "optimizer": optimizer, "data": data, "scheduler": scheduler})
+    setattr(accelerator, _PREPARED, True)
     objects = [model, optimizer, data, *([] if scheduler is None else [scheduler])]
     wrapped, wrapped_optimizer, loader, *rest = accelerator.prepare(*objects)
     registered = {f"registered/{number}": each for number, each in enumerate(accelerator._custom_objects)}
@@ -131,7 +150,28 @@ def prepare(
         optimizer=wrapped_optimizer,
         scheduler=rest[0] if rest else None,
         session=session,
+        modules=modules_of(wrapped),
     )
+
+
+def _check_unused(accelerator: Accelerator, objects: Mapping[str, Any]) -> None:
+    """Check that the accelerator has no session yet, and that no object was prepared or trained."""
+    if hasattr(accelerator, _PREPARED):
+        raise SessionMisuse(
+            "prepare() was already called for this accelerator. Call it once, with all objects; pass further objects "
+            "with extra={name: object}"
+        )
+    for name, thing in objects.items():
+        if getattr(thing, "_is_accelerate_prepared", False):
+            raise SessionMisuse(
+                f"{name}: accelerator.prepare() was already called for it. Pass the object itself to prepare(), which "
+                "calls accelerator.prepare()"
+            )
+    if getattr(objects["optimizer"], "state", None):
+        raise SessionMisuse(
+            "optimizer: it has already made steps. Call prepare() before the first step; to continue from another "
+            "run, load the weights of that run and create a new optimizer"
+        )
 
 
 def check_accelerator(accelerator: Accelerator) -> None:
@@ -142,7 +182,8 @@ def check_accelerator(accelerator: Accelerator) -> None:
 
     Raises:
         UnsupportedOption: rank 0 reads the batches of all ranks and sends them to the other ranks, or Everstep has no
-            tests with the accelerator's distribution type.
+            tests with the accelerator's distribution type, parallelism or precision.
+        UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
     """
     if accelerator.dispatch_batches:
         raise _dispatched()
@@ -153,6 +194,8 @@ def check_accelerator(accelerator: Accelerator) -> None:
             "Everstep has no tests with it",
             "Use DDP, FSDP2 or DeepSpeed ZeRO.",
         )
+    if kind is DistributedType.DEEPSPEED:
+        check_version("deepspeed")
     plugin: Any = accelerator.state.fsdp_plugin if kind is DistributedType.FSDP else None
     if plugin is not None and plugin.fsdp_version == 1:
         raise UnsupportedOption(
@@ -160,37 +203,28 @@ def check_accelerator(accelerator: Accelerator) -> None:
             "Everstep does not know whether FSDP1 resumes bit for bit",
             "Set it to 2; for a Trainer with fsdp_config={'version': 2}.",
         )
+    if plugin is not None and isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise UnsupportedOption(
+            "fsdp_plugin.cpu_offload",
+            "Everstep has no tests with parameters that FSDP2 keeps in host memory",
+            "Set it to False; for a Trainer remove `offload` from `fsdp`.",
+        )
     config = accelerator.parallelism_config
-    if config is not None and (config.tp_enabled or config.cp_enabled or config.sp_enabled):
+    if config is not None and (
+        config.tp_enabled
+        or config.cp_enabled
+        or config.sp_enabled
+        or (config.dp_replicate_enabled and config.dp_shard_enabled)
+    ):
         raise UnsupportedOption(
             "parallelism_config",
-            "Everstep has no tests with tensor, context or sequence parallelism of accelerate",
-            "Use its data parallel sizes only, or call everstep.training.init() in a loop of your own.",
+            "Everstep has no tests with tensor, context or sequence parallelism of accelerate, nor with HSDP",
+            "Use one of its data parallel sizes only, or call everstep.training.init() in a loop of your own.",
         )
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Check that Everstep's guard can run before the optimizer's step. The integration of transformers calls this, too.
-
-    Args:
-        optimizer: a torch optimizer, accelerate's wrapper, or None.
-
-    Raises:
-        UnsupportedOption: torch.compile compiles the step as one graph, so the guard, which is Python code, cannot run.
-    """
-    step = getattr(_inside(optimizer, "optimizer"), "step", None)
-    cells = getattr(step, "__closure__", None) or ()
-    if hasattr(step, "_torchdynamo_orig_callable") and any(_is_full_graph(cell.cell_contents) for cell in cells):
+    if accelerator.mixed_precision not in TESTED_PRECISIONS:
         raise UnsupportedOption(
-            "torch.compile(optimizer.step, fullgraph=True)",
-            "Everstep waits before the update for the copy of the state, which is not possible inside one graph",
-            "Remove fullgraph=True.",
+            f"mixed_precision={accelerator.mixed_precision!r}", "Everstep has no tests with it", "Use 'bf16' or 'fp16'."
         )
-
-
-def _is_full_graph(context: object) -> bool:
-    """Return whether a context of torch.compile was made with `fullgraph=True`."""
-    return getattr(context, "fullgraph", False) is True
 
 
 def _dispatched() -> UnsupportedOption:
@@ -219,9 +253,10 @@ def keep(
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.
-        UnsupportedOption: rank 0 reads the batches of all ranks, or the optimizer's step is compiled as one graph.
+        UnsupportedOption: rank 0 reads the batches of all ranks, the optimizer's step is compiled as one graph, or
+            Everstep has no tests with the ZeRO stage or with the offload of the engine.
     """
-    check_optimizer(optimizer)
+    check_optimizer(_inside(optimizer, "optimizer"))
     if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
         # With a DataLoaderDispatcher, rank 0 reads the batches of all ranks. It is accelerate's default for an
         # IterableDataset.
@@ -232,6 +267,7 @@ def keep(
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
     if is_engine(model):
+        check_engine(model)
         if inner is not None and inner is not model.lr_scheduler:
             objects["scheduler"] = inner
         return everstep.training.init(engine=model, data=loader, extra=objects)

@@ -1,7 +1,7 @@
 """Errors of the integrations.
 
     TrainingError (everstep.training.errors)
-    ├── UnsupportedVersion   Everstep has no tests with the installed major version of the framework
+    ├── UnsupportedVersion   Everstep has no tests with the installed major version; defined beside `TrainingError`
     └── UnsupportedOption    an option of the framework prevents an exact resume; the error names an alternative
 
 The integrations raise both errors before the first step. A retry fails in the same way.
@@ -9,25 +9,9 @@ The integrations raise both errors before the first step. A retry fails in the s
 
 from __future__ import annotations
 
-from everstep.training.errors import TrainingError
+from everstep.training.errors import TrainingError, UnsupportedVersion
 
-
-class UnsupportedVersion(TrainingError):
-    """Everstep has no tests with the installed major version of a framework.
-
-    Args:
-        package: name of the framework's package.
-        installed: version of the installed package, for example `6.0.1`.
-        tested: the newest tested version, for example `5.24`.
-    """
-
-    code = "unsupported_version"
-
-    def __init__(self, package: str, installed: str, tested: str) -> None:
-        super().__init__(
-            f"{package} {installed} is installed, and Everstep is tested with {package} {tested}. "
-            f"Install it: pip install '{package}=={tested}.*'"
-        )
+__all__ = ["UnsupportedOption", "UnsupportedVersion"]
 
 
 class UnsupportedOption(TrainingError):

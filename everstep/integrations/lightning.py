@@ -61,15 +61,18 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 import everstep.training
+from everstep.integrations.checks import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.lightning_loops import LoopState
 from everstep.integrations.steps import StepBatches, metrics_of
-from everstep.integrations.versions import check_version
 from everstep.training import SessionMisuse, TrainingSession, rng
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.state import Stateful
+from everstep.training.versions import check_version
 
 _STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+_PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
+"""Lightning's names of the precisions that the tests use."""
 _GROUPS: Final = {"val_": "val", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by prefix of the value's name."""
 _CALLBACKS: Final = {
@@ -126,6 +129,7 @@ class EverstepCallback(Callback):
 
         Raises:
             UnsupportedOption: an option of the trainer prevents an exact resume.
+            UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
             SessionMisuse: the callback's trainer has trained already, or the trainer has two `EverstepCallback`
                 objects.
         """
@@ -149,6 +153,7 @@ def check_trainer(trainer: Any, module: LightningModule) -> None:
 
     Raises:
         UnsupportedOption: an option prevents an exact resume.
+        UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
         SessionMisuse: the trainer has two `EverstepCallback` objects.
     """
     if not _is_trainer(trainer):
@@ -201,9 +206,23 @@ def _check_strategy(strategy: Any) -> None:
         raise UnsupportedOption(
             name, "FSDP1 flattens parameters", "Use ModelParallelStrategy with fully_shard in configure_model."
         )
+    if isinstance(strategy, DeepSpeedStrategy):
+        check_version("deepspeed")
     if not isinstance(strategy, _STRATEGIES):
         known = ", ".join(each.__name__ for each in _STRATEGIES)
         raise UnsupportedOption(name, "Everstep has no tests with this strategy", f"Use one of {known}.")
+    if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
+        raise UnsupportedOption(
+            f"{name}(tensor_parallel_size={strategy._tensor_parallel_size})",
+            "no test resumes tensor parallelism of Lightning",
+            "Set tensor_parallel_size=1, and data_parallel_size to the number of ranks.",
+        )
+    if (precision := strategy.precision_plugin.precision) not in _PRECISIONS:
+        raise UnsupportedOption(
+            f"Trainer(precision={precision!r})",
+            "no test resumes this precision with Lightning",
+            f"Use one of {', '.join(_PRECISIONS)}.",
+        )
     if isinstance(strategy.launcher, _MultiProcessingLauncher):
         raise UnsupportedOption(
             f"{name}(start_method=…)",
@@ -224,6 +243,10 @@ def _check_data(trainer: Any, combined: CombinedLoader) -> None:
         raise UnsupportedOption(
             "configure_optimizers", "it returns no optimizer, so no step ends", "Return the optimizers."
         )
+    for optimizer in trainer.strategy.optimizers:
+        check_optimizer(optimizer)
+    if is_engine(trainer.strategy.model):
+        check_engine(trainer.strategy.model)
     if len(combined.flattened) != 1:
         raise UnsupportedOption(
             f"{len(combined.flattened)} training loaders",

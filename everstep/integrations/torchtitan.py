@@ -38,8 +38,9 @@ from typing import Any, ClassVar, Final
 
 import torch
 
+from everstep.integrations.checks import check_optimizer
 from everstep.integrations.errors import UnsupportedOption
-from everstep.integrations.versions import check_version
+from everstep.training.versions import check_version
 
 # Check the version before the imports below, because other versions may lack the imported modules.
 check_version("torchtitan")
@@ -78,6 +79,24 @@ _ALWAYS: Final = {
 """Options for which Everstep accepts only one value: this value, the reason, and an alternative."""
 
 
+def _check_parallelism(trainer: Any) -> None:
+    dims = trainer.parallel_dims
+    refused = {
+        "parallelism.pipeline_parallel_degree": dims.pp_enabled,
+        "parallelism.context_parallel_degree": dims.cp_enabled,
+        "parallelism.expert_parallel_degree": dims.ep_enabled,
+        "parallelism.data_parallel_replicate_degree": dims.dp_replicate_enabled,
+        "training.enable_cpu_offload": trainer.config.training.enable_cpu_offload,
+    }
+    for option, is_used in refused.items():
+        if is_used:
+            raise UnsupportedOption(
+                option,
+                "no test resumes a trainer of torchtitan with it",
+                "Use FSDP and tensor parallelism, or torchtitan's own CheckpointManager.",
+            )
+
+
 class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     """A checkpoint manager of torchtitan that captures steps with Everstep, and resumes from them.
 
@@ -95,7 +114,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     Raises:
         SessionMisuse: `states` contains no trainer.
-        UnsupportedOption: the trainer uses pipeline parallelism.
+        UnsupportedOption: the trainer uses a kind of parallelism that no test resumes.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -144,12 +163,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):
             raise SessionMisuse(f"torchtitan's trainer is not in states[{_TRAINER!r}]; use a subclass of its Trainer")
-        if states[_TRAINER].parallel_dims.pp_enabled:
-            raise UnsupportedOption(
-                "parallelism.pipeline_parallel_degree",
-                "no test resumes a pipeline of torchtitan",
-                "Use FSDP and tensor parallelism, or torchtitan's own CheckpointManager.",
-            )
+        _check_parallelism(states[_TRAINER])
         self.session: TrainingSession | None = None
         """The session, from the call of `load` on."""
         self._config = config
@@ -174,6 +188,8 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 if other is self
                 else "another trainer of this process already has a checkpoint manager of Everstep; close it before"
             )
+        for optimizer in self._parts["optimizers"]:
+            check_optimizer(optimizer)
         CheckpointManager.running = weakref.ref(self)
         extra: dict[str, Any] = {**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)}
         session = self.session = everstep.training.init(

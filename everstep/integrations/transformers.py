@@ -31,17 +31,19 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 import transformers.trainer
 from transformers.trainer import Trainer
 from transformers.trainer_callback import TrainerCallback, TrainerControl
 from transformers.trainer_utils import has_length
 
 from everstep.integrations import accelerate
+from everstep.integrations.checks import check_optimizer, modules_of
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.steps import StepBatches, metrics_of
 from everstep.integrations.trainer_state import LoopState, is_of_trl
-from everstep.integrations.versions import check_version
 from everstep.training import SessionMisuse, TrainingSession, rng
+from everstep.training.versions import check_version
 
 _ATTACHED: Final = "_everstep"
 """Attribute of a trainer that holds its `Attachment`."""
@@ -62,7 +64,8 @@ def attach(trainer: Trainer) -> None:
             `Seq2SeqTrainer`. It has not trained yet.
 
     Raises:
-        UnsupportedVersion: Everstep is not tested with the installed version of transformers, accelerate or TRL.
+        UnsupportedVersion: Everstep is not tested with the installed version of transformers, accelerate, TRL, PEFT or
+            DeepSpeed.
         UnsupportedOption: an argument or the class of the trainer prevents an exact resume.
         SessionMisuse: the trainer is attached already, or it has trained.
     """
@@ -70,10 +73,15 @@ def attach(trainer: Trainer) -> None:
     check_version("accelerate")
     if is_of_trl(trainer):
         check_version("trl")
+    if any(kind.__module__.startswith("peft.") for kind in type(trainer.model).__mro__):
+        check_version("peft")
     if hasattr(trainer, _ATTACHED):
-        raise SessionMisuse("attach() was already called for this trainer")
+        raise SessionMisuse("attach() was already called for this trainer. Remove the second call; one is enough")
     if trainer.state.global_step:
-        raise SessionMisuse(f"the trainer has already trained {trainer.state.global_step} steps; call attach() before")
+        raise SessionMisuse(
+            f"the trainer has already trained {trainer.state.global_step} steps. Call attach() before train(), or "
+            "create another trainer"
+        )
     _check_options(trainer)
     setattr(trainer, _ATTACHED, Attachment(trainer))
 
@@ -121,7 +129,7 @@ def _check_options(trainer: Trainer) -> None:
         )
     _check_class(trainer)
     accelerate.check_accelerator(trainer.accelerator)
-    accelerate.check_optimizer(trainer.optimizer)
+    check_optimizer(trainer.optimizer)
 
 
 def _check_class(trainer: Trainer) -> None:
@@ -147,6 +155,7 @@ class Attachment:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer
         self._model = trainer.model
+        self._modules = _modules_of(trainer)
         self.session: TrainingSession | None = None
         self._loop = LoopState(trainer)
         self._loader: Any = None
@@ -183,8 +192,9 @@ class Attachment:
             The `TrainOutput` of the trainer.
 
         Raises:
-            UnsupportedOption: the script passes a checkpoint to resume from.
-            SessionMisuse: the trainer has trained already, or its model was replaced after `attach`.
+            UnsupportedOption: the script passes a checkpoint to resume from, or an argument of the trainer that the
+                script has changed after `attach` prevents an exact resume.
+            SessionMisuse: the trainer has trained already, or its model was replaced or changed after `attach`.
         """
         if resume_from_checkpoint:
             raise UnsupportedOption(
@@ -196,6 +206,9 @@ class Attachment:
             raise SessionMisuse("train() was already called for this trainer; create another trainer")
         if self._trainer.model is not self._model and self._trainer.model_init is None:
             raise SessionMisuse("the trainer's model was replaced after attach(); call attach() after the last change")
+        if _modules_of(self._trainer) != self._modules and self._trainer.model_init is None:
+            raise SessionMisuse("the trainer's model was changed after attach(); call attach() after the last change")
+        _check_options(self._trainer)
         return self._originals["train"](None, *rest, **more)
 
     def get_train_dataloader(self) -> Any:
@@ -326,6 +339,10 @@ class Attachment:
                 trainer.control.should_training_stop = True
                 return True
         return False
+
+
+def _modules_of(trainer: Any) -> tuple[torch.nn.Module, ...]:
+    return () if trainer.model is None else modules_of(trainer.model)
 
 
 def _load_nothing(_: object) -> None:

@@ -6,6 +6,7 @@
     │   └── CannotRelayout  a different layout's snapshot cannot be loaded here; the error names the tensor or object
     ├── AgentUnreachable    the agent's socket did not answer when the session started
     ├── StaleGeneration     the agent runs a different generation than this rank
+    ├── UnsupportedVersion  Everstep has no tests with the installed major version of another package
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
 
 Only `AgentUnreachable` is worth a retry. For the other errors, a retry fails in the same way.
@@ -85,3 +86,21 @@ class SessionMisuse(TrainingError):
     """The script made a call in the wrong order, or passed a wrong value."""
 
     code = "session_misuse"
+
+
+class UnsupportedVersion(TrainingError):
+    """Everstep has no tests with the installed major version of another package.
+
+    Args:
+        package: name of the package.
+        installed: version of the installed package, for example `6.0.1`.
+        tested: the newest tested version, for example `5.24`.
+    """
+
+    code = "unsupported_version"
+
+    def __init__(self, package: str, installed: str, tested: str) -> None:
+        super().__init__(
+            f"{package} {installed} is installed, and Everstep is tested with {package} {tested}. "
+            f"Install it: pip install '{package}=={tested}.*'"
+        )

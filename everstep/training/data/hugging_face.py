@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from everstep.training.adapters.base import qualified_name
+from everstep.training.versions import check_version
 
 EXACT = {
     "ArrowExamplesIterable",
@@ -44,8 +45,14 @@ def inexact_part(thing: object) -> str | None:
 
     Returns:
         A description of the part. None if the state is exact, or if there is no streaming dataset.
+
+    Raises:
+        UnsupportedVersion: Everstep is not tested with the installed major version of `datasets`.
     """
-    for part in _parts(thing):
+    parts = list(_parts(thing))
+    if parts:
+        check_version("datasets")
+    for part in parts:
         kind = type(part).__name__
         if kind == "BufferShuffledExamplesIterable":
             return "a shuffle buffer, whose content its state does not hold"

@@ -16,6 +16,7 @@ from everstep.training.data.map_loaders import MapLoader, nested_samplers
 from everstep.training.data.protocols import Resumable, Stateful, find_stateful, has_state
 from everstep.training.data.stateful_datasets import StatefulDatasetLoader
 from everstep.training.errors import CannotResume
+from everstep.training.versions import check_version
 
 logger = logging.getLogger("everstep.training")
 
@@ -34,8 +35,11 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
 
     Raises:
         CannotResume: the loader cannot be resumed. The error says what to use.
+        UnsupportedVersion: Everstep is not tested with the installed version of torchdata or `datasets`.
     """
     loader = _unwrap(loader)
+    if any(qualified_name(kind) == _STATEFUL_LOADER for kind in type(loader).__mro__):
+        check_version("torchdata")
     if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
         raise CannotResume(
             name,

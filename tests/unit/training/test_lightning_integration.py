@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.strategies import FSDPStrategy, Strategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.integrations.errors import UnsupportedOption
@@ -63,6 +63,13 @@ class LineOfIterator(Line):
 class LineWithoutOptimizer(Line):
     def configure_optimizers(self) -> None:
         """Return no optimizer."""
+
+
+class LineOfOneGraph(Line):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.step = torch.compile(optimizer.step, fullgraph=True, backend="eager")
+        return optimizer
 
 
 class Endless(IterableDataset[torch.Tensor]):
@@ -122,6 +129,8 @@ def test_a_callback_that_prevents_a_resume_is_refused_by_name(callback: Callback
         ({"val_check_interval": "00:01:00:00", "check_val_every_n_epoch": None}, "val_check_interval"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
         ({"strategy": "ddp_spawn", "devices": 2}, "DDPStrategy(start_method"),
+        ({"precision": "64-true"}, "precision='64-true'"),
+        ({"precision": "16-true"}, "precision='16-true'"),
     ],
 )
 def test_an_option_that_prevents_a_resume_is_refused_by_name(options: dict[str, Any], named: str) -> None:
@@ -132,7 +141,14 @@ class OtherStrategy:
     """A strategy that Everstep does not know."""
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy(), OtherStrategy()], ids=lambda strategy: type(strategy).__name__)
+class TwoTensorRanks(ModelParallelStrategy):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "strategy", [FSDPStrategy(), OtherStrategy(), TwoTensorRanks()], ids=lambda strategy: type(strategy).__name__
+)
 def test_a_strategy_without_tests_is_refused_by_name(strategy: Any) -> None:
     trainer: Any = trainer_with(kind=ReplacedStrategy)
     trainer.replacement = strategy
@@ -154,6 +170,7 @@ def test_a_trainer_of_another_package_is_refused() -> None:
         (Line(), [rows(), rows()], "2 training loaders"),
         (Line(), DataLoader(Endless(), batch_size=2), "without a length"),
         (LineWithoutOptimizer(), rows(), "configure_optimizers"),
+        (LineOfOneGraph(), rows(), "torch.compile(optimizer.step, fullgraph=True)"),
     ],
 )
 def test_data_that_cannot_be_resumed_is_refused_by_name(module: Line, data: Iterable[Any], named: str) -> None:

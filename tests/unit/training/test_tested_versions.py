@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from everstep.integrations.versions import TESTED
+from everstep.training.versions import TESTED
 from tests.integrations_latest import pinned, table
 
 ROOT = Path(__file__).parents[3]

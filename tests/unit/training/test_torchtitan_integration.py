@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import everstep.training
 from everstep.integrations import torchtitan as integration
@@ -58,19 +60,24 @@ class _Phase:
         self.calls.append(f"end {self.name}")
 
 
+KINDS = ("pp_enabled", "cp_enabled", "ep_enabled", "dp_replicate_enabled")
+
+
 class FakeTrainer:
     """Has torchtitan's loop, and the attributes that a manager reads."""
 
-    def __init__(self, calls: list[str], *, steps: int = 3, has_pipeline: bool = False, **options: Any) -> None:
-        self.config = SimpleNamespace(training=SimpleNamespace(steps=steps), validator=SimpleNamespace(enable=True))
-        self.parallel_dims = SimpleNamespace(pp_enabled=has_pipeline)
+    def __init__(self, calls: list[str], *, steps: int = 3, used: Sequence[str] = (), **options: Any) -> None:
+        training = SimpleNamespace(steps=steps, enable_cpu_offload="enable_cpu_offload" in used)
+        self.config = SimpleNamespace(training=training, validator=SimpleNamespace(enable=True))
+        self.parallel_dims = SimpleNamespace(**{name: name in used for name in KINDS})
         self.metrics_processor = SimpleNamespace(logger=SimpleNamespace(log=lambda *_: calls.append("logged")))
         self.validator = SimpleNamespace(validate=lambda step: calls.append(f"validated {step}"))
         self.step, self.dataloader = 0, "loader"
+        self.optimizers: list[Any] = ["optimizer"]
         self.checkpointer = CheckpointManager.Config(**options).build(
             dataloader="loader",
             model_parts=["model"],
-            optimizers=["optimizer"],
+            optimizers=self.optimizers,
             lr_schedulers=["first", "second"],
             states={"train_state": self},
             sd_adapter=None,
@@ -154,9 +161,34 @@ def test_a_conflicting_option_is_refused_by_name(options: dict[str, Any]) -> Non
         config.build(dataloader=None, model_parts=[], optimizers=[], lr_schedulers=[], states={}, sd_adapter=None)
 
 
-def test_pipeline_parallelism_and_a_foreign_trainer_are_refused(place: Place) -> None:
-    with pytest.raises(UnsupportedOption, match="pipeline_parallel_degree"):
-        place.trainer(has_pipeline=True)
+@pytest.mark.parametrize(
+    ("used", "option"),
+    [
+        ("pp_enabled", "parallelism.pipeline_parallel_degree"),
+        ("cp_enabled", "parallelism.context_parallel_degree"),
+        ("ep_enabled", "parallelism.expert_parallel_degree"),
+        ("dp_replicate_enabled", "parallelism.data_parallel_replicate_degree"),
+        ("enable_cpu_offload", "training.enable_cpu_offload"),
+    ],
+)
+def test_a_kind_of_parallelism_without_tests_is_refused_by_name(place: Place, used: str, option: str) -> None:
+    with pytest.raises(UnsupportedOption, match=rf"^{option}: .*\. Use FSDP") as raised:
+        place.trainer(used=[used])
+    assert raised.value.option == option
+
+
+def test_an_optimizer_of_one_graph_is_refused_when_training_begins(place: Place) -> None:
+    trainer = place.trainer()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    trainer.optimizers[0] = optimizer
+    optimizer.step = torch.compile(optimizer.step, fullgraph=True, backend="eager")  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedOption, match="fullgraph=True"):
+        trainer.train()
+    assert CheckpointManager.running is None
+    assert not place.registered
+
+
+def test_a_foreign_trainer_is_refused(place: Place) -> None:
     with pytest.raises(SessionMisuse, match="trainer is not in states"):
         CheckpointManager.Config().build(
             dataloader=None, model_parts=[], optimizers=[], lr_schedulers=[], states={}, sd_adapter=None

@@ -11,20 +11,29 @@ import pytest
 import torch
 from accelerate import DistributedType, ParallelismConfig
 from accelerate.data_loader import DataLoaderDispatcher
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 import everstep.integrations.transformers as integration
-from everstep.integrations import trainer_state, versions
-from everstep.integrations.accelerate import check_optimizer, keep
+from everstep.integrations import trainer_state
+from everstep.integrations.accelerate import keep
+from everstep.integrations.checks import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption, UnsupportedVersion
-from everstep.training import SessionMisuse
+from everstep.training import SessionMisuse, versions
 
 
 def fake_accelerator(**attributes: Any) -> SimpleNamespace:
     """Return an object with the attributes that `check_accelerator` reads."""
-    plugin = SimpleNamespace(fsdp_version=attributes.pop("fsdp_version", 2))
-    plain = {"dispatch_batches": None, "distributed_type": DistributedType.NO, "parallelism_config": None}
+    plugin = SimpleNamespace(
+        fsdp_version=attributes.pop("fsdp_version", 2), cpu_offload=attributes.pop("cpu_offload", OffloadPolicy())
+    )
+    plain = {
+        "dispatch_batches": None,
+        "distributed_type": DistributedType.NO,
+        "parallelism_config": None,
+        "mixed_precision": "no",
+    }
     return SimpleNamespace(**{**plain, "scaler": None, "state": SimpleNamespace(fsdp_plugin=plugin), **attributes})
 
 
@@ -38,7 +47,7 @@ class FakeTrainer(Trainer):
         self.state = TrainerState()
         self.control = TrainerControl()
         self.callback_handler = SimpleNamespace(callbacks=[])
-        self.model, self.model_init, self.current_flos = object(), None, 0.0
+        self.model, self.model_init, self.current_flos = torch.nn.Sequential(torch.nn.Linear(1, 1)), None, 0.0
 
     def add_callback(self, callback: TrainerCallback) -> None:
         self.callback_handler.callbacks.append(callback)
@@ -95,8 +104,11 @@ def check_alternative(error: UnsupportedOption) -> None:
     [
         ({"dispatch_batches": True}, "dispatch_batches"),
         ({"distributed_type": DistributedType.FSDP, "fsdp_version": 1}, "fsdp_version=1"),
+        ({"distributed_type": DistributedType.FSDP, "cpu_offload": CPUOffloadPolicy()}, "cpu_offload"),
         ({"distributed_type": DistributedType.MEGATRON_LM}, "MEGATRON_LM"),
         ({"parallelism_config": ParallelismConfig(tp_size=2)}, "parallelism_config"),
+        ({"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}, "parallelism_config"),
+        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
     ],
 )
 def test_a_strategy_without_tests_is_refused_by_name(attributes: dict[str, Any], named: str) -> None:
@@ -143,7 +155,7 @@ def test_a_checkpoint_of_the_trainer_is_refused() -> None:
 def test_calls_in_the_wrong_order_are_refused() -> None:
     trainer = FakeTrainer()
     integration.attach(trainer)
-    with pytest.raises(SessionMisuse, match="already called"):
+    with pytest.raises(SessionMisuse, match=r"already called for this trainer\. Remove the second call"):
         integration.attach(trainer)
     with pytest.raises(SessionMisuse, match="no session"):
         integration.session_of(trainer)
@@ -152,11 +164,58 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
         trainer.train()
     used = FakeTrainer()
     used.state.global_step = 7
-    with pytest.raises(SessionMisuse, match="trained 7 steps"):
+    with pytest.raises(SessionMisuse, match=r"trained 7 steps\. Call attach\(\) before train\(\)"):
         integration.attach(used)
 
 
-@pytest.mark.parametrize("package", sorted(package for package in versions.TESTED if package != "torchtitan"))
+def test_a_part_of_the_model_that_is_replaced_after_attach_is_refused() -> None:
+    trainer = FakeTrainer()
+    integration.attach(trainer)
+    assert trainer.train() == "trained"
+    trainer.model[0] = torch.nn.Linear(1, 1)
+    with pytest.raises(SessionMisuse, match=r"model was changed after attach\(\); call attach\(\) after"):
+        trainer.train()
+
+
+def test_an_option_that_the_script_sets_after_attach_is_refused() -> None:
+    trainer = FakeTrainer()
+    integration.attach(trainer)
+    trainer.args.ignore_data_skip = True
+    with pytest.raises(UnsupportedOption, match="ignore_data_skip"):
+        trainer.train()
+
+
+def test_an_adapter_of_an_untested_version_of_peft_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = FakeTrainer()
+    trainer.model = type("PeftModel", (torch.nn.Module,), {"__module__": "peft.peft_model"})()
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.99.0" if name == "peft" else installed(name))
+    with pytest.raises(UnsupportedVersion, match=r"peft 0\.99\.0 is installed"):
+        integration.attach(trainer)
+
+
+def test_an_untested_version_of_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = FakeTrainer(fake_accelerator(distributed_type=DistributedType.DEEPSPEED))
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.0" if name == "deepspeed" else installed(name))
+    with pytest.raises(UnsupportedVersion, match=r"deepspeed 1\.0\.0 is installed"):
+        integration.attach(trainer)
+
+
+@pytest.mark.parametrize(("device", "is_refused"), [("cpu", True), ("nvme", True), ("none", False)])
+def test_parameters_that_deepspeed_keeps_in_host_memory_are_refused(device: str, is_refused: bool) -> None:
+    engine = SimpleNamespace(zero_offload_param=lambda: SimpleNamespace(device=device))
+    if not is_refused:
+        check_engine(engine)
+        return
+    with pytest.raises(UnsupportedOption, match="offload_param") as raised:
+        check_engine(engine)
+    check_alternative(raised.value)
+
+
+@pytest.mark.parametrize(
+    "package", sorted(package for package, version in versions.TESTED.items() if not version.startswith("0."))
+)
 def test_another_major_version_is_refused_and_another_minor_version_warns(
     package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,12 +230,17 @@ def test_another_major_version_is_refused_and_another_minor_version_warns(
         versions.check_version(package)
 
 
-@pytest.mark.parametrize("installed", ["0.2.2", "0.4.0", "1.3.0"])
-def test_before_version_1_another_minor_version_is_refused(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions.check_version("torchtitan")
+@pytest.mark.parametrize("package", sorted(package for package, own in versions.TESTED.items() if own.startswith("0.")))
+@pytest.mark.parametrize("change", [-1, 1, None])
+def test_before_version_1_another_minor_version_is_refused(
+    package: str, change: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minor = int(versions.TESTED[package].split(".")[1])
+    installed = "1.3.0" if change is None else f"0.{minor + change}.0"
+    versions.check_version(package)
     monkeypatch.setattr(importlib.metadata, "version", lambda _: installed)
-    with pytest.raises(UnsupportedVersion, match=f"torchtitan {installed} is installed"):
-        versions.check_version("torchtitan")
+    with pytest.raises(UnsupportedVersion, match=f"{package} {installed} is installed"):
+        versions.check_version(package)
 
 
 class Patience(TrainerCallback, ExportableState):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from datasets import (
 )
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from everstep.training.data import DataStream, ShuffledBlocks
-from everstep.training.errors import CannotResume
+from everstep.training.errors import CannotResume, UnsupportedVersion
 from tests.unit.training.data.runs import Run, check, check_each_step
 
 
@@ -157,3 +159,16 @@ def test_shuffling_without_a_seed_is_refused_after_a_restart(make: Callable[[], 
     run.steps(2)
     with pytest.raises(CannotResume, match=r"data: .* Pass a seed"):
         Run(loader(make())).load(run.save())
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(("package", "installed"), [("datasets", "5.0.0"), ("torchdata", "0.12.0")])
+def test_an_untested_version_of_a_library_is_refused(
+    package: str, installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: Any = table() if package == "datasets" else range(3)
+    kind = DataLoader if package == "datasets" else StatefulDataLoader
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed if name == package else real(name))
+    with pytest.raises(UnsupportedVersion, match=rf"{package} {installed} is installed"):
+        DataStream("data", kind(data), seed=1)

@@ -1,4 +1,4 @@
-"""Lists the framework versions with which the integrations are tested, and checks the installed versions."""
+"""Lists the versions of other packages with which Everstep is tested, and checks the installed versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 from typing import Final
 
-from everstep.integrations.errors import UnsupportedVersion
+from everstep.training.errors import UnsupportedVersion
 
 TESTED: Final = {
     "transformers": "5.24",
@@ -14,14 +14,18 @@ TESTED: Final = {
     "trl": "1.16",
     "lightning": "2.6",
     "torchtitan": "0.3",
+    "peft": "0.21",
+    "deepspeed": "0.19",
+    "datasets": "4.7",
+    "torchdata": "0.11",
 }
-"""Major and minor version of each framework in the tests, by package name."""
+"""Major and minor version of each package in the tests, by package name."""
 
-logger = logging.getLogger("everstep.integrations")
+logger = logging.getLogger("everstep.training")
 
 
 def check_version(package: str) -> None:
-    """Check the installed version of a framework. An untested version that should be compatible causes a warning.
+    """Check the installed version of a package. An untested version that should be compatible causes a warning.
 
     An installed version may be incompatible if its major version differs from the tested one. Below version 1, a
     different minor version may be incompatible, too.

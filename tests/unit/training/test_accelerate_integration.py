@@ -1,0 +1,106 @@
+"""`prepare` of the integration of accelerate: calls in the wrong order and changed objects are refused by name."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.utils.data import DataLoader, TensorDataset
+
+from everstep.integrations.accelerate import Prepared, prepare
+from everstep.integrations.errors import UnsupportedOption
+from everstep.training import SessionMisuse
+
+
+@pytest.fixture(autouse=True)
+def own_state() -> Iterator[None]:
+    """accelerate keeps one state per process, which a test must not leave behind."""
+    yield
+    gc.collect()
+    for kind in (AcceleratorState, GradientState, PartialState):
+        kind._reset_state()
+
+
+def loader() -> Any:
+    return DataLoader(TensorDataset(torch.arange(8.0).reshape(8, 1)), batch_size=2)
+
+
+def parts() -> dict[str, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "data": loader()}
+
+
+def trained(keep: Prepared, steps: int) -> list[float]:
+    """Train up to a step, and return the losses."""
+    losses = []
+    for (rows,) in keep.batches(until_step=steps):
+        with keep.accelerator.accumulate(keep.model):
+            loss = keep.model(rows).square().mean()
+            keep.accelerator.backward(loss)
+            keep.optimizer.step()
+            keep.optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_without_an_agent_a_step_ends_after_its_accumulation() -> None:
+    keep = prepare(Accelerator(cpu=True, gradient_accumulation_steps=2), **parts())
+    losses = trained(keep, 3)
+    assert len(losses) == 6
+    assert keep.session.step == 4
+    assert keep.session.data["data"].epoch == 1
+    keep.close()
+
+
+def test_a_second_call_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    prepare(accelerator, **parts()).close()
+    with pytest.raises(SessionMisuse, match=r"already called for this accelerator\. Call it once"):
+        prepare(accelerator, **parts())
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "data"])
+def test_an_object_that_is_prepared_already_is_refused_by_name(name: str) -> None:
+    accelerator, objects = Accelerator(cpu=True), parts()
+    objects[name] = accelerator.prepare(objects[name])
+    with pytest.raises(SessionMisuse, match=rf"^{name}: accelerator\.prepare\(\) was already called.*Pass the object"):
+        prepare(accelerator, **objects)
+
+
+def test_an_optimizer_that_has_trained_is_refused() -> None:
+    objects = parts()
+    objects["model"](torch.ones(1, 1)).sum().backward()
+    objects["optimizer"].step()
+    with pytest.raises(SessionMisuse, match=r"optimizer: it has already made steps\. Call prepare\(\) before"):
+        prepare(Accelerator(cpu=True), **objects)
+
+
+def test_a_model_that_the_script_changes_after_prepare_is_refused() -> None:
+    keep = prepare(Accelerator(cpu=True), **parts())
+    keep.model[0] = torch.nn.Linear(1, 1)
+    with pytest.raises(SessionMisuse, match=r"model was changed after prepare.*Change it before prepare"):
+        trained(keep, 1)
+    keep.close()
+
+
+def test_options_that_the_script_changes_after_prepare_are_refused_when_training_begins() -> None:
+    keep = prepare(Accelerator(cpu=True), **parts())
+    inner = keep.optimizer.optimizer
+    inner.step = torch.compile(inner.step, fullgraph=True, backend="eager")
+    with pytest.raises(UnsupportedOption, match="fullgraph=True"):
+        trained(keep, 1)
+    keep.close()
+
+
+def test_an_option_of_the_accelerator_is_refused_before_anything_is_prepared() -> None:
+    objects = parts()
+    accelerator: Any = SimpleNamespace(dispatch_batches=True)
+    with pytest.raises(UnsupportedOption, match="dispatch_batches"):
+        prepare(accelerator, **objects)
+    assert not hasattr(objects["model"], "_is_accelerate_prepared")
