@@ -11,15 +11,48 @@ from everstep.training import versions
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
-SHOWN = re.compile(r"<!-- (examples/\S+) -->\n```python\n(.*?)```\n", re.DOTALL)
+SHOWN = re.compile(r"<!-- (examples/\S+) -->\n```python(?: hl_lines=\"([0-9 ]+)\")?\n(.*?)```\n", re.DOTALL)
+ADDED = {
+    "accelerate": [
+        "from everstep.integrations.accelerate import prepare",
+        "keep = prepare(accelerator, model=model, optimizer=optimizer, data=loader)",
+        "for features, targets in keep.batches(until_step=settings.steps):",
+        "keep.close()",
+    ],
+    "lightning": [
+        "from everstep.integrations.lightning import EverstepCallback",
+        "    callbacks=[EverstepCallback()],",
+    ],
+    "torchtitan": [
+        "from everstep.integrations.torchtitan import CheckpointManager",
+        "    checkpoint=CheckpointManager.Config(),",
+    ],
+    "transformers": [
+        "import everstep.integrations.transformers",
+        "everstep.integrations.transformers.attach(trainer)",
+    ],
+}
+"""Lines of each page's script that a user adds or changes for Everstep."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_a_whole_example(page: Path) -> None:
     shown = SHOWN.findall(page.read_text())
     assert shown, f"{page.name} shows no example"
-    for path, text in shown:
+    for path, _, text in shown:
         assert text == (ROOT / path).read_text(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_highlights_the_lines_that_a_user_adds(page: Path) -> None:
+    _, numbers, text = SHOWN.findall(page.read_text())[0]
+    assert [text.splitlines()[int(number) - 1] for number in numbers.split()] == ADDED[page.stem]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_what_is_kept_what_is_not_and_what_a_failure_does(page: Path) -> None:
+    text = page.read_text()
+    assert all(f"**{heading}" in text for heading in ("What is kept.", "Not kept.", "After a failure."))
 
 
 def test_the_table_has_the_tested_versions() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from everstep.training.versions import TESTED
-from tests.integrations_latest import pinned, table
+from tests.integrations_latest import SUITES, pinned, table
 
 ROOT = Path(__file__).parents[3]
 PINNED = pinned((ROOT / "requirements/development.txt").read_text())
@@ -33,6 +33,16 @@ def test_the_documented_versions_are_the_pinned_ones() -> None:
 def test_the_versions_that_the_integrations_accept_are_the_pinned_and_documented_ones() -> None:
     assert {name: minor(PINNED[name]) for name in TESTED} == TESTED
     assert documented().items() >= TESTED.items()
+
+
+def test_each_tested_package_has_tests_with_its_newest_version() -> None:
+    assert SUITES.keys() >= TESTED.keys() - {"deepspeed"}, "the environment's torch decides which DeepSpeed works"
+    selected = {name: files for name, (files, _) in SUITES.items()}
+    assert all((ROOT / file).is_file() for files in selected.values() for file in files)
+    assert all(
+        "tests/integration/training/test_matrix.py" in selected[name]
+        for name in ("transformers", "accelerate", "lightning", "torchtitan")
+    )
 
 
 def test_a_table_shows_tested_and_newest_versions() -> None:
