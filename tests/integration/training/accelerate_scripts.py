@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tests.integration.training.faults import reach
-from tests.integration.training.trainer_scripts import Samples, divide_on_cpu, gpt2, mask
+from tests.integration.training.trainer_scripts import Samples, divide_on_cpu, gpt2, mask, use_fp16
 
 
 class Seen:
@@ -51,13 +51,28 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"]
         )
     elif options.get("kind") == "zero":
-        plugins["deepspeed_plugin"] = DeepSpeedPlugin(zero_stage=3, gradient_accumulation_steps=accumulate)
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": accumulate,
+            "zero_optimization": {
+                "stage": options.get("stage", 3),
+                # DeepSpeed allocates its buckets in every step. By default they have 500 million elements.
+                "reduce_bucket_size": 4096,
+                "allgather_bucket_size": 4096,
+                **options.get("zero", {}),
+            },
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        plugins["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=config)
     accelerator = Accelerator(
         cpu=options.get("kind", "ddp") == "ddp",
         gradient_accumulation_steps=accumulate,
         mixed_precision="bf16" if options.get("bf16") else "no",
         **plugins,
     )
+    if options.get("fp16"):
+        use_fp16(accelerator, 2.0**6)  # No step overflows: a skipped step would not wait for the copy of the state.
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
@@ -79,6 +94,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             kept.optimizer.zero_grad()
         step = kept.session.step
         events.append([step, loss.item().hex()])
+        if accelerator.scaler is not None:
+            events.append([step, accelerator.scaler.get_scale()])
         if seen.count % accumulate == 0:
             reach(rank, step, arguments.get("points", {}))
             if options.get("evaluates") and step % 3 == 0:

@@ -60,7 +60,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     from torchmetrics import MeanMetric
 
     from everstep.integrations.lightning import EverstepCallback
-    from tests.integration.training.lightning_strategies import strategy_of
+    from tests.integration.training.faults import reach
+    from tests.integration.training.lightning_strategies import precision_of, strategy_of
     from tests.integration.training.scripts import digest
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -160,15 +161,27 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         def on_train_start(self, *_: Any) -> None:
             self.steps = keep.session.step - 1
 
+    class Points(Callback):
+        """Offers a point after each finished step, at which the test stops this rank."""
+
+        count = 0
+
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            model: Any = trainer.strategy.model
+            count = model.global_steps if kind == "zero" else trainer.global_step
+            if count != self.count:
+                self.count = count
+                reach(rank, count, arguments.get("points", {}))
+
     begin = Begin()
-    callbacks = [keep, history, begin]
+    callbacks = [keep, history, begin, Points()]
     if options.get("validates"):
         callbacks.append(EarlyStopping("val_loss", patience=1_000, check_on_train_epoch_end=False))
     if options.get("averages"):
         callbacks.append(EMAWeightAveraging(decay=0.9))
     trainer = Trainer(
         **strategy_of(kind, world, options),
-        precision=options.get("precision", "32-true"),
+        **precision_of(options.get("precision", "32-true")),
         max_steps=arguments["until"] * (2 if options.get("manual") else 1),  # Lightning counts each optimizer's steps.
         accumulate_grad_batches=options.get("accumulate", 1),
         log_every_n_steps=2,
@@ -189,6 +202,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     trainer.fit(Module(), loader, DataLoader(Samples(6), batch_size=2))
     result = {
         "rank": rank,
+        "strategy": type(trainer.strategy).__name__,
         "begun": begin.steps,
         "step": keep.session.step - 1,
         "epoch": trainer.current_epoch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.ddp import DDPStrategy as Parallel
 
@@ -18,6 +19,18 @@ class CpuDeepSpeedStrategy(DeepSpeedStrategy):
     def setup_distributed(self) -> None:
         self.set_world_ranks()
         self._init_deepspeed_distributed()
+
+
+def precision_of(name: str) -> dict[str, Any]:
+    """Return the arguments of `Trainer` for a precision.
+
+    Lightning itself uses no fp16 on the CPU. The scale begins so high that a gradient of the first step overflows, and
+    grows so fast that later ones do, too.
+    """
+    if name != "16-mixed":
+        return {"precision": name}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
 
 
 def strategy_of(kind: str, world: int, options: dict[str, Any]) -> dict[str, Any]:

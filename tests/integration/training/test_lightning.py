@@ -56,6 +56,7 @@ def test_an_agreed_stop_ends_the_loop_inside_an_epoch(warm_parent: WarmParent, t
     [
         pytest.param({"accumulate": 4, "workers": 2}, id="workers"),
         pytest.param({"accumulate": 4, "precision": "bf16-mixed"}, id="bf16"),
+        pytest.param({"accumulate": 4, "precision": "16-mixed"}, id="fp16"),
         pytest.param({"limit": 6, "validates": True}, id="short_epochs"),
         pytest.param({"accumulate": 4, "limit": 21, "workers": 2}, id="short_epochs_with_workers"),
         pytest.param({"manual": True, "limit": 6}, id="manual_optimization"),
@@ -71,7 +72,7 @@ def test_ddp(warm_parent: WarmParent, tmp_path: Path) -> None:
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("validates", [False, True], ids=["plain", "validates"])
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.training.faults import FAULTS, Training, check_equal
+from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -20,9 +21,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 WORLD = 2
 STRATEGIES = {"ddp": "MULTI_CPU", "fsdp": "FSDP", "zero": "DEEPSPEED"}
 """accelerate's name of the strategy that must really be used."""
+OF_LIGHTNING = {"ddp": "DDPStrategy", "fsdp": "ModelParallelStrategy", "zero": "CpuDeepSpeedStrategy"}
+"""Class of the strategy that Lightning must really use."""
+OF_TORCHTITAN: dict[str, dict[str, int]] = {"fsdp": {}, "tensor": {"tensor_parallel_degree": 2}}
+"""torchtitan's options of each kind of parallelism. Without options, it divides parameters among all ranks."""
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
-Undisturbed = Callable[[str, dict[str, Any]], list[dict[str, Any]]]
+UNTIL_OF_LIGHTNING = 10
+"""Number of steps of a run with Lightning. With DeepSpeed and four batches per step, other numbers end inside a step."""
+
+Undisturbed = Callable[[str, dict[str, Any], int], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +39,11 @@ def undisturbed(warm_parent: WarmParent, tmp_path_factory: pytest.TempPathFactor
     """Return a function that runs a script without fault. Runs with equal options are run once."""
     known: dict[str, list[dict[str, Any]]] = {}
 
-    def run(script: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-        key = json.dumps([script, options])
+    def run(script: str, options: dict[str, Any], until: int) -> list[dict[str, Any]]:
+        key = json.dumps([script, options, until])
         if key not in known:
             directory = tmp_path_factory.mktemp("undisturbed")
-            known[key] = Training(warm_parent, directory, script, WORLD, options).undisturbed()
+            known[key] = Training(warm_parent, directory, script, WORLD, options, until=until).undisturbed()
         return known[key]
 
     return run
@@ -52,14 +61,14 @@ def zero(accumulate: int, is_bf16: bool) -> dict[str, Any]:
     }
 
 
-def combinations(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test with every combination. Outside of the full matrix, draw some."""
+def combinations(test: Callable[..., None], kinds: Sequence[str] = tuple(STRATEGIES)) -> Callable[..., None]:
+    """Run a test with every combination of options and kinds of parallelism. Outside of the full matrix, draw two."""
     for decorate in (
         pytest.mark.parametrize("fault", FAULTS),
         pytest.mark.parametrize("evaluates", [False, True], ids=["no_evaluation", "evaluation"]),
         pytest.mark.parametrize("accumulate", [1, 4], ids=["batch", "batches"]),
         pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"]),
-        pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero"]),
+        pytest.mark.parametrize("kind", kinds),
         pytest.mark.sampled(2),
     ):
         test = decorate(test)
@@ -97,6 +106,67 @@ def test_a_script_with_accelerate(
     check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault, STRATEGIES[kind])
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        pytest.param("DEEPSPEED", {"kind": "zero", "stage": 1}, id="zero1"),
+        pytest.param("DEEPSPEED", {"kind": "zero", "stage": 2}, id="zero2"),
+        pytest.param("DEEPSPEED", {"kind": "zero", "zero": OFFLOAD}, id="zero3_offload"),
+        pytest.param("MULTI_CPU", {"kind": "ddp", "fp16": True}, id="fp16"),
+    ],
+)
+def test_other_options_of_accelerate(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    strategy: str,
+    options: dict[str, Any],
+    fault: str,
+) -> None:
+    check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault, strategy)
+
+
+@combinations
+def test_a_trainer_of_lightning(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    kind: str,
+    is_bf16: bool,
+    accumulate: int,
+    evaluates: bool,
+    fault: str,
+) -> None:
+    precision = "bf16-mixed" if is_bf16 else "32-true"
+    options = {"kind": kind, "stage": 3, "precision": precision, "accumulate": accumulate, "validates": evaluates}
+    check(
+        warm_parent, tmp_path, undisturbed, "lightning_scripts", options, fault, OF_LIGHTNING[kind], UNTIL_OF_LIGHTNING
+    )
+
+
+@functools.partial(combinations, kinds=tuple(OF_TORCHTITAN))
+def test_a_trainer_of_torchtitan(
+    warm_parent: WarmParent,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    kind: str,
+    is_bf16: bool,
+    accumulate: int,
+    evaluates: bool,
+    fault: str,
+) -> None:
+    ranks = WORLD if kind == "fsdp" else 1
+    options = {
+        "parallelism": OF_TORCHTITAN[kind],
+        "dtype": "bfloat16" if is_bf16 else "float32",
+        "global_batch": 2 * ranks * accumulate,
+        "validates": evaluates,
+    }
+    check(warm_parent, tmp_path, undisturbed, "torchtitan_scripts", options, fault, None)
+
+
 def check(
     parent: WarmParent,
     directory: Path,
@@ -104,8 +174,9 @@ def check(
     script: str,
     options: dict[str, Any],
     fault: str,
-    strategy: str,
+    strategy: str | None,
+    until: int = UNTIL,
 ) -> None:
-    found = Training(parent, directory, script, WORLD, options).resumed(fault)
-    check_equal(found, undisturbed(script, options))
-    assert {each["strategy"] for each in found} == {strategy}
+    found = Training(parent, directory, script, WORLD, options, until=until).resumed(fault)
+    check_equal(found, undisturbed(script, options, until))
+    assert {each.get("strategy") for each in found} == {strategy}

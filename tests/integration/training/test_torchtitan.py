@@ -26,11 +26,3 @@ def killed(parent: WarmParent, directory: Path, world: int, commits: int, **opti
 @pytest.mark.parametrize("commits", [2, 3], ids=["after_a_validation", "between_validations"])
 def test_one_process(warm_parent: WarmParent, tmp_path: Path, commits: int) -> None:
     killed(warm_parent, tmp_path, 1, commits)
-
-
-def test_fsdp_with_accumulation(warm_parent: WarmParent, tmp_path: Path) -> None:
-    killed(warm_parent, tmp_path, 2, 2, global_batch=8)
-
-
-def test_tensor_parallelism(warm_parent: WarmParent, tmp_path: Path) -> None:
-    killed(warm_parent, tmp_path, 2, 2, parallelism={"tensor_parallel_degree": 2})

@@ -33,6 +33,7 @@ from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
 
 from everstep.integrations.torchtitan import CheckpointManager
+from tests.integration.training.faults import reach
 from tests.integration.training.scripts import digest
 
 TOKENS, LENGTH = 64, 16
@@ -117,7 +118,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor", **options.get("parallelism", {})),
         metrics=MetricsProcessor.Config(log_freq=1),
         dataloader=Draws.Config(num_workers=options.get("workers", 0)),
-        validator=Validator.Config(enable=True, freq=2, steps=1, dataloader=Draws.Config()),
+        validator=Validator.Config(enable=options.get("validates", True), freq=2, steps=1, dataloader=Draws.Config()),
         tokenizer=NoTokenizer.Config(),
         debug=DebugConfig(seed=1, deterministic=True),
         dump_folder=directory,
@@ -143,6 +144,14 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         return should_continue()
 
     trainer.should_continue_training = observed
+    save = trainer.checkpointer.save
+
+    def save_and_reach(step: int, **more: Any) -> bool:
+        ended: bool = save(step, **more)
+        reach(rank, step, arguments.get("points", {}))
+        return ended
+
+    trainer.checkpointer.save = save_and_reach
     trainer.train()
     result = {
         "rank": rank,

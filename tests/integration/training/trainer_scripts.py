@@ -153,15 +153,16 @@ def divide_on_cpu(strategy: str) -> None:
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if strategy == "zero" else "false"
 
 
-def use_fp16(trainer: Any) -> None:
+def use_fp16(accelerator: Any, scale: float) -> None:
     """Train with fp16 and torch's gradient scaler on the CPU, which accelerate refuses by its own check.
 
-    The scale begins so high that a gradient of the first step overflows, and grows so fast that later ones do, too.
+    Args:
+        accelerator: the accelerator, which has prepared nothing yet.
+        scale: the first scale, which doubles after two steps without overflow.
     """
-    accelerator = trainer.accelerator
     accelerator.state._mixed_precision = "fp16"
     accelerator.native_amp = True
-    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
@@ -225,7 +226,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     assert trainer.is_deepspeed_enabled == (strategy == "zero")
     assert trainer.is_fsdp_enabled == (strategy == "fsdp")
     if options.get("fp16"):
-        use_fp16(trainer)
+        # The scale begins so high that a gradient of the first step overflows, and later ones do, too.
+        use_fp16(trainer.accelerator, 2.0**20)
     integration.attach(trainer)
     random.seed(300 + rank)
     np.random.seed(200 + rank)
