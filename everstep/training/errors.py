@@ -92,7 +92,7 @@ class UnsupportedVersion(TrainingError):
     """Everstep has no tests with the installed major version of another package.
 
     Args:
-        package: name of the package.
+        package: name of the package on the registry, as in `pip install`.
         installed: version of the installed package, for example `6.0.1`.
         tested: the newest tested version, for example `5.24`.
     """

@@ -23,7 +23,7 @@ class MapLoader:
     A new DataLoader reads the batches. Its `PlacedSampler` wraps the user's sampler and can start inside an epoch.
 
     Args:
-        loader: the user's loader.
+        loader: the user's DataLoader, over a dataset with a length. A new DataLoader takes its place.
         seed: seed of the workers' randomness, for loaders without a generator.
         held: parts of the dataset and of `collate_fn` whose states belong to the position. Empty with workers.
         is_traced: True in a determinism check, which compares samples and batches.

@@ -29,7 +29,7 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
 UNTIL_OF_LIGHTNING = 10
-"""Number of steps of a run with Lightning. With DeepSpeed and four batches per step, other numbers end inside a step."""
+"""Number of steps of a run with Lightning. With DeepSpeed and four batches per step, 12 steps end inside a step."""
 
 Undisturbed = Callable[[str, dict[str, Any], int], list[dict[str, Any]]]
 
