@@ -1602,6 +1602,8 @@ class EverstepClient(Protocol):
         """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned."""
     def describe_automation(self) -> Automation:
         """Return whether the service's automatic actions are active or paused, and who paused them."""
+    def describe_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Describe one checkpoint: where its manifest is, whether it is complete and pinned, and its last verification. Until DeleteTrainingJob, the operation also describes a deleted checkpoint, with the status Deleted."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:

@@ -1,4 +1,4 @@
-"""`everstep checkpoints …`: list, create, verify, pin, unpin, delete and export the checkpoints of a job in S3."""
+"""`everstep checkpoints …`: list, describe, create, verify, pin, unpin, delete and export a job's checkpoints in S3."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Asks, Columns, Detail, Json, Pages, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import counted, size, stderr, when, without_none
+from everstep.cli.output import counted, moment, size, stderr, when, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -70,6 +70,33 @@ def list_checkpoints(
     return Shown(
         answer,
         Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"),
+    )
+
+
+@command(app)
+def describe(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
+    """Show one checkpoint of a training job."""
+    checkpoint = service.describe_checkpoint(
+        **without_none(TrainingJobName=name, Step=step, Generation=generation),
+    )
+    facts = [
+        ("step", str(checkpoint["Step"])),
+        ("generation", str(checkpoint["Generation"])),
+        ("status", checkpoint["Status"]),
+        ("size", size(checkpoint["Bytes"])),
+        ("pinned", "yes" if checkpoint["IsPinned"] else "no"),
+        ("verified", _verified(checkpoint) or "not yet"),
+        ("manifest", checkpoint["S3Uri"]),
+        ("created", moment(checkpoint["CreationTime"])),
+        ("completed", moment(checkpoint.get("CompletionTime"))),
+    ]
+    is_complete = checkpoint["Status"] == "Complete"
+    return Shown(
+        checkpoint,
+        Facts(facts),
+        f"next: everstep checkpoints export {name} {step} --generation {checkpoint['Generation']} --to FOLDER"
+        if is_complete
+        else "",
     )
 
 
@@ -239,7 +266,7 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
         operation: Any = getattr(service, f"{verb}_checkpoint")
         checkpoint: Json = operation(**without_none(TrainingJobName=name, Step=step, Generation=generation))
         told = f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, {done}"
-        return Shown(checkpoint, told, note.format(name=name))
+        return Shown(checkpoint, told, note.format(name=name, step=step, generation=checkpoint["Generation"]))
 
     do.__doc__ = explanation
     command(app, verb, asks=asks)(do)
@@ -247,9 +274,9 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
 
 _add(
     "verify",
-    "Read a checkpoint back and compare its hashes with its manifest. The list shows the result.",
+    "Read a checkpoint back and compare its hashes with its manifest. `describe` shows the result.",
     "verification started",
-    "next: everstep checkpoints list {name}",
+    "next: everstep checkpoints describe {name} {step} --generation {generation}",
 )
 _add("pin", "Protect a checkpoint from deletion until it is unpinned.", "is pinned")
 _add("unpin", "Allow the deletion of a pinned checkpoint again.", "is not pinned")

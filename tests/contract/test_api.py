@@ -173,6 +173,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "DeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
         "DeleteFleet": {"FleetName": "other"},
         "DeleteTrainingJob": {"TrainingJobName": "ended"},
+        "DescribeCheckpoint": {**job, "Step": 8},
         "DescribeFleet": {"FleetName": "main"},
         "DescribeIncident": {"IncidentId": "inc-0"},
         "DescribeNode": {"NodeId": "i-0"},

@@ -462,6 +462,13 @@ export interface DeleteTrainingJobResponse {
   S3Uris: string[]
 }
 
+export interface DescribeCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 export interface DescribeFleetRequest {
   FleetName: string
 }
@@ -2199,6 +2206,7 @@ export interface Operations {
   DeleteProjectQuota: { request: DeleteProjectQuotaRequest; response: ProjectQuota }
   DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeAutomation: { request: Record<string, never>; response: Automation }
+  DescribeCheckpoint: { request: DescribeCheckpointRequest; response: Checkpoint }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
   DescribeNode: { request: DescribeNodeRequest; response: Node }
@@ -2281,6 +2289,7 @@ export const operations = {
   DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
   DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
   DescribeAutomation: { method: 'GET', path: '/v1/automation', query: [] },
+  DescribeCheckpoint: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
   DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
   DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
   DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },

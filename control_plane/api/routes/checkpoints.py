@@ -1,4 +1,4 @@
-"""Operations that create, verify, pin and delete checkpoints. `routes.jobs` has the operation that lists checkpoints.
+"""Operations that create, describe, verify, pin and delete checkpoints. `routes.jobs` has the one that lists them.
 
 A request names a checkpoint by its step. If two generations of a job have a checkpoint of the same step, the request
 must also name the generation.
@@ -16,7 +16,7 @@ from fastapi import Path, Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import views
-from control_plane.api.auth import Caller, User
+from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import ServicesDep, TrainingJobNamePath
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, require_no_dependent
@@ -76,6 +76,23 @@ def create_checkpoint(
     return checkpoints_schemas.CreateCheckpointResponse(
         training_job_name=job.name, run_id=job.run_id, step=wanted, status="Complete" if is_there else "Requested"
     )
+
+
+@router.get("/{Step}", operation_id="DescribeCheckpoint")
+def describe_checkpoint(
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: Reader,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
+) -> checkpoints_schemas.Checkpoint:
+    """Describe one checkpoint: where its manifest is, whether it is complete and pinned, and its last verification.
+
+    Until DeleteTrainingJob, the operation also describes a deleted checkpoint, with the status Deleted.
+    """
+    with services.database.read() as session:
+        _, found = _find(session, training_job_name, caller, step, generation)
+    return views.checkpoint(found)
 
 
 @router.post("/{Step}/verify", operation_id="VerifyCheckpoint", status_code=202)

@@ -644,6 +644,7 @@ def least(name: str) -> object:
         (("jobs", "delete", "gpt", "--yes"), "delete_training_job", "DeleteTrainingJobResponse"),
         (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),
         (("checkpoints", "list", "gpt"), "list_checkpoints", "ListCheckpointsResponse"),
+        (("checkpoints", "describe", "gpt", "8"), "describe_checkpoint", "Checkpoint"),
         (("checkpoints", "create", "gpt"), "create_checkpoint", "CreateCheckpointResponse"),
         (("checkpoints", "verify", "gpt", "8"), "verify_checkpoint", "Checkpoint"),
         (("checkpoints", "pin", "gpt", "8"), "pin_checkpoint", "Checkpoint"),

@@ -434,6 +434,32 @@ def test_of_two_of_one_step_the_one_that_is_left_is_meant(service, client, job):
     assert client.delete_checkpoint(**step)["Status"] == "Deleted", "the same once more changes nothing"
 
 
+@pytest.mark.covers("DescribeCheckpoint.TrainingJobName", "DescribeCheckpoint.Step", "DescribeCheckpoint.Generation")
+def test_one_checkpoint_is_described_also_after_its_deletion(service, client, job):
+    job.checkpoint(4)
+    job.checkpoint(8)
+    job.launch(2, base=0)
+    job.checkpoint(8, generation=2)
+    job.checkpoint(12, generation=2)
+    listed = {(each["Step"], each["Generation"]): each for each in client.list_checkpoints(**GPT)["Checkpoints"]}
+    with closing(service.client(service.token(Role.VIEWER, "default"))) as viewer:
+        described = viewer.describe_checkpoint(**GPT, Step=8)
+        assert viewer.describe_checkpoint(**GPT, Step=8, Generation=1)["S3Uri"] == listed[8, 1]["S3Uri"]
+    assert {key: described[key] for key in listed[8, 2]} == listed[8, 2], "the newest generation, as it is listed"
+    client.delete_checkpoint(**GPT, Step=8, Generation=2)
+    assert client.describe_checkpoint(**GPT, Step=8)["Generation"] == 1, "one that is not deleted comes first"
+    client.delete_checkpoint(**GPT, Step=8, Generation=1)
+    assert client.describe_checkpoint(**GPT, Step=8)["Status"] == "Deleted"
+    assert 8 not in {each["Step"] for each in client.list_checkpoints(**GPT)["Checkpoints"]}
+    with refused("ResourceNotFoundException", match="step 5"):
+        client.describe_checkpoint(**GPT, Step=5)
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger,
+        refused("ResourceNotFoundException"),
+    ):
+        stranger.describe_checkpoint(**GPT, Step=8)
+
+
 def test_others_may_not(service, client, job):
     job.checkpoint(4)
     with closing(service.client(service.token(Role.VIEWER, "default"))) as reader:

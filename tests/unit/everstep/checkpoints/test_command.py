@@ -1,8 +1,9 @@
-"""`everstep checkpoints export` finds the manifest of a step and reports the files that it wrote."""
+"""`everstep checkpoints describe` and `export`: their requests, and what they print."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,37 @@ def made_list(tmp_path: Path) -> dict[str, Any]:
             {**common, "Step": 8, "Generation": 3, "S3Uri": "nowhere"},
         ]
     }
+
+
+def test_one_checkpoint_is_described_with_its_verification_and_the_next_command(run: Any) -> None:
+    time = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    answer = {
+        "Step": 7,
+        "Generation": 3,
+        "Status": "Complete",
+        "S3Uri": "s3://b/manifest.json",
+        "Bytes": 2**20,
+        "CreationTime": time,
+        "CompletionTime": time,
+        "IsPinned": True,
+        "Verification": "Damaged",
+        "VerificationTime": time,
+        "VerificationMessage": "rank 1: the object is missing",
+    }
+    arguments = ("checkpoints", "describe", "gpt", "7", "--generation", "3")
+    code, out, error, calls = run(*arguments, describe_checkpoint=answer)
+    assert (code, calls) == (0, [("describe_checkpoint", {"TrainingJobName": "gpt", "Step": 7, "Generation": 3})])
+    shown = {line[:10].strip(): line[10:].strip() for line in out.splitlines()}
+    assert shown["manifest"] == "s3://b/manifest.json"
+    assert shown["pinned"] == "yes"
+    assert shown["verified"].startswith("damaged ")
+    assert shown["verified"].endswith("rank 1: the object is missing")
+    assert "next: everstep checkpoints export gpt 7 --generation 3 --to FOLDER" in error
+    uploading = {**answer, "Status": "Uploading", "IsPinned": False, "Verification": "NotVerified"}
+    code, out, error, _ = run(*arguments, describe_checkpoint=uploading)
+    assert code == 0
+    assert "not yet" in out
+    assert "export" not in error, "only a complete checkpoint can be exported"
 
 
 def test_the_newest_complete_checkpoint_of_the_step_is_exported(
