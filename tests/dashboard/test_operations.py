@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -112,6 +113,53 @@ def test_a_job_is_stopped_by_its_name(desk: Page, seeded: Seeded, api: httpx.Cli
     confirm(desk, name, "Stop")
     expect(desk.get_by_role("group", name="What to do with this job")).to_be_hidden()
     assert "StopRequestedTime" in api.get(f"/training-jobs/{name}").json()
+
+
+def test_checkpoints_are_created_verified_pinned_and_deleted_where_a_viewer_only_reads_them(
+    desk: Page, browser: Browser, seeded: Seeded, api: httpx.Client
+) -> None:
+    story = seeded.story
+    name = story.gpu
+    seeded.run(story.settle(name))
+
+    def listed() -> dict[tuple[int, int], dict[str, Any]]:
+        found = api.get(f"/training-jobs/{name}/checkpoints").json()["Checkpoints"]
+        return {(each["Step"], each["Generation"]): each for each in found if each["Status"] == "Complete"}
+
+    before = set(listed())
+    open_job(desk, name, "/checkpoints")
+    with desk.expect_response(lambda answer: answer.request.method == "POST") as answered:
+        desk.get_by_role("button", name="Create a checkpoint").click()
+    wanted = answered.value.json()["Step"]
+    expect(desk.get_by_text(f"Everstep stores step {wanted:,} or the next step.")).to_be_visible()
+    seeded.run(story.world.upload(wanted, name))
+    assert {each[0] for each in set(listed()) - before} == {wanted}
+    newest, *_, (step, generation) = listed()
+    of = f"step {step} of launch {generation}"
+    desk.reload()
+    expect(desk.get_by_text(f"everstep checkpoints export {name} {newest[0]} --to exported")).to_be_visible()
+    row = desk.locator("tbody tr").filter(has=desk.get_by_role("button", name=f"Verify {of}"))
+    row.get_by_role("button", name=f"Pin {of}").click()
+    expect(row).to_contain_text("pinned")
+    expect(row.get_by_role("button", name=f"Delete {of}")).to_have_count(0)
+    assert listed()[step, generation]["IsPinned"]
+    row.get_by_role("button", name=f"Unpin {of}").click()
+    expect(row.get_by_role("button", name=f"Pin {of}")).to_be_visible()
+    row.get_by_role("button", name=f"Delete {of}").click()
+    confirm(desk, f"step {step}", "Delete")
+    expect(desk.get_by_role("button", name=f"Delete {of}")).to_have_count(0)
+    assert (step, generation) not in listed()
+    described = api.get(f"/training-jobs/{name}/checkpoints/{step}", params={"Generation": generation})
+    assert described.json()["Status"] == "Deleted"
+    desk.get_by_role("button", name=f"Verify step {newest[0]} of launch {newest[1]}").click()
+    expect(desk.locator("tbody")).to_contain_text("Verifying")
+    assert listed()[newest]["Verification"] == "Verifying"
+    with signed_in(browser, seeded, Role.VIEWER) as page:
+        open_job(page, name, "/checkpoints")
+        expect(page.locator("tbody tr").first).to_be_visible()
+        expect(page.get_by_text("everstep checkpoints export")).to_be_visible()
+        for verb in ("Create a checkpoint", "Verify", "Pin", "Unpin", "Delete"):
+            expect(page.get_by_role("button", name=verb)).to_have_count(0)
 
 
 def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfrozen_by_its_name(

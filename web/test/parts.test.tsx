@@ -9,7 +9,7 @@ import type { Checkpoint, Fleet, HoldAdvice, Incident, Node, TrainingJob, Traini
 import { incidentFigures } from '../src/model/figures'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
 import FleetPage from '../src/pages/Fleet'
-import { CheckpointsTab } from '../src/pages/JobTabs'
+import CheckpointsTab from '../src/pages/JobCheckpoints'
 import QueuePage from '../src/pages/Queue'
 import SubmitPage from '../src/pages/Submit'
 import { Shown } from '../src/parts/Basics'
@@ -196,8 +196,9 @@ test('a running upload is shown with its share and its slowest rank, before the 
   expect(screen.queryByText(/Uploading/)).toBeNull()
 })
 
+const kept = (Step: number, changes: Partial<Checkpoint>) => ({ Step, Generation: 1, Status: 'Complete', S3Uri: `s3://b/${Step}`, Bytes: 1, CreationTime: NOW, CompletionTime: NOW, IsPinned: false, Verification: 'NotVerified', ...changes }) as Checkpoint
+
 test('a checkpoint that was found damaged looks so, with what is wrong with it; what nobody read back is said not to be', () => {
-  const kept = (Step: number, changes: Partial<Checkpoint>) => ({ Step, Generation: 1, Status: 'Complete', S3Uri: `s3://b/${Step}`, Bytes: 1, CreationTime: NOW, CompletionTime: NOW, IsPinned: false, Verification: 'NotVerified', ...changes }) as Checkpoint
   const damaged = kept(30, { Verification: 'Damaged', VerificationTime: NOW, VerificationMessage: 'rank 1: the object is not there' })
   drawn(<CheckpointsTab job={{ TrainingJobName: 'gpt' } as TrainingJob} />, { answers: { '["checkpoints","gpt"]': [damaged, kept(20, { Verification: 'Intact', VerificationTime: NOW, IsPinned: true }), kept(10, {})] } })
   const rows = screen.getAllByRole('row').slice(1)
@@ -209,6 +210,77 @@ test('a checkpoint that was found damaged looks so, with what is wrong with it; 
   within(rows[0]!).getByText(/the object is not there/)
   within(rows[1]!).getByText('pinned')
   within(rows[2]!).getByText('not yet')
+})
+
+describe('actions on checkpoints', () => {
+  const job = { TrainingJobName: 'gpt', RunId: 'run-7', TrainingJobStatus: 'InProgress' } as TrainingJob
+  const list = [kept(40, { Status: 'Uploading' }), kept(30, { IsPinned: true, Verification: 'Verifying' }), kept(20, { Generation: 2, Verification: 'Damaged' }), kept(10, {})]
+  const tab = (role: string, changes: Partial<TrainingJob> = {}, checkpoints = list) => drawn(<CheckpointsTab job={{ ...job, ...changes }} />, { role, answers: { '["checkpoints","gpt"]': checkpoints } })
+  const buttons = () => screen.getAllByRole('button').map((each) => each.getAttribute('aria-label') ?? each.textContent)
+  const actions = () => buttons().filter((label) => !/^Copy|^s3/.test(label!))
+
+  test('fit the state of each checkpoint', () => {
+    tab('submitter')
+    expect(actions()).toEqual(['Create a checkpoint', 'Unpin step 30 of launch 1', 'Verify step 20 of launch 2', 'Pin step 20 of launch 2', 'Delete step 20 of launch 2', 'Verify step 10 of launch 1', 'Pin step 10 of launch 1', 'Delete step 10 of launch 1'])
+    cleanup()
+    tab('submitter', { TrainingJobStatus: 'Completed' })
+    expect(actions()[0]).toBe('Unpin step 30 of launch 1')
+  })
+  test('are not offered to a viewer, who still sees the command that exports the newest complete checkpoint', () => {
+    tab('viewer')
+    expect(actions()).toEqual([])
+    expect(screen.getAllByRole('columnheader')).toHaveLength(7)
+    screen.getByText('everstep checkpoints export gpt 30 --to exported')
+    cleanup()
+    tab('viewer', {}, [kept(20, { Verification: 'Damaged' }), kept(10, {})])
+    screen.getByText('everstep checkpoints export gpt 10 --to exported')
+    cleanup()
+    tab('viewer', {}, [kept(40, { Status: 'Uploading' })])
+    expect(screen.queryByText(/checkpoints export/)).toBeNull()
+  })
+  test('name the run, the step and the generation', async () => {
+    const path = '/v1/training-jobs/run-7/checkpoints'
+    const asked = served({ [`${path}/20/verify`]: { body: {} }, [`${path}/20/pin`]: { body: {} }, [`${path}/30/unpin`]: { status: 409, body: { Code: 'ConflictException', Message: 'the server is read-only' } } })
+    tab('submitter')
+    fireEvent.click(screen.getByRole('button', { name: 'Verify step 20 of launch 2' }))
+    fireEvent.click(screen.getByRole('button', { name: 'Pin step 20 of launch 2' }))
+    fireEvent.click(screen.getByRole('button', { name: 'Unpin step 30 of launch 1' }))
+    await screen.findByText(/the server is read-only/)
+    expect(asked.filter(({ method }) => method === 'POST')).toEqual([
+      { method: 'POST', path: `${path}/20/verify`, body: {} },
+      { method: 'POST', path: `${path}/20/pin`, body: {} },
+      { method: 'POST', path: `${path}/30/unpin`, body: {} },
+    ])
+  })
+  test('delete only after the step was typed', async () => {
+    const asked = served({ '/v1/training-jobs/run-7/checkpoints/20': { body: {} } })
+    tab('submitter')
+    fireEvent.click(screen.getByRole('button', { name: 'Delete step 20 of launch 2' }))
+    const box = await screen.findByRole('textbox', { name: 'Type step 20 to confirm' })
+    const confirm = screen.getByRole('button', { name: 'Delete' })
+    fireEvent.change(box, { target: { value: 'step 2' } })
+    fireEvent.click(confirm)
+    expect(asked).toEqual([])
+    fireEvent.change(box, { target: { value: 'step 20' } })
+    fireEvent.click(confirm)
+    await waitFor(() => expect(screen.queryByRole('textbox')).toBeNull())
+    expect(asked[0]).toEqual({ method: 'DELETE', path: '/v1/training-jobs/run-7/checkpoints/20', body: undefined })
+  })
+  test('show a requested step until the list has it', async () => {
+    served({ '/v1/training-jobs/run-7/checkpoints': { body: { TrainingJobName: 'gpt', RunId: 'run-7', Step: 45, Status: 'Requested' } } })
+    const { client } = tab('submitter')
+    fireEvent.click(screen.getByRole('button', { name: 'Create a checkpoint' }))
+    await screen.findByText('Everstep stores step 45 or the next step.')
+    act(() => void client.setQueryData(['checkpoints', 'gpt'], [kept(46, {}), ...list]))
+    await waitFor(() => expect(screen.queryByText(/Everstep stores step 45/)).toBeNull())
+  })
+  test('of many checkpoints are drawn by the hundred', () => {
+    tab('viewer', {}, Array.from({ length: 230 }, (_, index) => kept(230 - index, {})))
+    expect(screen.getAllByRole('row')).toHaveLength(101)
+    fireEvent.click(screen.getByRole('button', { name: 'Show 100 more of 230' }))
+    fireEvent.click(screen.getByRole('button', { name: 'Show 30 more of 230' }))
+    expect(screen.getAllByRole('row')).toHaveLength(231)
+  })
 })
 
 describe('dialogs', () => {

@@ -22,7 +22,7 @@ import { JOB } from '../words/job'
 import { useVerdict, type JobVerdict } from './useVerdict'
 
 const JobOverview = lazyPart(() => import('./JobOverview'))
-const CheckpointsTab = lazyPart(async () => ({ default: (await import('./JobTabs')).CheckpointsTab }))
+const CheckpointsTab = lazyPart(() => import('./JobCheckpoints'))
 const EventsTab = lazyPart(async () => ({ default: (await import('./JobTabs')).EventsTab }))
 const ProtectionTab = lazyPart(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))
 const LogsTab = lazyPart(() => import('./JobLogs'))

@@ -1,24 +1,23 @@
-/** The Protection, Checkpoints and Events tabs of a job. */
+/** The Protection and Events tabs of a job. */
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useSearchParams } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
-import { checkpointsQuery, eventsQuery, olderEvents, protectionQuery } from '../api/queries'
+import { eventsQuery, olderEvents, protectionQuery } from '../api/queries'
 import { ProtectionMatrix } from '../charts/ProtectionMatrix'
-import type { Checkpoint, DescribeProtectionResponse, Event, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Event, TrainingJob } from '../contract'
 import { hook, jobFigures, shown, type JobFigures } from '../model/figures'
-import { bytes, count, percent, plural } from '../model/format'
+import { count, percent, plural } from '../model/format'
 import { losses, survivesOneLoss } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
 import {
-  Ago, Empty, FactList, Filter, NodeLink, Shown, Status, toneOf, useStaleSeconds, type Fact,
+  Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useStaleSeconds, type Fact,
 } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { CopyId } from '../parts/CopyId'
 import { Stacks } from '../parts/Stacks'
 import { JOB } from '../words/job'
-import { CHECKPOINTS_TAB, EVENTS_TAB, PROTECTION_TAB } from '../words/jobTabs'
+import { EVENTS_TAB, PROTECTION_TAB } from '../words/jobTabs'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(useJobAddress(job)))
@@ -122,89 +121,6 @@ function LossTable({ protection, figures }: { protection: DescribeProtectionResp
           <Status tone="warn" word={words.fatal} /> {words.fatalText(domains.join(', '))}
         </p>
       )}
-    </Card>
-  )
-}
-
-export function CheckpointsTab({ job }: { job: TrainingJob }) {
-  const query = useQuery(checkpointsQuery(useJobAddress(job)))
-  const words = CHECKPOINTS_TAB
-  const activity = job.CheckpointActivity
-  const next = activity?.NextStep === undefined ? '' : words.next(count(activity.NextStep))
-  const policy = words.policy(activity?.Policy ?? words.onStop)
-  return (
-    <div className="stack">
-      <UploadLine job={job} />
-      <Shown query={query}>
-        {(checkpoints) =>
-          checkpoints.length ? (
-            <CheckpointTable checkpoints={checkpoints} />
-          ) : (
-            <Empty title={words.empty}>{[policy, next, words.memory].filter(Boolean).join(' ')}</Empty>
-          )
-        }
-      </Shown>
-    </div>
-  )
-}
-
-/** The checkpoint that is being uploaded, and the progress of the slowest rank. */
-function UploadLine({ job }: { job: TrainingJob }) {
-  const upload = job.CheckpointActivity?.Upload
-  if (upload === undefined) return null
-  const share = upload.TotalBytes ? upload.StoredBytes / upload.TotalBytes : 0
-  const stored = bytes(upload.SlowestStoredBytes)
-  const total = bytes(upload.SlowestTotalBytes)
-  const text = CHECKPOINTS_TAB.uploading(count(upload.Step), percent(share), upload.SlowestRank, stored, total)
-  return <p title={upload.SlowestObject}>{text}</p>
-}
-
-function CheckpointTable({ checkpoints }: { checkpoints: Checkpoint[] }) {
-  const { columns, pinned, notVerified } = CHECKPOINTS_TAB
-  return (
-    <Card isFlush label={JOB.tabs.checkpoints}>
-      <div className="scroll">
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              <th>{columns.step}</th>
-              <th>{columns.status}</th>
-              <th>{columns.launch}</th>
-              <th className="n">{columns.size}</th>
-              <th>{columns.complete}</th>
-              <th>{columns.verified}</th>
-              <th>{columns.manifest}</th>
-            </tr>
-          </thead>
-          <tbody>
-            {checkpoints.map((each) => (
-              <tr key={`${each.Step}-${each.Generation}`}>
-                <td data-name={columns.step}>{count(each.Step)}</td>
-                <td data-name={columns.status}>
-                  <Status
-                    tone={toneOf(each.Verification === 'Damaged' ? each.Verification : each.Status)}
-                    word={each.Status}
-                  />
-                  {each.IsPinned && <div className="dim">{pinned}</div>}
-                </td>
-                <td data-name={columns.launch}>{each.Generation}</td>
-                <td className="n" data-name={columns.size}>{bytes(each.Bytes)}</td>
-                <td className="moment" data-name={columns.complete}><Ago at={each.CompletionTime} /></td>
-                <td data-name={columns.verified}>
-                  {each.Verification === undefined || each.Verification === 'NotVerified' ? (
-                    <span className="dim">{notVerified}</span>
-                  ) : (
-                    <Status tone={toneOf(each.Verification)} word={each.Verification} />
-                  )}
-                  {each.VerificationTime !== undefined && <> <Ago at={each.VerificationTime} /></>}
-                  {each.VerificationMessage && <div className="dim">{each.VerificationMessage}</div>}
-                </td>
-                <td className="reason"><CopyId id={each.S3Uri} /></td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
     </Card>
   )
 }

@@ -8,6 +8,8 @@ interface Props {
   /** Sends the request. */
   action: () => Promise<unknown>
   title?: string
+  /** Name of the button for screen readers, where several buttons have the same text. It begins with that text. */
+  label?: string
   isPrimary?: boolean
   children: ReactNode
 }
@@ -17,7 +19,7 @@ interface Props {
  *
  * For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
  */
-export function ActionButton({ action, title, isPrimary = false, children }: Props) {
+export function ActionButton({ action, title, label, isPrimary = false, children }: Props) {
   const client = useQueryClient()
   const [isBusy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
@@ -30,7 +32,14 @@ export function ActionButton({ action, title, isPrimary = false, children }: Pro
   }
   return (
     <>
-      <Button size="xs" variant={isPrimary ? 'filled' : 'default'} loading={isBusy} onClick={start} title={title}>
+      <Button
+        size="xs"
+        variant={isPrimary ? 'filled' : 'default'}
+        loading={isBusy}
+        onClick={start}
+        title={title}
+        aria-label={label}
+      >
         {children}
       </Button>
       {error !== undefined && <Problem error={error} title="It was not done" />}

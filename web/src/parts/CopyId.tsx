@@ -1,4 +1,4 @@
-/** An id that never breaks, with a button that copies it. */
+/** An id with a button that copies it. The id breaks only in a table's cell of the class `reason`. */
 import { CopyButton } from '@mantine/core'
 import type { ReactNode } from 'react'
 

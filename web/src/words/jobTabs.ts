@@ -99,9 +99,25 @@ export const CHECKPOINTS_TAB = {
     `Uploading the checkpoint of step ${step}: ${share} (rank ${rank}: ${stored} of ${total})`,
   columns: {
     step: 'Step', status: 'Status', launch: 'Launch', size: 'Size', complete: 'Complete', verified: 'Verified',
-    manifest: 'Manifest',
+    manifest: 'Manifest', actions: 'Actions',
   },
   pinned: 'pinned', notVerified: 'not yet',
+  create: 'Create a checkpoint', createTitle: 'Stores the newest committed step, or a later one, in S3',
+  requestedStep: (step: string) => `Everstep stores step ${step} or the next step.`,
+  actions: {
+    of: (verb: string, step: number, launch: number) => `${verb} step ${step} of launch ${launch}`,
+    verify: 'Verify', verifyTitle: 'Reads all objects back and compares their hashes with the manifest',
+    pin: 'Pin', pinTitle: 'Protects the checkpoint from deletion', unpin: 'Unpin',
+    delete: 'Delete', deleteName: (step: number) => `step ${step}`,
+    deleteText: (job: string, launch: number) =>
+      `Everstep deletes this checkpoint of ${job}, launch ${launch}, from S3 for good. ` +
+      'It refuses if an unfinished job would restore from the checkpoint.',
+  },
+  more: (number: string, all: string) => `Show ${number} more of ${all}`,
+  export: 'Export a checkpoint',
+  exportText:
+    'Export the model as safetensors files to a folder, with your own AWS credentials. ' +
+    '--format dcp and --format deepspeed-universal include the optimizer. A target in S3 is s3://bucket/prefix.',
   empty: 'No checkpoint in S3',
   policy: (policy: string) => `Everstep stores a checkpoint ${policy}.`, onStop: 'when the job stops',
   next: (step: string) => `The next one is due at step ${step}.`,
