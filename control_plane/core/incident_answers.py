@@ -219,6 +219,8 @@ def _changes(account: Account) -> Iterator[str]:
     if lost and new:
         if not _has_resumed(account):  # otherwise `_end` names the replacements
             yield f"moved {'its' if len(account.instance_ids) == 1 else 'their'} ranks to {new}"
+    elif new and account.node_count_after > account.node_count_before > 0:
+        yield f"added {new} to continue on {account.node_count_after} nodes"
     elif new and not is_failed_script:
         yield f"restarted all ranks with {new} in place of one node"
     elif lost and account.restored_at is not None:

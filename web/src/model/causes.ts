@@ -31,8 +31,10 @@ export const phaseWord = (phase: string, incident: Incident): string =>
 function happeningIn(phase: string, incident: Incident): (typeof HAPPENINGS)[keyof typeof HAPPENINGS] | undefined {
   if (phase === 'detect') {
     const { ControlPlaneAbsentSeconds: absent = 0, DetectSeconds: seconds = 0 } = incident
-    return absent > 0 && absent >= seconds / 2 ? HAPPENINGS.absent : undefined
+    if (absent > 0 && absent >= seconds / 2) return HAPPENINGS.absent
+    return incident.Cause === 'grown' ? HAPPENINGS.stop : undefined
   }
+  if (phase === 'replace' && incident.Cause === 'grown') return HAPPENINGS.grow
   if (phase !== 'replace' || incident.ReplacementInstanceIds.length) return undefined
   if (!incident.InstanceIds.length) return HAPPENINGS.restart
   const { NodeCountBefore: before = 0, NodeCountAfter: after = before } = incident

@@ -10,5 +10,7 @@ export const PHASES = {
 export const HAPPENINGS = {
   absent: { words: 'control plane was down', short: 'down', color: 'unaccounted' },
   restart: { words: 'restarting ranks', short: 'restarting', color: 'start' },
+  stop: { words: 'noticing the agreed stop', short: 'noticing', color: 'detect' },
+  grow: { words: 'adding nodes', short: 'adding', color: 'replace' },
   shrink: { words: 'waiting for nodes', short: 'waiting', color: 'queue' },
 } as const

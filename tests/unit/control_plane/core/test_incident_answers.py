@@ -301,6 +301,22 @@ def test_done_about_a_failed_job_says_whether_everstep_restarted_the_script(chan
     assert done(account)[0] == f"Everstep {words}."
 
 
+def test_done_about_growth_says_that_nodes_were_added_and_none_was_replaced() -> None:
+    grown = replace(
+        RECOVERED,
+        cause=Cause.GROWN,
+        instance_ids=(),
+        faulted_instance_ids=(),
+        replacement_instance_ids=("i-8", "i-9"),
+        held=(),
+        terminated_ids=(),
+        node_count_before=2,
+        node_count_after=4,
+    )
+    words = f"Everstep added i-8 and i-9 to continue on 4 nodes and resumed from step {grown.from_step:,}."
+    assert done(grown)[0] == words
+
+
 @pytest.mark.parametrize(("generation_after", "is_said"), [(None, True), (3, True), (4, False)])
 def test_details_say_that_restarts_of_earlier_incidents_are_not_in_the_figures(
     generation_after: int | None, is_said: bool
