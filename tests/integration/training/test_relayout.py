@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,29 @@ def digests(folder: Path) -> dict[str, str]:
         }
 
 
+@dataclass(frozen=True)
+class Case:
+    """A source and a target: kind of training and number of ranks of each."""
+
+    source: str
+    before: int
+    target: str
+    after: int
+
+
+def expect_equal_digests(saved: Saved, case: Case, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Load the source's state into the target, expect equal digests, and return each rank's result."""
+    folder = saved.of(case.before, kind=case.source, **options)
+    loaded, results = saved.load(folder, case.after, kind=case.target, **options)
+    assert not [result["problem"] for result in results if "problem" in result]
+    expected = digests(folder)
+    assert any(name.startswith("optimizer/") for name in expected)
+    assert digests(loaded) == expected
+    for result in results:
+        assert result["rates"] == pytest.approx([1e-2 * 0.98**4] * len(result["rates"])), "the scheduler has continued"
+    return results
+
+
 full = pytest.mark.full
 PAIRS = [
     pytest.param("ddp", 4, "ddp", 3, {}, id="DDP 4 to 3"),
@@ -110,16 +134,57 @@ PAIRS = [
 def test_every_logical_tensor_keeps_its_digest(
     saved: Saved, source: str, before: int, target: str, after: int, options: dict[str, Any]
 ) -> None:
-    folder = saved.of(before, kind=source, **options)
-    loaded, results = saved.load(folder, after, kind=target, **options)
-    assert not [result["problem"] for result in results if "problem" in result]
-    expected = digests(folder)
-    assert any(name.startswith("optimizer/") for name in expected)
-    assert digests(loaded) == expected
+    results = expect_equal_digests(saved, Case(source, before, target, after), options)
+    most = {("ddp", "ddp"): 1, ("ddp", "zero3"): 1, ("fsdp", "fsdp"): 3}.get((source, target), before)
     for result in results:
-        most = {("ddp", "ddp"): 1, ("ddp", "zero3"): 1, ("fsdp", "fsdp"): 3}.get((source, target), before)
         assert len(result["fetched"]) <= most, "no rank maps shards that it does not need"
-        assert result["rates"] == pytest.approx([1e-2 * 0.98**4] * len(result["rates"])), "the scheduler has continued"
+
+
+KINDS = ("zero1", "fsdp", "mesh", "plain", "zero3", "ddp", "zero2")
+SOURCE_RANKS = {"plain": 1, "ddp": 2, "fsdp": 3, "mesh": 4, "zero1": 2, "zero2": 3, "zero3": 4}
+TARGET_RANKS = {"plain": 1, "ddp": 3, "fsdp": 2, "mesh": 4, "zero1": 3, "zero2": 2, "zero3": 3}
+DTYPES, OPTIMIZERS = ("fp32", "bf16"), ("adamw", "sgd")
+SAMPLE = {1: ("fp32", "sgd"), 2: ("bf16", "adamw")}
+"""Cases of `make test`: dtype and optimizer, by the number of places in `KINDS` from the source to the target."""
+
+
+def matrix() -> Iterator[tuple[Case, str, str, bool]]:
+    """Yield each pair of kinds in each dtype and with each optimizer, and whether `make test` runs the case."""
+    for place, source in enumerate(KINDS):
+        for further in range(len(KINDS)):
+            target = KINDS[(place + further) % len(KINDS)]
+            after = 2 if source == target == "mesh" else TARGET_RANKS[target]
+            for dtype in DTYPES:
+                for optimizer in OPTIMIZERS:
+                    case = Case(source, SOURCE_RANKS[source], target, after)
+                    yield case, dtype, optimizer, SAMPLE.get(further) == (dtype, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "optimizer"),
+    [
+        pytest.param(
+            case,
+            dtype,
+            optimizer,
+            id=f"{case.source} to {case.target}, {dtype}, {optimizer}",
+            marks=() if is_run else full,
+        )
+        for case, dtype, optimizer, is_run in matrix()
+    ],
+)
+def test_each_kind_loads_into_each_kind_in_each_dtype_and_with_each_optimizer(
+    saved: Saved, case: Case, dtype: str, optimizer: str
+) -> None:
+    expect_equal_digests(saved, case, {"dtype": dtype, "optimizer": optimizer})
+
+
+def test_make_test_has_each_kind_as_source_and_as_target_in_each_dtype_and_with_each_optimizer() -> None:
+    run = [(case, dtype, optimizer) for case, dtype, optimizer, is_run in matrix() if is_run]
+    for ends in ([case.source for case, *_ in run], [case.target for case, *_ in run]):
+        for number, values in ((1, DTYPES), (2, OPTIMIZERS)):
+            found = {(kind, each[number]) for kind, each in zip(ends, run, strict=True)}
+            assert found == set(itertools.product(KINDS, values))
 
 
 def launch(scenarios: Scenarios, directory: Path, world: int, until: int, agent: FakeAgent | None = None) -> Launch:
