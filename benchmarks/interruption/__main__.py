@@ -15,6 +15,7 @@ from benchmarks import command
 from benchmarks.cluster_jobs import Bench, started_bench
 from benchmarks.command import HOME, Begun
 from benchmarks.data_plane.systems import PEERS, install
+from benchmarks.interruption import elastic
 from benchmarks.interruption.contenders import (
     RANKS,
     SPARES,
@@ -24,13 +25,16 @@ from benchmarks.interruption.contenders import (
     running,
     source,
 )
+from benchmarks.interruption.elastic import Shrink
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.interruption.report import PAGE
 from infra.local_cloud.up import ClusterOptions
 
 ENVIRONMENTS = HOME / "venvs"
-PARTS = ("everstep", "torchrun", "torchft")
+PARTS = ("everstep", "torchrun", "torchft", "elastic")
+RACED = ("everstep", "torchrun", "torchft")
+"""Parts whose systems take turns on one cluster."""
 DETECTION_SECONDS = 3.0
 BLACKOUT_SECONDS = 3.0
 BLOCKS = 2
@@ -105,15 +109,31 @@ class Race:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Start a cluster for Everstep's job, and measure all systems."""
+    """Measure the elastic job on a cluster of its own, then all systems in turn on another cluster."""
+    per_block = 1 if begun.is_quick else begun.arguments.per_block
+    shrinks: list[Shrink] = []
+    if "elastic" in begun.parts:
+        few = ClusterOptions(nodes=elastic.NODES, spares=0)
+        with started_bench(begun.home / "elastic", begun.say, few) as bench:
+            bench.wait_until_warm(elastic.NODES)
+            shrinks = list(elastic.measure(bench, per_block))
+    race = _race(begun, per_block) if set(begun.parts) & set(RACED) else None
+    return {
+        "interruptions": race.interruptions if race else (),
+        "silences": race.silences if race else (),
+        "blackouts": race.blackouts if race else (),
+        "shrinks": shrinks,
+    }
+
+
+def _race(begun: Begun, per_block: int) -> Race:
     peers = tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in begun.parts)
     install(peers, ENVIRONMENTS, begun.say)
     options = ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS)
     with started_bench(begun.home, begun.say, options) as bench:
-        per_block = 1 if begun.is_quick else begun.arguments.per_block
         race = Race(bench, per_block=per_block, parts=begun.parts)
         race.run()
-    return {"interruptions": race.interruptions, "silences": race.silences, "blackouts": race.blackouts}
+    return race
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.interruption.elastic import NODES, Shrink
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.measures import bootstrap_interval
@@ -20,6 +21,8 @@ PHASES = ("detect", "replace", "restore", "rework")
 STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
+SHRINK_SECONDS = 10.0
+"""Limit from the verdict to the next new step, if a job without a spare continues on one node fewer."""
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
 """Seconds that the longest bar of the picture shows. A bar for a minute would make all other bars too short to see."""
@@ -32,6 +35,7 @@ class Run(BenchmarkRun):
     interruptions: Sequence[Interruption]
     silences: Sequence[Silence]
     blackouts: Sequence[Blackout]
+    shrinks: Sequence[Shrink] = ()
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
@@ -77,6 +81,13 @@ def _goals(run: Run) -> dict[str, Row | None]:
             "ms",
         ),
         "verdict": _row("node silent → verdict, median", verdicts, most_silent, "s", "detection_seconds + 1 s"),
+        "elastic": _row(
+            f"no spare, {NODES} → {NODES - 1} nodes: verdict → next new step, most",
+            [each.seconds for each in run.shrinks],
+            SHRINK_SECONDS,
+            "s",
+            of=max,
+        ),
         "lost steps": _row("steps lost, most", lost, LOST_STEPS, of=max),
         "control plane, steps": _row(
             "control plane restarted: steps lost", [float(each.lost_steps) for each in blackouts], 0, of=sum
@@ -136,6 +147,7 @@ def values(run: Run) -> dict[str, str | None]:
         "limits": limits(rows(run)),
         "systems": _systems(run),
         "phases": _phases(run),
+        "shrinks": _shrinks(run),
     }
 
 
@@ -191,6 +203,12 @@ def _phases(run: Run) -> str | None:
             largest = max(medians, key=lambda phase: medians[phase])
             body.append([str(job), str(fault), *(f"{medians[phase]:.2f}" for phase in PHASES), f"**{largest}**"])
     return table(("job", "fault", *PHASES, "largest"), body) if body else None
+
+
+def _shrinks(run: Run) -> str | None:
+    """Return the table of jobs that continued on fewer nodes, with one line per lost node. None without one."""
+    body = [[f"{each.verdict_seconds:.2f}", f"**{each.seconds:.2f}**", str(each.lost_steps)] for each in run.shrinks]
+    return table(("loss → verdict, s", "verdict → next new step, s", "steps made again"), body) if body else None
 
 
 def draw(run: Run) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.interruption import report
+from benchmarks.interruption.elastic import Shrink
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job, resumed
 from benchmarks.interruption.survivors import last_gone_at, watched
@@ -72,13 +73,17 @@ def interruption(system: str, seconds: float, fault: Fault = Fault.RANK, **chang
 
 
 def run_of(
-    *interruptions: Interruption, silences: Sequence[Silence] = (), blackouts: Sequence[Blackout] = ()
+    *interruptions: Interruption,
+    silences: Sequence[Silence] = (),
+    blackouts: Sequence[Blackout] = (),
+    shrinks: Sequence[Shrink] = (),
 ) -> report.Run:
     return report.Run(
         machine=MACHINE,
         interruptions=interruptions,
         silences=silences,
         blackouts=blackouts,
+        shrinks=shrinks,
         is_quick=False,
         seconds=1.0,
     )
@@ -105,6 +110,15 @@ def test_a_fifth_of_torchruns_time_is_to_be_reached_and_no_more_than_torchfts() 
         (run_of(silences=[Silence(verdict_seconds=4.1, detection_seconds=3.0)]), "verdict"),
         (run_of(blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=1, steps=5)]), "ranks restarted"),
         (run_of(blackouts=[Blackout(seconds=3.0, lost_steps=1, restarted_ranks=0, steps=5)]), "steps lost"),
+        (
+            run_of(
+                shrinks=[
+                    Shrink(verdict_seconds=0.4, seconds=3.0, lost_steps=1),
+                    Shrink(verdict_seconds=0.4, seconds=10.1, lost_steps=1),
+                ]
+            ),
+            "no spare, 4 → 3 nodes: verdict → next new step, most",
+        ),
     ],
 )
 def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
@@ -143,7 +157,7 @@ def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
     run = run_of(
         interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)]
     )
-    assert len(report.rows(run)) + len(report.unmeasured(run)) == 10
+    assert len(report.rows(run)) + len(report.unmeasured(run)) == 11
     assert "rank killed, DDP, beside torchft" in report.unmeasured(run)
     assert "verdict" in report.unmeasured(run)
     assert "**Not measured**: rank killed, DDP, beside torchrun + torch.save, " in render(report.PAGE, run)
@@ -162,6 +176,13 @@ def test_the_report_names_the_largest_phase_and_who_did_not_come_back() -> None:
     assert "| DDP | rank killed | 0.10 | 0.20 | 0.90 | 0.00 | **restore** |" in text
     assert "| torchrun + DCP | **180.00** | 180.00 to 180.00 | 180.00 to 180.00 | 50 | 0 | 1 | 1 |" in text
     assert report.draw(run).count("<rect") > 6
+
+
+def test_a_run_of_the_elastic_part_alone_shows_each_loss_of_a_node() -> None:
+    text = render(report.PAGE, run_of(shrinks=[Shrink(verdict_seconds=0.41, seconds=3.26, lost_steps=1)]))
+    assert "## Without a spare\n" in text
+    assert "| 0.41 | **3.26** | 1 |" in text
+    assert "## Without a spare" not in render(report.PAGE, run_of(interruption("Everstep", 1.0)))
 
 
 RUN = run_of(
