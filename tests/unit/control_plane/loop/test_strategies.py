@@ -11,6 +11,7 @@ from control_plane.core.states import JobState
 from control_plane.core.strategies import STRATEGIES, Schedule, Strategy, completed
 from everstep.protocol.agent_messages import FaultCode, NodeFault, NoticeKind, TakeCheckpoint
 from everstep.protocol.plan import Snapshots
+from tests.unit.control_plane.loop.training import TICK_SECONDS, Training
 from tests.unit.control_plane.loop.world import World
 
 
@@ -161,3 +162,46 @@ async def test_a_notice_makes_a_checkpoint_due_also_if_only_checkpoints_are_comm
     await world.tick()
     wanted = {message.step for _, message in world.said if isinstance(message, TakeCheckpoint)}
     assert wanted == {boundary + 1}
+
+
+async def training(world: World, strategy: Strategy, **options: float) -> Training:
+    """Return a training that follows the plan which the real loops made for a job with this strategy."""
+    await trained(world, strategy)
+    return Training(world.plan(), **options)  # type: ignore[arg-type]
+
+
+async def test_strawman_stores_one_checkpoint_each_three_hours_and_waits_for_it(world: World) -> None:
+    run = await training(world, Strategy.STRAWMAN, upload_seconds=600)
+    run.train(10 * 3600)
+    assert [round(at / 3600) for at, _ in run.uploads] == [3, 6, 9]
+    assert run.intervals == pytest.approx([3 * 3600] * 2, abs=60)
+    assert run.waited_seconds == pytest.approx(3 * 600, abs=60)
+    assert run.steps == pytest.approx((10 * 3600 - run.waited_seconds) / TICK_SECONDS), "an upload stops all steps"
+
+
+async def test_highfreq_stores_one_checkpoint_after_the_other_and_waits_for_each(world: World) -> None:
+    run = await training(world, Strategy.HIGH_FREQ, upload_seconds=600)
+    run.train(10 * 3600)
+    assert 50 <= len(run.uploads) <= 60
+    assert all(600 <= each <= 690 for each in run.intervals)
+    assert run.waited_seconds >= 600 * (len(run.uploads) - 1)
+
+
+@pytest.mark.parametrize("slowed", [1.25, 2.0])
+async def test_checkfreq_keeps_training_and_spaces_uploads_by_their_measured_cost(world: World, slowed: float) -> None:
+    upload, bound, seconds = 600, 0.05, 30 * 3600
+    run = await training(world, Strategy.CHECK_FREQ, upload_seconds=upload, slowed=slowed)
+    run.train(seconds)
+    cost = upload * (1 - 1 / slowed)
+    interval = max(upload, cost * (1 + bound) / bound)
+    assert run.waited_seconds == 0
+    assert run.intervals[-5:] == pytest.approx([interval] * 5, rel=0.1)
+    assert len(run.uploads) == pytest.approx(seconds / interval, rel=0.2)
+    added = seconds / TICK_SECONDS - run.steps
+    assert added / run.steps < 1.1 * bound, "all uploads together cost at most the bound"
+
+
+async def test_none_stores_nothing_and_never_waits(world: World) -> None:
+    run = await training(world, Strategy.NONE, upload_seconds=600)
+    run.train(10 * 3600)
+    assert (run.uploads, run.waited_seconds, run.steps) == ([], 0, 3600)
