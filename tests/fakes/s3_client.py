@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from awscrt import checksums
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.response import StreamingBody
 
 
@@ -69,6 +69,8 @@ class MemoryS3:
 
         S3 does not execute the request.
         """
+        self.is_down = False
+        """True while the server does not run. Objects and unfinished uploads remain for its next start."""
         self.lock = threading.RLock()
         self._now = now
         self._written: dict[str, tuple[str, datetime]] = {}
@@ -249,6 +251,8 @@ class MemoryS3Client:
     def _require_life(self) -> None:
         if self.name in self._s3.dead:
             raise self._s3.dead[self.name]
+        if self._s3.is_down:
+            raise EndpointConnectionError(endpoint_url="http://s3")
 
 
 def refusal(code: str, status: int, operation: str) -> ClientError:

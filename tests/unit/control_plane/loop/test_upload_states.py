@@ -3,9 +3,9 @@
     proposed ─▶ assigned ─▶ tensors of all ranks ─▶ parts by owner and holder ─▶ object completed ─▶ reported
              ─▶ manifest put ─▶ recorded ─▶ older checkpoint: manifest deleted ─▶ objects deleted ─▶ recorded
 
-Each test kills some processes in one state of the upload of step 5. The checkpoint of step 3 is already complete.
-Afterwards, the living processes continue. Then all nodes are lost, so that the job can only restore from S3. The
-uploads, the manifests, the deletions, the verification and the restore run the product's code with an S3 in memory
+Each test kills some processes in one state of the upload of step 5, or the S3 server. The checkpoint of step 3 is
+already complete. With two uploads in flight, step 6 is uploaded at the same time. Afterwards, the living processes
+continue, and the S3 server starts again. Then all nodes are lost, so that the job can only restore from S3. The uploads, the manifests, the deletions, the verification and the restore run the product's code with an S3 in memory
 (`uploading`).
 """
 
@@ -34,7 +34,7 @@ from tests.fakes.s3_client import Request
 from tests.unit.control_plane.loop.uploading import CONTROL_PLANE, NODES, Cluster, Killed
 from tests.unit.control_plane.loop.world import World
 
-FIRST, SECOND = 3, 5
+FIRST, SECOND, THIRD = 3, 5, 6
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +138,7 @@ STATES: dict[str, Fits | None] = {
     "older manifest deleted": of_control_plane("delete_objects", f"step={FIRST}/manifest", True),
     "older objects deleted, not recorded": of_control_plane("delete_objects", f"step={FIRST}/(?!manifest)", True),
 }
+S3_SERVER = "S3 server"
 AGENTS: dict[str, Callable[[Roles, Cluster], list[NodeId]]] = {
     "owner": lambda roles, _: [roles.owner],
     "helper": lambda roles, _: [roles.helper],
@@ -145,6 +146,7 @@ AGENTS: dict[str, Callable[[Roles, Cluster], list[NodeId]]] = {
     "control plane": lambda _, __: [],
     "all agents": lambda _, cluster: list(cluster.nodes),
     "everything": lambda _, cluster: list(cluster.nodes),
+    S3_SERVER: lambda _, __: [],
 }
 COMPLETES_LATER = {"control plane"}
 """If these processes are killed in any state, the upload of step 5 still completes. The job then restores step 5."""
@@ -155,6 +157,9 @@ def expected_step(state: str, dead: str) -> int:
     names = list(STATES)
     if dead in COMPLETES_LATER or names.index(state) > names.index("manifest put, not recorded"):
         return SECOND
+    if dead == S3_SERVER:
+        # The agents give an upload up after several attempts. The control plane retries as long as they report.
+        return FIRST if names.index(state) < names.index(REPORTED) else SECOND
     if state.startswith("manifest"):
         # A new control plane writes the manifest again, but only if agents still report the shards.
         return FIRST if dead == "everything" else SECOND
@@ -167,14 +172,21 @@ class Killing:
     """Kills processes at the first request that begins a state.
 
     The helper sends no part before the owner has sent one. A fast helper could otherwise send all parts of the shard.
+    With two uploads in flight, the owner sends no part of step 5 before its upload of step 6 has begun.
     """
 
-    def __init__(self, cluster: Cluster, roles: Roles, state: str, dead: str) -> None:
+    def __init__(self, cluster: Cluster, roles: Roles, state: str, dead: str, in_flight: int) -> None:
+        self.are_together = in_flight == 1
+        """Whether step 5 was in upload when the upload of a second step in flight began."""
         self.count = 0
         """Number of times that processes were killed."""
         self._lock = threading.Lock()
         self._is_due = True
         self._helper_may_send = threading.Event()
+        self._owner_may_send = threading.Event()
+        if in_flight == 1:
+            self._owner_may_send.set()
+        self._with_s3 = dead == S3_SERVER
         self.with_control_plane = dead in ("control plane", "everything")
         self._cluster = cluster
         self._roles = roles
@@ -186,11 +198,18 @@ class Killing:
     def kill(self) -> None:
         self.count += 1
         self._helper_may_send.set()
+        self._owner_may_send.set()
         self._cluster.kill(self._nodes)
+        self._cluster.s3.is_down = self._with_s3
         if self.with_control_plane:
             self._cluster.s3.dead[CONTROL_PLANE] = Killed()
 
     def _on_request(self, request: Request, is_after: bool) -> None:
+        if request.client == self._roles.owner and f"step={THIRD}/" in request.key:
+            self.are_together |= not self._owner_may_send.is_set()
+            self._owner_may_send.set()
+        if own("upload_part", False)(request, is_after, self._roles):
+            self._owner_may_send.wait()
         if own("upload_part", True)(request, is_after, self._roles):
             self._helper_may_send.set()
         if helped(False)(request, is_after, self._roles):
@@ -208,9 +227,10 @@ class Killing:
 
 @asynccontextmanager
 async def surviving(cluster: Cluster) -> AsyncIterator[None]:
-    """Start the control plane again after the block if it was killed in the block."""
+    """Start the control plane and the S3 server again after the block if they were killed in the block."""
     with suppress(Killed):
         yield
+    cluster.s3.is_down = False
     if CONTROL_PLANE in cluster.s3.dead:
         cluster.start_server()
 
@@ -240,17 +260,18 @@ def recorded(world: World) -> dict[int, set[str]]:
     return found
 
 
-async def store_the_first(cluster: Cluster) -> None:
-    """Run the job, and complete the checkpoint of step 3."""
+async def store_the_first(cluster: Cluster, in_flight: int) -> None:
+    """Run a job that uploads up to `in_flight` steps at a time, and complete the checkpoint of step 3."""
     world = cluster.world
-    world.submit(copies=2, nodes=NODES, checkpoint_max_count=1)
+    several = {"checkpoint_max_uploads": in_flight, "third_slot": True} if in_flight > 1 else {}
+    world.submit(copies=2, nodes=NODES, checkpoint_max_count=1, **several)
     await world.running()
     await cluster.open()
     await world.train(FIRST)
     await cluster.upload(FIRST)
     cluster.report()
     await world.until(lambda: list(recorded(world)) == [FIRST])
-    await world.train(SECOND - FIRST + 1)
+    await world.train(THIRD - FIRST + 1)
 
 
 async def lose_all_nodes(cluster: Cluster) -> None:
@@ -264,18 +285,32 @@ async def lose_all_nodes(cluster: Cluster) -> None:
 @pytest.mark.parametrize("dead", AGENTS)
 @pytest.mark.parametrize("state", STATES)
 async def test_the_newest_complete_checkpoint_is_restored(tmp_path: Path, state: str, dead: str) -> None:
+    await kill_and_restore(tmp_path, state, dead, (SECOND,))
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("dead", AGENTS)
+@pytest.mark.parametrize("state", STATES)
+async def test_the_newest_complete_checkpoint_is_restored_with_two_uploads_in_flight(
+    tmp_path: Path, state: str, dead: str
+) -> None:
+    await kill_and_restore(tmp_path, state, dead, (SECOND, THIRD))
+
+
+async def kill_and_restore(tmp_path: Path, state: str, dead: str, steps: tuple[int, ...]) -> None:
+    """Upload steps at the same time, kill processes in a state of the first upload, and restore the job from S3."""
     world = World(tmp_path, nodes=NODES, spares=0, max_size=NODES, boot_seconds=0.5)
     cluster = Cluster(world, tmp_path)
     if state == PROPOSED:
         cluster.gather_seconds = 0.0  # The coordinator does not wait for the offers of dead nodes.
     try:
-        await store_the_first(cluster)
+        await store_the_first(cluster, len(steps))
         roles = Roles.of(cluster)
-        killing = Killing(cluster, roles, state, dead)
+        killing = Killing(cluster, roles, state, dead, len(steps))
         async with surviving(cluster):
             if state == PROPOSED:
                 killing.kill()
-            await cluster.upload(SECOND)
+            await cluster.upload(*steps)
         if state == REPORTED:
             cluster.report(roles.owner)
             await world.tick()
@@ -289,8 +324,15 @@ async def test_the_newest_complete_checkpoint_is_restored(tmp_path: Path, state:
                 await asyncio.to_thread(work)
         keep(world)
         assert killing.count == 1
+        is_later = list(STATES).index(state) > list(STATES).index("multipart upload created")
+        assert killing.are_together or not is_later, "both uploads were in flight"
         await lose_all_nodes(cluster)
-        assert world.plan().base_step == expected_step(state, dead)
+        restored, expected = world.plan().base_step, expected_step(state, dead)
+        assert restored == max(recorded(world))
+        if len(steps) == 1:
+            assert restored == expected
+        else:  # The processes die in a state of the upload of step 5, and in any state of the other upload.
+            assert restored >= (THIRD if dead in COMPLETES_LATER else expected)
         assert await cluster.restored() == {world.plan().base_step}
         assert world.plan().base_step in recorded(world)
         await cluster.open()

@@ -29,7 +29,7 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 from tests.unit.worker.member.lines import Line
 from tests.unit.worker.storage.slots import Tensors, header_of, payload_of
 from worker.core.rounds import NONE
-from worker.core.slots import Content
+from worker.core.slots import Content, slots_per_shard
 from worker.core.upload_division import LEAST_BYTES
 from worker.errors import PeerLost
 from worker.member.checkpoint_uploads import CheckpointUploads
@@ -152,7 +152,7 @@ class UploadingNode:
         """Seal a step of the node's own shards, and of the replicas that it holds."""
         for rank in self.plan.ranks:
             if self.node_id in rank.copy_nodes:
-                await seal(self.store, rank.rank, self.plan.generation, step)
+                await seal(self.store, rank.rank, self.plan, step)
         self._contents.committed = Step(step)
 
     def hear(self, persist: int) -> None:
@@ -224,12 +224,16 @@ class Cluster:
         for node in self.nodes.values():
             await node.uploads.abort_abandoned()
 
-    async def upload(self, step: int) -> None:
-        """Seal a step on all nodes, and upload it from all living nodes. The agents do not report the upload."""
-        for node in self.nodes.values():
-            await node.seal(step)
-        for node in self.nodes.values():
-            node.hear(step)
+    async def upload(self, *steps: int) -> None:
+        """Seal steps on all nodes, and upload them at the same time from all living nodes.
+
+        The agents do not report the uploads.
+        """
+        for step in steps:
+            for node in self.nodes.values():
+                await node.seal(step)
+            for node in self.nodes.values():
+                node.hear(step)
         for node in self.nodes.values():
             await node.uploads.idle()
 
@@ -272,7 +276,8 @@ class Cluster:
         await asyncio.gather(*self._serving)
 
 
-async def seal(store: SlotStore, rank: Rank, origin: Generation, step: int) -> None:
+async def seal(store: SlotStore, rank: Rank, plan: GenerationPlan, step: int) -> None:
+    origin, checkpoint = plan.generation, plan.checkpoint
     data, offset, size = payload(rank, step)
     index = await store.grant(
         rank,
@@ -280,7 +285,7 @@ async def seal(store: SlotStore, rank: Rank, origin: Generation, step: int) -> N
         keep=(),
         capacity_bytes=len(data),
         layout_hash=bytes(range(16)),
-        slot_count=2,
+        slot_count=slots_per_shard(has_third_slot=checkpoint.third_slot, max_uploads=checkpoint.max_uploads),
     )
     assert index is not None
     with store.shards[rank][index].file.payload(0, len(data)) as view:
