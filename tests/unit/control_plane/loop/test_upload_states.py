@@ -5,7 +5,9 @@
 
 Each test kills some processes in one state of the upload of step 5, or the S3 server. The checkpoint of step 3 is
 already complete. With two uploads in flight, step 6 is uploaded at the same time. Afterwards, the living processes
-continue, and the S3 server starts again. Then all nodes are lost, so that the job can only restore from S3. The uploads, the manifests, the deletions, the verification and the restore run the product's code with an S3 in memory
+continue, and the S3 server starts again. Then all nodes are lost, so that the job can only restore from S3.
+
+The uploads, the manifests, the deletions, the verification and the restore run the product's code with an S3 in memory
 (`uploading`).
 """
 
