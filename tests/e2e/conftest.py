@@ -73,11 +73,12 @@ def workplace(
     spares: int,
     detection_seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
+    control_plane_environment: Mapping[str, str] | None = None,
     has_namespaces: bool = False,
 ) -> Iterator[Workplace]:
     """Start a cluster with a client, and end it in any case.
 
-    `environment` contains variables for the cluster's instances.
+    `environment` contains variables for the cluster's instances, `control_plane_environment` for its servers.
     """
     global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
@@ -92,6 +93,7 @@ def workplace(
         detection_seconds=detection_seconds,
         connect_seconds=CONNECT_SECONDS,
         environment=environment or {},
+        control_plane_environment=control_plane_environment or {},
         has_namespaces=has_namespaces,
     )
     with contextlib.ExitStack() as stack:
