@@ -399,6 +399,7 @@ def _collected(
         jobs=[_job(client, job, undisturbed[job.name], traces.parent) for job in jobs],
         has_links=has_links,
         has_servers=options.is_production,
+        wrong_calls=tuple(cluster.wrong_calls()),
         starts=starts,
         refused=strikes.refused,
     )

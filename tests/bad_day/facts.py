@@ -49,7 +49,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     kind: str
-    """One of ranks, agents, instances, groups, control plane, links, checks, throttle, freeze, database."""
+    """A kind of `plan.Line`; `instances` stands for a pair, too."""
     targets: tuple[str, ...]
     """Instances that the strike hit."""
     did: str
@@ -145,6 +145,8 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     """True if the control plane had two servers behind a load balancer, and PostgreSQL."""
     orphans: tuple[str, ...] = ()
     """Instances, objects and rows that nothing refers to, a sentence for each."""
+    wrong_calls: tuple[str, ...] = ()
+    """Calls that the local AWS refused because AWS does not document their parameters, a sentence for each."""
     is_temptation: bool = False
     """True for a short day whose plan tests a single safeguard. The rules do not count its strikes."""
     refused: int = 0

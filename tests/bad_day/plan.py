@@ -20,8 +20,10 @@ from infra.local_cloud.fault_kinds import (
     KillControlPlane,
     KillRank,
     Partition,
+    StaleView,
     Terminate,
     Throttle,
+    ZoneDisruption,
     name_of,
 )
 from infra.local_cloud.fault_script import Moment
@@ -44,6 +46,8 @@ ROUND: Final = (
 """Kinds of the faults in each period of two minutes. Their order is random."""
 SERVER_ROUND: Final = ("freeze", "database")
 """Further kinds in each period if the control plane has two servers and PostgreSQL."""
+AWS_ROUND: Final = ("stale view", "zone", "throttle")
+"""Further kinds in each period: faults of AWS's API, which stop no instance."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
 """Kinds of faults that hit a recovery that has just begun. Each entry occurs once in each period of two minutes."""
@@ -52,11 +56,18 @@ LASTS: Final = {
     "links": (2.0, 9.0),
     "checks": (5.0, 12.0),
     "throttle": (8.0, 15.0),
+    "stale view": (10.0, 15.0),
+    "zone": (8.0, 15.0),
     "control plane": (0.0, 3.0),
     "freeze": (8.0, 16.0),
 }
 """Minimum and maximum duration in seconds of a lasting fault, by kind."""
 THROTTLED_SHARE: Final = 0.4
+OMITTED_SHARE: Final = 0.2
+"""Share of instances that an answer of DescribeInstances omits during a stale view.
+
+AWS's longest delay (`AwsAnswers.visibility_seconds`) applies besides.
+"""
 HIT_SECONDS: Final = 12.0
 """Longest time that a strike waits for an instance or rank that it may hit."""
 FOLLOW_SECONDS: Final = 2.0
@@ -101,9 +112,9 @@ def plan(*, seed: int, minutes: float, has_links: bool, has_servers: bool = Fals
     ends = minutes * 60 - LAST_SECONDS
     kinds: list[str] = []
     follows: list[str] = []
-    for number in range(max(1, round(minutes * 60 / ROUND_SECONDS))):
+    for _ in range(max(1, round(minutes * 60 / ROUND_SECONDS))):
         some = [kind for kind in ROUND if has_links or kind != "links"]
-        some += [*(("throttle",) if number % 2 else ()), *(SERVER_ROUND if has_servers else ())]
+        some += [*AWS_ROUND, *(SERVER_ROUND if has_servers else ())]
         kinds += chance.sample(some, len(some))
         follows += chance.sample(FOLLOWERS, len(FOLLOWERS))
     lines = [Line(at_seconds=FIRST_SECONDS, kind="pair", pick=chance.randrange(1 << 16))]
@@ -149,6 +160,10 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
             return (FailStatus(target=node),)
         case "throttle":
             return (Throttle(share=THROTTLED_SHARE),)
+        case "stale view":
+            return (StaleView(omit=OMITTED_SHARE),)
+        case "zone":
+            return (ZoneDisruption(),)
         case unknown:
             raise ValueError(unknown)
 

@@ -11,6 +11,7 @@ lost steps                 at most three per incident from memory, at most a che
 ettr                       not below the bound that follows from the strikes
 ended well                 all jobs completed, and the job of higher priority waited for nodes
 orphans                    no instance, object or row is left that nothing refers to
+well-formed calls          AWS documents the parameters of every call of EC2 and Auto Scaling
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from itertools import pairwise
 from typing import Final
 
 from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Violation
-from tests.bad_day.plan import SERVER_ROUND
+from tests.bad_day.plan import AWS_ROUND, SERVER_ROUND
 
-KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links")
+KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links", *AWS_ROUND)
 """Kinds of strikes that must take effect often enough in a day.
 
 Strikes of other kinds only tempt a control plane that lacks a safeguard.
@@ -69,6 +70,8 @@ COST_SECONDS: Final = {
     "links": 6.0,
     "checks": 1.0,
     "throttle": 1.0,
+    "stale view": 4.0,
+    "zone": 4.0,
     "freeze": 10.0,
     "database": 6.0,
 }
@@ -388,6 +391,7 @@ RULES: Final[dict[str, _Rule]] = {
     "ettr": ettr,
     "ended well": ended_well,
     "orphans": lambda day: [*day.orphans],
+    "well-formed calls": lambda day: [*day.wrong_calls],
 }
 
 

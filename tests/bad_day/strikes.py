@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import httpx
+from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.local_cloud.errors import FaultRefused, LocalCloudError
 from infra.local_cloud.fault_kinds import AnyFault, Effect
@@ -193,14 +194,31 @@ class Strikes:
         self._note(at, "checks", (node,), effect, seen)
 
     def _throttle(self, line: Line) -> None:
-        at, effect = self._injected(line)
-        seen = self._see(
-            lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused"
+        self._disturb_aws(
+            line, "throttle", lambda at: self._watch.throttled_at > at, "the checker's own calls were refused"
         )
+
+    def _stale_view(self, line: Line) -> None:
+        words = "an answer of DescribeInstances omitted an instance that runs"
+        self._disturb_aws(line, "stale-view", lambda at: self._omits_an_instance(), words)
+
+    def _zone(self, line: Line) -> None:
+        words = "DescribeInstances answered the checker that the zone is disrupted"
+        self._disturb_aws(line, "zone-disruption", lambda at: self._watch.disrupted_at > at, words)
+
+    def _disturb_aws(self, line: Line, fault: str, is_seen: Callable[[float], bool], words: str) -> None:
+        """Inject a lasting fault of AWS's API, check its effect, and clear it at its time."""
+        at, effect = self._injected(line)
+        seen = self._see(lambda: is_seen(at), words)
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):
-            self._cluster.clear_faults("throttle")
-        self._note(at, "throttle", (), effect, seen)
+            self._cluster.clear_faults(fault)
+        self._note(at, line.kind, (), effect, seen)
+
+    def _omits_an_instance(self) -> bool:
+        with suppress(ClientError, BotoCoreError, LocalCloudError, httpx.HTTPError):
+            return bool(self._cluster.instances().keys() - self._watch.described())
+        return False
 
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
         """Terminate all given instances within one second.

@@ -81,6 +81,9 @@ def test_a_plan_is_a_fault_script_that_hits_whom_the_day_would_hit(seed: int, tm
         "kill-control-plane",
         "partition",
         "fail-status",
+        "stale-view",
+        "zone-disruption",
+        "throttle",
     }
 
 

@@ -206,7 +206,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("one kind less", lambda day: replace(day, strikes=day.strikes[1:])),
         ("no effect", lambda day: replace(day, strikes=[*day.strikes, replace(day.strikes[0], seen="")])),
         ("none in a recovery", with_incident(failed_at=300.0, opened_at=301.5, closed_at=306.0)),
-        ("too few", lambda day: replace(day, minutes=2.0)),
+        ("too few", lambda day: replace(day, minutes=3.0)),
         (
             "not in the same second",
             lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], at=103.1)]),
@@ -227,6 +227,9 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("did not wait", lambda day: replace(day, jobs=[day.jobs[0], replace(day.jobs[1], started_at=10.0)])),
     ],
     "orphans": [("an object", lambda day: replace(day, orphans=("a belongs to no run",)))],
+    "well-formed calls": [
+        ("an unknown filter", lambda day: replace(day, wrong_calls=("DescribeInstanceStatus: no filter instance-id",)))
+    ],
 }
 
 

@@ -19,6 +19,9 @@ from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import LocalCluster
 
 LOOK_SECONDS: Final = 0.7
+THROTTLING: Final = ("Throttling", "RequestLimitExceeded")
+DISRUPTED: Final = "Unavailable"
+"""Error code of EC2's Describe operations for instances in a disrupted zone."""
 GONE: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 Json = dict[str, Any]
 
@@ -37,8 +40,10 @@ class Watch(threading.Thread):
         self.states: dict[str, str] = {}
         self.impaired: dict[str, float] = {}
         """Time of the newest observed failure of a status check, by instance."""
-        self.throttled_at: list[float] = []
-        """Times at which AWS throttled a call of this watch."""
+        self.throttled_at = 0.0
+        """Newest time at which AWS throttled a call of this watch."""
+        self.disrupted_at = 0.0
+        """Newest time at which AWS refused a call of this watch because of a disrupted zone."""
         self.jobs: dict[str, Json] = {}
         self._training: dict[str, roles.TrainingJob] = {}
         """Newest observation of each job that trains, by name."""
@@ -61,12 +66,7 @@ class Watch(threading.Thread):
 
     def _look_at_instances(self, ec2: Any) -> None:
         now = time.time()
-        answer = self._asked(ec2.describe_instances)
-        self.states = {
-            instance["InstanceId"]: instance["State"]["Name"]
-            for group in answer["Reservations"]
-            for instance in group["Instances"]
-        }
+        self.states = self._states(ec2)
         for instance_id, state in self.states.items():
             if state in GONE:
                 self.ended.setdefault(instance_id, now)
@@ -74,15 +74,26 @@ class Watch(threading.Thread):
             if "impaired" in (status["InstanceStatus"]["Status"], status["SystemStatus"]["Status"]):
                 self.impaired[status["InstanceId"]] = now
 
+    def _states(self, ec2: Any) -> dict[str, str]:
+        answer = self._asked(ec2.describe_instances)
+        return {
+            instance["InstanceId"]: instance["State"]["Name"]
+            for group in answer["Reservations"]
+            for instance in group["Instances"]
+        }
+
     def _asked(self, call: Any) -> Json:
         try:
             answer: Json = call()
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("Throttling", "RequestLimitExceeded"):
-                self.throttled_at.append(time.time())
+            code = error.response["Error"]["Code"]
+            if code in THROTTLING:
+                self.throttled_at = time.time()
+            if code == DISRUPTED:
+                self.disrupted_at = time.time()
             raise
         if answer["ResponseMetadata"]["RetryAttempts"]:
-            self.throttled_at.append(time.time())
+            self.throttled_at = time.time()
         return answer
 
     def _look_at_jobs(self) -> None:
@@ -102,6 +113,10 @@ class Watch(threading.Thread):
     def training_jobs(self) -> list[roles.TrainingJob]:
         """Return the jobs that were training at the last poll, as targets for faults."""
         return list(self._training.values())
+
+    def described(self) -> set[str]:
+        """Ask EC2 once, and return the instances that its answer contains."""
+        return set(self._states(self._cluster.aws("ec2")))
 
     def running(self) -> set[str]:
         """Return the instances that AWS reports as running."""
