@@ -41,6 +41,7 @@ from worker.node.health.memory import slot_memory_bytes
 from worker.node.health.watch import HealthWatch
 from worker.node.instance_metadata import InstanceMetadata, endpoint_of
 from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
+from worker.ranks.shim.cgroups import JobLimits
 from worker.ranks.supervisor import Supervisor, scope_command
 from worker.shm import tmpfs
 from worker.storage.node_aws import NodeAws
@@ -154,6 +155,20 @@ def settings(arguments: list[str]) -> AgentSettings:
         "(EVERSTEP_RANKS_SLICE; by default, ranks run in the cgroup of the agent)",
     )
     parser.add_argument(
+        "--job-memory-bytes",
+        type=int,
+        default=environment.get("EVERSTEP_JOB_MEMORY_BYTES"),
+        help="maximum memory of a job's ranks on this node together, with their files in /dev/shm; needs cgroup v2 and "
+        "--ranks-slice (EVERSTEP_JOB_MEMORY_BYTES; by default, only the slice limits them)",
+    )
+    parser.add_argument(
+        "--job-tasks",
+        type=int,
+        default=environment.get("EVERSTEP_JOB_TASKS"),
+        help="maximum number of processes and threads of a job's ranks on this node together, also if they run as "
+        "root; needs what --job-memory-bytes needs (EVERSTEP_JOB_TASKS)",
+    )
+    parser.add_argument(
         "--allow-builds",
         action="store_true",
         default=environment.get("EVERSTEP_ALLOW_BUILDS") == "1",
@@ -225,6 +240,9 @@ def settings(arguments: list[str]) -> AgentSettings:
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     if given.metrics_port is not None and not 0 <= given.metrics_port <= 65_535:
         parser.error(f"--metrics-port {given.metrics_port} is not a port")
+    for name, value in (("--job-memory-bytes", given.job_memory_bytes), ("--job-tasks", given.job_tasks)):
+        if value is not None and value < 1:
+            parser.error(f"{name} {value} is below 1: a job needs some, or leave the option out")
     if given.log_format not in LOG_FORMATS:
         parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is not one of {', '.join(LOG_FORMATS)}")
     if given.replica_transport not in TRANSPORT_SETTINGS:
@@ -261,6 +279,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
         ranks_slice=given.ranks_slice,
+        job_limits=JobLimits(given.job_memory_bytes, given.job_tasks),
         replica_transport=given.replica_transport,
     )
 
@@ -389,6 +408,7 @@ def main() -> None:
         cgroup=chosen.slots.name,
         user=chosen.rank_user,
         launcher=scope_command(chosen.ranks_slice) if chosen.ranks_slice else (),
+        limits=chosen.job_limits,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
     environment = aws_environment(chosen, os.environ)

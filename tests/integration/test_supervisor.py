@@ -683,6 +683,27 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
         await bench.supervisor.shut_down()
 
 
+async def test_limits_that_the_kernel_cannot_impose_are_said_and_ranks_run_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, is_warm=False, cgroup="no/such/parent")
+    bench.supervisor = Supervisor(
+        state=bench.state,
+        socket=bench.state / "shim.sock",
+        address="127.0.0.1",
+        is_warm=False,
+        cgroup=bench.cgroup,
+        limits=cgroups.JobLimits(memory_bytes=1 << 30, task_count=100),
+    )
+    await bench.supervisor.start()
+    try:
+        assert "the limits of jobs (--job-memory-bytes, --job-tasks) do not apply: cgroup v" in caplog.text
+        await bench.start("pass")
+        assert (await bench.exit()).end.code == 0
+    finally:
+        await bench.supervisor.shut_down()
+
+
 def break_record(bench: Bench, rank: int = 0) -> Path:
     """Make every attempt to write a rank's record fail. Return the folder whose presence causes the failure."""
     obstacle = bench.state / "ranks" / f"{RUN}.1.{rank}.new"

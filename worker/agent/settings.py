@@ -11,6 +11,7 @@ from everstep.protocol.log_records import LogFormat
 from everstep.protocol.replica_transport import TransportSetting
 from worker.agent.attestation import Claim
 from worker.node.rank_user import RankUser
+from worker.ranks.shim.cgroups import JobLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,5 @@ class AgentSettings:
     """How the chunks of replicas travel between nodes. `auto` uses NIXL on nodes with an RDMA device."""
     ranks_slice: str = ""
     """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""
+    job_limits: JobLimits = JobLimits()
+    """Limits for the ranks of one job on this node together, which their cgroup imposes."""

@@ -231,6 +231,7 @@ class Supervisor:
         user: RankUser | None = None,
         memory_paths: MemoryPaths = MemoryPaths(),
         launcher: Sequence[str] = (),
+        limits: cgroups.JobLimits = cgroups.JobLimits(),
     ) -> None:
         """Create the supervisor; `start` connects to the shim, the parent process of all ranks.
 
@@ -249,8 +250,10 @@ class Supervisor:
             memory_paths: paths of the kernel's files with memory statistics.
             launcher: first words of a command that replaces itself with the shim by exec, as `scope_command` returns
                 them.
+            limits: limits for the ranks of one job together. A shim that runs already keeps the limits of its start.
         """
         self._launcher = tuple(launcher)
+        self._limits = limits
         self._memory_paths = memory_paths
         self._state = state.absolute()
         self._socket = socket.absolute()
@@ -265,8 +268,8 @@ class Supervisor:
         self._cgroup = (
             f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         )
-        self._confinement: tuple[str, str] | None = None
-        """The shim's last report on cgroups: (their folder, the reason if cgroups are unavailable)."""
+        self._confinement: tuple[str, str, str] | None = None
+        """The shim's last report on cgroups: (their folder, why they are unavailable, why limits do not apply)."""
         self.changed = Signal()
         """Notified at every change of the state of a rank or of the shim."""
         self.preload = Preload.PENDING
@@ -632,6 +635,7 @@ class Supervisor:
             self._cgroup,
             "--ready-fd",
             str(write),
+            *self._limit_words(),
             *(word for name in self._modules for word in ("--preload", name)),
         ]
         log_path = str(self._state / "logs" / "shim.log")
@@ -663,6 +667,10 @@ class Supervisor:
         finally:
             loop.remove_reader(read)
             os.close(read)
+
+    def _limit_words(self) -> list[str]:
+        given = {"--job-memory-bytes": self._limits.memory_bytes, "--job-task-count": self._limits.task_count}
+        return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
         """Handle the messages of the shim. When it ends, continue with a new shim."""
@@ -719,7 +727,7 @@ class Supervisor:
         self.changed.notify()
 
     def _note_confinement(self, message: Ranks) -> None:
-        told = (message.confinement, message.confinement_error)
+        told = (message.confinement, message.confinement_error, message.limits_error)
         if told == self._confinement:
             return
         self._confinement = told
@@ -730,6 +738,8 @@ class Supervisor:
                 "ranks have no cgroup; their children are found by parent and session: %s",
                 message.confinement_error,
             )
+        if message.limits_error:
+            log.warning("the limits of jobs (--job-memory-bytes, --job-tasks) do not apply: %s", message.limits_error)
 
     def _note_exit(self, record: RankRecord) -> None:
         key, end_ = _key(record), record.end

@@ -15,6 +15,7 @@ from worker.__main__ import allow_files, aws_environment, confine, settings
 from worker.node import metadata_rule, rank_user
 from worker.node.instance_metadata import EC2_ENDPOINT
 from worker.node.rank_user import RankUser
+from worker.ranks.shim.cgroups import JobLimits
 from worker.storage.aws import aws_client
 
 
@@ -121,6 +122,20 @@ def test_the_transport_of_replicas_depends_on_the_devices_unless_the_operator_ch
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path))
     assert "EVERSTEP_REPLICA_TRANSPORT 'rdma' is not one of auto, tcp, nixl" in capsys.readouterr().err
+
+
+def test_a_job_has_the_limits_of_the_options_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(tmp_path)
+    assert settings(given).job_limits == JobLimits()
+    assert settings([*given, "--job-memory-bytes", "4096", "--job-tasks", "9"]).job_limits == JobLimits(4096, 9)
+    monkeypatch.setenv("EVERSTEP_JOB_MEMORY_BYTES", "8192")
+    monkeypatch.setenv("EVERSTEP_JOB_TASKS", "7")
+    assert settings(given).job_limits == JobLimits(8192, 7)
+    with pytest.raises(SystemExit):
+        settings([*given, "--job-tasks", "0"])
+    assert "--job-tasks 0 is below 1: a job needs some, or leave the option out" in capsys.readouterr().err
 
 
 def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(

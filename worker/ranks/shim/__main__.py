@@ -37,6 +37,8 @@ def main() -> None:
         metavar="NAME",
         help="name of this node's cgroup; without it ranks have none of their own",
     )
+    parser.add_argument("--job-memory-bytes", type=int, help="limit of the memory of a job's ranks together")
+    parser.add_argument("--job-task-count", type=int, help="limit of the processes and threads of a job's ranks")
     parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -55,6 +57,7 @@ def main() -> None:
     if arguments.socket is None or arguments.state_dir is None:
         parser.error("--socket and --state-dir are needed")
     from worker.ranks.shim import processes
+    from worker.ranks.shim.cgroups import JobLimits
     from worker.ranks.shim.server import Shim, ShimOptions
 
     processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
@@ -66,6 +69,7 @@ def main() -> None:
         modules=tuple(arguments.preload),
         ready=arguments.ready_fd,
         cgroup=arguments.cgroup,
+        limits=JobLimits(arguments.job_memory_bytes, arguments.job_task_count),
     )
     Shim(options).run()
     raise SystemExit(0)

@@ -4,10 +4,12 @@
 
 A process can leave its process group, its session and its parent, but it stays in its cgroup unless a process moves it.
 cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the freezer of
-cgroup v1. These cgroups impose no limits.
+cgroup v1. `RankCgroups.impose` limits each cgroup's memory and processes. Only v2 with its own controllers can do this.
+The process then moves to `<own cgroup>/everstep-<uid>-<node>-shim`, because a cgroup that passes controllers on to
+other cgroups must be empty.
 
-Invariant: this module kills processes only in cgroups that it has created, and removes no other cgroups. Its own
-process is in none of them.
+Invariant: this module kills processes only in cgroups of ranks that it has created, and removes no other cgroups. Its
+own process is in none of them.
 """
 
 from __future__ import annotations
@@ -16,12 +18,33 @@ import contextlib
 import errno
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.protocol.ids import Generation, RunId
 
+_SWAP = "memory.swap.max"
 _JOIN_ATTEMPTS = 3
 """Maximum attempts to join a cgroup. Another process may remove the cgroup while it is still empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits for all ranks of a job on this node together. None: no limit besides those of the node."""
+
+    memory_bytes: int | None = None
+    """Memory of the ranks and of what they write to tmpfs, which includes the slots of their snapshots."""
+    task_count: int | None = None
+    """Number of processes and threads."""
+
+    def files(self) -> dict[str, dict[str, str]]:
+        """Return the content of the files that set the limits, by the controller that has the files."""
+        memory = {"memory.max": str(self.memory_bytes), _SWAP: "0"}
+        tasks = {"pids.max": str(self.task_count)}
+        return {
+            **({} if self.memory_bytes is None else {"memory": memory}),
+            **({} if self.task_count is None else {"pids": tasks}),
+        }
 
 
 class RankCgroups:
@@ -32,6 +55,55 @@ class RankCgroups:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files: dict[str, str] = {}
+        """Content of the files that limit each new cgroup, by file name."""
+
+    def impose(self, limits: JobLimits) -> str:
+        """Limit each cgroup that is created from now on.
+
+        The shim calls this once at its start. It may move the calling process to another cgroup.
+
+        Args:
+            limits: the limits of each generation's cgroup.
+
+        Returns:
+            The reason why the kernel cannot impose the limits; empty if it imposes them.
+        """
+        wanted, parent = limits.files(), self.folder.parent
+        if not wanted:
+            return ""
+        try:
+            missing = wanted.keys() - set((parent / "cgroup.controllers").read_text().split())
+            if missing:
+                return f"{parent} has no controller {' and '.join(sorted(missing))}"
+            words = " ".join(f"+{controller}" for controller in wanted)
+            try:
+                _write(parent / "cgroup.subtree_control", words)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                self._leave(parent)
+                _write(parent / "cgroup.subtree_control", words)
+            _write(self.folder / "cgroup.subtree_control", words)
+        except FileNotFoundError:
+            return "only cgroup v2 can limit ranks, and it is not available here"
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return f"{parent} contains processes besides the shim: run ranks in a slice (--ranks-slice)"
+            return f"{error.filename or parent}: {error.strerror}"
+        self._files = {
+            name: content
+            for files in wanted.values()
+            for name, content in files.items()
+            if name != _SWAP or (self.folder / name).exists()  # a kernel may not account for swap
+        }
+        return ""
+
+    def _leave(self, parent: Path) -> None:
+        """Move this process to a cgroup beside those of the ranks."""
+        own = parent / f"{self.folder.name}-shim"
+        own.mkdir(exist_ok=True)
+        _write(own / "cgroup.procs", str(os.getpid()))
 
     def join(self, run: RunId, generation: Generation, pid: int) -> str:
         """Move a process into the cgroup of its generation.
@@ -51,7 +123,9 @@ class RankCgroups:
         for attempt in range(_JOIN_ATTEMPTS):
             path.mkdir(parents=True, exist_ok=True)
             try:
-                (path / "cgroup.procs").write_text(str(pid))
+                for name, content in self._files.items():
+                    _write(path / name, content)
+                _write(path / "cgroup.procs", str(pid))
             except FileNotFoundError:
                 if attempt == _JOIN_ATTEMPTS - 1:
                     raise
@@ -131,6 +205,12 @@ def remove(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _write(path: Path, content: str) -> None:
+    """Write to a file of the kernel that must exist already."""
+    with open(os.open(path, os.O_WRONLY), "w") as file:
+        file.write(content)
 
 
 def _kill_frozen(folder: Path) -> None:

@@ -173,6 +173,8 @@ class Ranks(Message, frozen=True):
     """Folder in which the cgroups of ranks are created; empty if ranks have no cgroups."""
     confinement_error: str = ""
     """Reason why ranks have no cgroup. Empty if ranks have cgroups."""
+    limits_error: str = ""
+    """Reason why the limits of the agent's options do not apply to ranks. Empty if they apply, or no limit is set."""
 
 
 ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown

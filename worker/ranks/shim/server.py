@@ -77,6 +77,8 @@ class ShimOptions:
     """File descriptor of a pipe that the shim closes as soon as its socket listens; None without a pipe."""
     cgroup: str = ""
     """Name of this node's cgroup; if empty, ranks have no cgroup of their own."""
+    limits: cgroups.JobLimits = cgroups.JobLimits()
+    """Limits for the ranks of one job together."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,7 @@ class Shim:
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
+    _limits_error: str = ""
     _emptying: set[str] = field(default_factory=set)
     """Cgroups of generations without living ranks, whose processes the shim kills."""
     _template: _Template | None = None
@@ -149,6 +152,10 @@ class Shim:
         if self.options.cgroup:
             self._cgroups, words = cgroups.find(self.options.cgroup)
             self._confinement_error = words if self._cgroups is None else ""
+        if self._cgroups is not None:
+            self._limits_error = self._cgroups.impose(self.options.limits)
+        elif self.options.limits != cgroups.JobLimits():
+            self._limits_error = self._confinement_error or "ranks have no cgroup"
         wake = self._watch_signals()
         self._start_template()
         listener = self._listen()
@@ -284,6 +291,7 @@ class Shim:
             preload_error=template.error if template else "",
             confinement=str(self._cgroups.folder) if self._cgroups is not None else "",
             confinement_error=self._confinement_error,
+            limits_error=self._limits_error,
         )
 
     def _start(self, client: Line, start: StartRank) -> None:
