@@ -118,7 +118,7 @@ def _accelerators(facts: NodeFacts, wanted: Accelerators) -> Iterator[Finding]:
     if facts.efa_count != wanted.efa_cards:
         words = f"{kind} has {wanted.efa_cards} EFA cards, and this machine has {facts.efa_count}"
         advice = "Install EFA's driver, and add the cards to the launch template (infra/terraform/modules/fleet)."
-        yield Finding("efa", Level.WARNING, words, advice)
+        yield Finding("efa", Level.WRONG, words, advice)
     elif facts.efa_error:
         yield Finding("efa", Level.WRONG, facts.efa_error, "Install EFA: infra/image/install.sh with --gpu.")
     elif not facts.has_nccl_plugin:
@@ -157,7 +157,8 @@ def _limits(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding("limits", Level.WARNING, words, "Set LimitNOFILE=1048576 in the unit of the agent.")
     elif not facts.is_memory_lockable:
         words = "the amount of locked memory is limited; GPUs and EFA lock the memory that they transfer"
-        yield Finding("limits", Level.WARNING, words, "Set LimitMEMLOCK=infinity in the unit of the agent.")
+        level = Level.WRONG if facts.rdma_devices else Level.WARNING  # without it, EFA refuses every transfer
+        yield Finding("limits", level, words, "Set LimitMEMLOCK=infinity in the unit of the agent.")
     else:
         yield Finding("limits", Level.OK, f"{facts.open_files:,} open files, unlimited locked memory")
     if 0 < facts.shared_memory_total < LEAST_SHARED_MEMORY_RATIO * facts.memory_total:

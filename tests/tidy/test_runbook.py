@@ -5,6 +5,7 @@ The dashboard also describes every cause and status.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,13 +13,21 @@ import pytest
 
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import SecondaryStatus
-
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 WEB = ROOT / "web/src"
 PARTS = ("**It means**", "**Look at**", "**Do**")
 
 
+DOCUMENTS = (
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/guides").glob("*.md")),
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "infra/haproxy/haproxy.cfg",
+    ROOT / "infra/terraform/modules/servers/variables.tf",
+)
+OUTSIDE_OF_THE_CONTRACT = {"/v1/session", "/v1/agents/connect", "/v1/openapi.json"}
+"""Paths of the browser's session, of the agents' connection and of the description of the API."""
 OF_JOBS, OF_THE_SERVICE = RUNBOOK.split("\n## When the service itself fails\n")
 
 
@@ -26,6 +35,14 @@ def sections(text: str = RUNBOOK) -> dict[str, str]:
     """Return each section of the runbook by the last part of its address, which `page_of` of web/build.py derives."""
     found = re.findall(r"^### (.+)\n((?:(?!^##).*\n?)*)", text, re.MULTILINE)
     return {heading.lower().replace(" ", "-"): text for heading, text in found}
+
+
+def unknown_paths(text: str) -> set[str]:
+    """Return each path below `/v1/` in a text that the API does not have."""
+    known = [*json.loads((ROOT / "docs/openapi.json").read_text())["paths"], *OUTSIDE_OF_THE_CONTRACT]
+    patterns = [re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))) for path in known]
+    named = {path.rstrip("/.") for path in re.findall(r"/v1/[\w{][\w{}/.-]*", text)}
+    return {path for path in named if not any(pattern.fullmatch(path) for pattern in patterns)}
 
 
 def keys(file: str, name: str) -> set[str]:
@@ -74,3 +91,13 @@ def test_its_links_lead_to_its_own_sections_since_it_is_read_without_the_interne
     links = re.findall(r"\]\(([^)]+)\)", RUNBOOK)
     assert links
     assert {link.removeprefix("#") for link in links} <= sections().keys()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_path_of_the_api_that_a_document_names_exists(document: Path) -> None:
+    assert unknown_paths(document.read_text()) == set()
+
+
+def test_a_path_that_the_api_lacks_is_found() -> None:
+    text = "`/v1/ready`, `GET /v1/fleets/NAME`, `/v1/training-jobs/{name}/stop`, `/v1/health/ready`, /v1/"
+    assert unknown_paths(text) == {"/v1/health/ready"}
