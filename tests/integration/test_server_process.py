@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -51,13 +52,13 @@ def cloud():
         thread.join()
 
 
-def command(directory: Path, cloud: str, *more: str) -> list[str]:
+OF_THE_TESTS = (sys.executable, "-P", "-m", "control_plane")
+
+
+def command(directory: Path, cloud: str, *more: str, program: Sequence[str] = OF_THE_TESTS) -> list[str]:
     return [
         *(
-            sys.executable,
-            "-P",
-            "-m",
-            "control_plane",
+            *program,
             "--state-dir",
             str(directory / "state"),
             "--mode",
@@ -69,13 +70,16 @@ def command(directory: Path, cloud: str, *more: str) -> list[str]:
     ]
 
 
-def start(directory: Path, cloud: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+def start(
+    directory: Path, cloud: str, *more: str, program: Sequence[str] = OF_THE_TESTS
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """Start a server and read its log until the server announces its port.
 
-    Return it with the content of its ready file.
+    Return it with the content of its ready file. `program` contains the first words of the server's command.
     """
     (directory / "ready.json").unlink(missing_ok=True)
-    process = subprocess.Popen(command(directory, cloud, *more), cwd=directory, stderr=subprocess.PIPE, text=True)
+    words = command(directory, cloud, *more, program=program)
+    process = subprocess.Popen(words, cwd=directory, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen: list[str] = []
     for line in process.stderr:

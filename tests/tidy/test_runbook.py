@@ -13,6 +13,7 @@ import pytest
 
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import SecondaryStatus
+
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 WEB = ROOT / "web/src"

@@ -20,19 +20,27 @@ ROOT = Path(__file__).parents[3]
 __all__ = ["cloud"]
 
 
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed the wheel. The dependencies come from the environment of the tests."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (ROOT / "control_plane" / "static" / "index.html").is_file():
         pytest.skip("the dashboard is not built: run make web")
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    install = ["install", "--no-index", "--no-deps", "--target", str(folder / "site"), str(wheel)]
-    subprocess.run([*pip, *install], check=True)
-    return folder / "site"
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the wheel. The dependencies come from the environment of the tests."""
+    folder = tmp_path_factory.mktemp("site")
+    install = ["install", "--no-index", "--no-deps", "--target", str(folder), str(wheel)]
+    subprocess.run([sys.executable, *PIP, *install], check=True)
+    return folder
 
 
 def test_the_command_and_the_image_are_installed(installed: Path) -> None:
@@ -87,5 +95,31 @@ def test_a_server_of_the_wheel_migrates_and_serves_the_dashboard(
         assert page.status_code == 200
         (asset,) = set(re.findall(r'src="(/assets/[^"]+\.js)"', page.text))
         assert httpx.get(f"{ready['url']}{asset}", trust_env=False, timeout=30).status_code == 200
+    finally:
+        assert stop(process) == 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_server_runs_in_a_fresh_environment_with_only_the_wheel_and_its_requirements(
+    wheel: Path, installed: Path, tmp_path: Path, cloud: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip downloads the requirements from the package index, in the versions of the wheel's constraints."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    constraints = installed / "infra" / "image" / "constraints.txt"
+    install = ["install", "--constraint", str(constraints), f"{wheel}[server]"]
+    subprocess.run([str(environment / "bin" / "python"), *PIP, *install], check=True)
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    everstep = str(environment / "bin" / "everstep")
+    told = subprocess.run([everstep, "--help"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "server" in told.stdout
+    refused = subprocess.run([everstep, "local", "up"], capture_output=True, text=True, cwd=tmp_path)
+    assert (refused.returncode, "pip install 'everstep[local]'" in refused.stderr) == (2, True), refused
+    process, ready = start(tmp_path, cloud, "--migrate", program=(everstep, "server"))
+    try:
+        assert httpx.get(f"{ready['url']}/v1/health", trust_env=False, timeout=30).json()["Status"] == "ok"
+        assert "<title>" in httpx.get(f"{ready['url']}/jobs", trust_env=False, timeout=30).text
     finally:
         assert stop(process) == 0
