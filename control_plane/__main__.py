@@ -277,6 +277,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         otlp_endpoint=given.otlp_endpoint,
         log_group=given.export_logs,
         secrets_prefix=given.secrets_prefix,
+        server_secret=env("EVERSTEP_SERVER_SECRET", ""),
+        admin_token=env("EVERSTEP_ADMIN_TOKEN", ""),
         server_id=given.server_id,
         database_url=given.database_url,
         host=given.host,
@@ -436,11 +438,12 @@ async def _run(server: Server, listener: socket.socket, manager: ServiceManager)
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
-    token = (
-        f"secret {settings.secrets_prefix}admin-token"
-        if settings.secrets_prefix
-        else str(settings.state_directory / ADMIN_TOKEN)
-    )
+    if settings.admin_token:
+        token = "the variable EVERSTEP_ADMIN_TOKEN"
+    elif settings.secrets_prefix:
+        token = f"secret {settings.secrets_prefix}admin-token"
+    else:
+        token = str(settings.state_directory / ADMIN_TOKEN)
     if ready_file is not None:
         write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": token}) + "\n")
     log.info(

@@ -67,7 +67,16 @@ from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
 from control_plane.replica import Replica
-from control_plane.secrets import SecretFiles, Secrets, ensure_admin, server_id, server_secret
+from control_plane.secrets import (
+    ADMIN_TOKEN,
+    SERVER_SECRET,
+    GivenSecrets,
+    SecretFiles,
+    Secrets,
+    ensure_admin,
+    server_id,
+    server_secret,
+)
 from control_plane.settings import Settings
 from control_plane.steady_clock import steady_now
 from control_plane.tracing import otlp_tracer
@@ -160,6 +169,7 @@ def create_app(
         objects = objects or S3ObjectStore(connection)
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)
+    stored = GivenSecrets({SERVER_SECRET: settings.server_secret, ADMIN_TOKEN: settings.admin_token}, stored)
     sinks |= _webhooks(settings, now)
     tracer = otlp_tracer(settings.otlp_endpoint, version("everstep"))
     database = Database(settings.database)

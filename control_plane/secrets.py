@@ -1,16 +1,18 @@
 """Creates and stores the server's secrets: the first administrator's token and the server secret.
 
-Each secret is a file in the state directory, or a secret of AWS Secrets Manager (`control_plane.cloud.secrets`). The
-server's id is public. It does not depend on the secrets, so agents need no new settings when a secret changes.
+Each secret is a file in the state directory, a secret of AWS Secrets Manager (`control_plane.cloud.secrets`), or an
+environment variable of the server, which takes precedence. The server's id is public. It does not depend on the
+secrets, so agents need no new settings when a secret changes.
 
-Invariant: the first start generates each value. All later starts, and all other servers, read the same value.
+Invariant: the first start generates each value that no environment variable sets. All later starts, and all other
+servers, read the same value.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -60,6 +62,23 @@ class SecretFiles:
             value = fresh()
             write_private(path, value + "\n")
             return value
+
+
+class GivenSecrets:
+    """`Secrets` whose values the operator sets, and other `Secrets` for values that the operator does not set.
+
+    Args:
+        given: values by name of the secret. An empty value counts as not set.
+        otherwise: contains the other secrets.
+    """
+
+    def __init__(self, given: Mapping[str, str], otherwise: Secrets) -> None:
+        self._given = given
+        self._otherwise = otherwise
+
+    def kept(self, name: str, fresh: Callable[[], str]) -> str:
+        """Return the operator's value of a secret, or the stored one (see `Secrets.kept`)."""
+        return self._given.get(name) or self._otherwise.kept(name, fresh)
 
 
 def server_secret(stored: Secrets) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings
@@ -44,6 +44,10 @@ class Settings:
     """Access key of the simulated AWS in local mode. None in AWS mode, where boto3 finds the instance's credentials."""
     secrets_prefix: str = ""
     """Prefix of the server's secrets in AWS Secrets Manager. Empty: the secrets are files in the state directory."""
+    server_secret: str = field(default="", repr=False)
+    """The server secret, 64 hexadecimal digits. Empty: a file or Secrets Manager has it."""
+    admin_token: str = field(default="", repr=False)
+    """The first administrator's token. Empty: the first start generates it."""
     server_id: str = ""
     """Public id of the installation, 32 hexadecimal digits. Empty: a file in the state directory has the id."""
     database_url: str = ""
@@ -141,6 +145,16 @@ class Settings:
             raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
             raise InvalidSettings(f"--server-id {self.server_id!r} does not consist of 32 hexadecimal digits")
+        if self.server_secret and re.fullmatch(r"[0-9a-fA-F]{64}", self.server_secret) is None:
+            raise InvalidSettings(
+                "EVERSTEP_SERVER_SECRET does not consist of 64 hexadecimal digits: create it with "
+                "`openssl rand -hex 32`"
+            )
+        if self.admin_token and re.fullmatch(r"est_[A-Za-z0-9_-]{32,128}", self.admin_token) is None:
+            raise InvalidSettings(
+                "EVERSTEP_ADMIN_TOKEN is not est_ and at least 32 letters, digits, - or _: create it with "
+                '`echo "est_$(openssl rand -hex 32)"`'
+            )
         if self.secrets_prefix and re.fullmatch(r"[A-Za-z0-9/_+=.@-]{1,256}", self.secrets_prefix) is None:
             raise InvalidSettings(f"--secrets-prefix {self.secrets_prefix!r} cannot begin the name of a secret")
         if len(set(self.event_exports)) != len(self.event_exports):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -19,6 +21,7 @@ from infra.local_cloud.aws_answers import AwsAnswers
 from infra.local_cloud.environment import REGION
 from infra.local_cloud.fault_kinds import RateLimits, Rebalance, StaleView, ZoneDisruption
 from infra.local_cloud.faults import Conditions
+from infra.local_cloud.up import ClusterOptions
 from tests.unit.local_cloud.served import QUICK, ServedAws, eventually, served_aws
 
 ABSENT = ["i-0123456789abcdef0", "i-0123456789abcdef1"]
@@ -432,3 +435,13 @@ def test_other_answers_change_the_local_cloud(kind_aws: ServedAws) -> None:
     aws.in_service(group, 1)
     (found,) = aws.client("ec2").describe_instance_topology(InstanceIds=[id])["Instances"]
     assert len(found["NetworkNodes"]) == 1
+
+
+def test_both_pages_name_the_delay_of_a_stale_view_and_that_there_is_none_without_it() -> None:
+    assert Conditions().visibility_seconds == ClusterOptions().conditions.visibility_seconds == 0.0
+    seconds = f"{AwsAnswers().visibility_seconds:g}"
+    docs = Path(__file__).parents[2] / "docs"
+    (condition,) = re.findall(r"^\| `visibility_seconds` \| (.+?) \|", (docs / "local-cloud.md").read_text(), re.M)
+    assert condition.startswith(f"0; under `stale-view` [{seconds}](")
+    (question,) = re.findall(r"\| `visibility_seconds` \| (.+?) \|", (docs / "aws.md").read_text())
+    assert question == f"{seconds} s, under `stale-view`"

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 
 from control_plane.__main__ import listening
+from everstep import sdk
 
 pytestmark = pytest.mark.integration
 
@@ -123,6 +125,46 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
         assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False, timeout=30).status_code == 200
     finally:
         assert stop(process, signal.SIGINT) == 0
+
+
+ADMIN = "est_" + "a" * 43
+
+
+def test_secrets_of_the_environment_are_in_no_file_and_are_rotated(tmp_path, cloud, monkeypatch):
+    """A new server secret changes neither the server's id nor tokens. A rotated administrator's token stays rotated."""
+    monkeypatch.setenv("EVERSTEP_ADMIN_TOKEN", ADMIN)
+    monkeypatch.setenv("EVERSTEP_SERVER_SECRET", "ab" * 32)
+    state = tmp_path / "state"
+    process, ready = start(tmp_path, cloud, "--migrate")
+    try:
+        assert ready["admin_token_path"] == "the variable EVERSTEP_ADMIN_TOKEN"
+        assert not (state / "server_secret").exists()
+        assert not (state / "admin_token").exists()
+        first = sdk.client(ready["url"], ADMIN)
+        own = first.get_caller_identity()["TokenId"]
+        other = first.create_token(Role="admin", Description="rotated")["Secret"]
+        public_id = (state / "server_id").read_text()
+    finally:
+        assert stop(process) == 0
+
+    monkeypatch.setenv("EVERSTEP_SERVER_SECRET", "cd" * 32)
+    process, ready = start(tmp_path, cloud)
+    try:
+        assert (state / "server_id").read_text() == public_id, "agents keep their settings"
+        second = sdk.client(ready["url"], other)
+        second.revoke_token(TokenId=own)
+    finally:
+        assert stop(process) == 0
+
+    # The environment still has the revoked token, as it does until somebody updates the unit.
+    process, ready = start(tmp_path, cloud)
+    try:
+        with pytest.raises(ClientError) as refused:
+            sdk.client(ready["url"], ADMIN).list_fleets()
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 401
+        assert sdk.client(ready["url"], other).list_fleets()["Fleets"] == []
+    finally:
+        assert stop(process) == 0
 
 
 def test_an_answer_does_not_wait_until_its_head_is_acknowledged():

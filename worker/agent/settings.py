@@ -11,7 +11,7 @@ from everstep.protocol.log_records import LogFormat
 from everstep.protocol.replica_transport import TransportSetting
 from worker.agent.attestation import Claim
 from worker.node.rank_user import RankUser
-from worker.ranks.shim.cgroups import JobLimits
+from worker.ranks.shim.cgroups import NO_LIMITS, JobLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +51,5 @@ class AgentSettings:
     """How the chunks of replicas travel between nodes. `auto` uses NIXL on nodes with an RDMA device."""
     ranks_slice: str = ""
     """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""
-    job_limits: JobLimits = JobLimits()
+    job_limits: JobLimits = NO_LIMITS
     """Limits for the ranks of one job on this node together, which their cgroup imposes."""

@@ -231,7 +231,7 @@ class Supervisor:
         user: RankUser | None = None,
         memory_paths: MemoryPaths = MemoryPaths(),
         launcher: Sequence[str] = (),
-        limits: cgroups.JobLimits = cgroups.JobLimits(),
+        limits: cgroups.JobLimits = cgroups.NO_LIMITS,
     ) -> None:
         """Create the supervisor; `start` connects to the shim, the parent process of all ranks.
 

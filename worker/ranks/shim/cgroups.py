@@ -47,6 +47,9 @@ class JobLimits:
         }
 
 
+NO_LIMITS = JobLimits()
+
+
 class RankCgroups:
     """The cgroups of one node's ranks, one per generation.
 

@@ -77,7 +77,7 @@ class ShimOptions:
     """File descriptor of a pipe that the shim closes as soon as its socket listens; None without a pipe."""
     cgroup: str = ""
     """Name of this node's cgroup; if empty, ranks have no cgroup of their own."""
-    limits: cgroups.JobLimits = cgroups.JobLimits()
+    limits: cgroups.JobLimits = cgroups.NO_LIMITS
     """Limits for the ranks of one job together."""
 
 
@@ -154,7 +154,7 @@ class Shim:
             self._confinement_error = words if self._cgroups is None else ""
         if self._cgroups is not None:
             self._limits_error = self._cgroups.impose(self.options.limits)
-        elif self.options.limits != cgroups.JobLimits():
+        elif self.options.limits != cgroups.NO_LIMITS:
             self._limits_error = self._confinement_error or "ranks have no cgroup"
         wake = self._watch_signals()
         self._start_template()

@@ -47,6 +47,8 @@ def settings(**changes) -> Settings:
             "--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET",
         ),
         ({"webhook_secrets": ("whsec_YQ==",)}, "--webhook: EVERSTEP_WEBHOOK_SECRET is not whsec_"),
+        ({"server_secret": "ab" * 31}, "EVERSTEP_SERVER_SECRET does not consist of 64 hexadecimal digits"),
+        ({"admin_token": "geheim"}, "EVERSTEP_ADMIN_TOKEN is not est_ and at least 32 letters"),
         ({"webhook_receivers": ("10.0.0.1/8",)}, "'10.0.0.1/8' is not a network such as 10.0.0.0/8"),
         ({"event_exports": ("ops",)}, "'ops' is the ARN of neither"),
         ({"event_exports": ("arn:aws:sqs:us-east-1:123456789012:q",)}, "is the ARN of neither"),
@@ -93,3 +95,9 @@ def test_how_long_things_are_kept_is_said_on_the_command_line(tmp_path, given, c
         str(tmp_path),
     ]
     assert main([*local, "--keep", given, "--print-timeouts"]) == code
+
+
+def test_settings_do_not_show_secrets():
+    shown = repr(settings(server_secret="ab" * 32, admin_token="est_" + "c" * 40))
+    assert "ab" * 32 not in shown
+    assert "c" * 40 not in shown
