@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,43 @@ def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place
     assert first == {"fetched": objects, "mounted": {"vocabulary.txt": "a b c"}, "package": "1.5", "secret": "hunter2"}
     assert role.startswith("arn:aws:sts::123456789012:assumed-role/training/"), role
     assert "hunter2" not in json.dumps(seen, default=str)
+
+
+def test_a_roll_replaces_every_node_one_by_one_and_its_job_loses_no_step(place: Workplace, reader: Path) -> None:
+    """`everstep fleets roll` replaces the nodes of a running job and the spares."""
+    job = place.submit("rolled", Shape(nodes=2), steps=400, pace_seconds=0.1)
+    job.reference()
+    job.wait_committed(2)
+    before = set(place.cluster.instances())
+    command = ["everstep", "fleets", "roll", "local", "--max-unavailable", "1", "--reason", "a new image", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    def is_complete() -> bool:
+        roll = place.client.describe_fleet(FleetName="local")["Roll"]
+        assert len(roll["CurrentNodeIds"]) <= 1, roll
+        return bool(roll["RollStatus"] == "Completed")
+
+    wait_until("the end of the roll", is_complete, lambda: place.client.describe_fleet(FleetName="local")["Roll"])
+    wait_until("the end of the replaced nodes", lambda: not before & set(place.cluster.instances()))
+    job.wait_ended()
+    incidents = job.incidents()
+    assert {(incident["Cause"], incident["LostSteps"]) for incident in incidents} == {("requested", 0)}, incidents
+    assert_identical(job)
+
+
+def test_a_new_server_secret_ends_generations_and_no_agent_needs_new_settings(place: Workplace) -> None:
+    job = place.submit("rotated", Shape(nodes=2), steps=40, holds=("1:6",))
+    job.reference()
+    moment = job.wait_standing_committed("1:6", 5)
+    before = set(place.cluster.instances())
+    (place.cluster.state_dir / "control-plane" / "server_secret").write_text("cd" * 32 + "\n")
+    place.cluster.restart_control_plane()
+    job.let_go(moment)
+    place.wait_all_connected(before)
+    job.wait_ended()
+    assert set(place.cluster.instances()) == before
+    assert job.incidents() == []
+    assert_identical(job)
 
 
 def node_of(place: Workplace, node_id: str) -> dict[str, Any]:
