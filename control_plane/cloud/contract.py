@@ -21,7 +21,7 @@ Invariant: `ensure` makes exactly the changes that `changes` returns. Each `Chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
@@ -34,6 +34,7 @@ from control_plane.cloud.operator import (
     LifecycleHook,
     MixedInstances,
 )
+from everstep.protocol.ids import NodeId
 
 SUSPENDED_PROCESSES: Final = frozenset(
     {"AZRebalance", "ReplaceUnhealthy", "ScheduledActions", "InstanceRefresh", "AlarmNotification"},
@@ -48,6 +49,8 @@ ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
 """Processes of Auto Scaling that only the group's owner may resume, because Everstep cannot know why they are
 suspended.
 """
+MAX_NAMED_MEMBERS: Final = 20
+"""Maximum number of members that one sentence names."""
 MAX_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 TERMINATION_HOOK: Final = LifecycleHook(
     name="everstep-termination",
@@ -277,7 +280,7 @@ def changes(group: GroupState) -> tuple[Change, ...]:
                 setting="Instances.ProtectedFromScaleIn",
                 before="false",
                 after="true",
-                why=f"Members of {name} without protection from scale-in: {', '.join(unprotected)}.",
+                why=f"Members of {name} without protection from scale-in: {_some(unprotected)}.",
                 make=lambda operator: operator.protect_members(name, unprotected),
             )
         )
@@ -295,6 +298,12 @@ def changes(group: GroupState) -> tuple[Change, ...]:
         )
     found.extend(_shortened(name, hook) for hook in hooks if hook.heartbeat_timeout > MAX_HOOK_TIMEOUT)
     return tuple(found)
+
+
+def _some(instance_ids: Sequence[NodeId]) -> str:
+    """Return the ids as words, but only the first ids of many, because the API limits the length of a reason."""
+    more = len(instance_ids) - MAX_NAMED_MEMBERS
+    return ", ".join(instance_ids[:MAX_NAMED_MEMBERS]) + (f" and {more} more" if more > 0 else "")
 
 
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:

@@ -17,16 +17,22 @@ import pytest
 from control_plane.api.memberships import SHARED_SECONDS, Memberships
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.identity import MAX_QUESTIONS, Attestation, OwnAccount, RegionalSts
+from everstep.protocol.agent_messages import AgentWelcome, ControlToAgent
+from everstep.protocol.codec import decode, encode
 from everstep.protocol.ids import NodeId
 from tests.fakes.cloud import FakeOperator
 from tests.unit import sts as local_sts
 from tests.unit.control_plane.api.conftest import Service
-from tests.unit.control_plane.api.test_agents import join, line
+from tests.unit.control_plane.api.test_agents import hello, join, line
 from tests.unit.control_plane.api.test_attestation import ROLE, Instance
+from tests.unit.control_plane.api.test_memberships import GROUP, Limited
 from tests.unit.sts import ACCOUNT, REGION, Sts, keys_of
 
 LARGE_GROUP = "large-group"
 AGENT_COUNT = 24
+THOUSAND = 1000
+BURST_COUNT = 50
+JOIN_SECONDS = 60.0
 
 
 class Recorder:
@@ -118,6 +124,81 @@ async def test_agents_with_a_join_token_that_join_with_a_fresh_view_cost_no_call
     service.clock.advance(SHARED_SECONDS - 0.1)
     await connect(service, [(token, node) for node in others])
     assert cloud.called == []
+
+
+class OpenLine:
+    """The connection of one agent to the application, without a socket. It stays open until `close`."""
+
+    def __init__(self, service: Service, token: str, node: NodeId) -> None:
+        self._messages: list[dict[str, Any]] = [
+            {"type": "websocket.connect"},
+            {"type": "websocket.receive", "bytes": encode(hello(node, f"agent of {node}"))},
+        ]
+        self._closes = asyncio.Event()
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        """The first message after the application has accepted the connection, or the message that refuses it."""
+        scope = {
+            "type": "websocket",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "scheme": "ws",
+            "http_version": "1.1",
+            "path": "/v1/agents/connect",
+            "raw_path": b"/v1/agents/connect",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", service.address.encode()), (b"authorization", f"Bearer {token}".encode())],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "subprotocols": [],
+            "extensions": {"websocket.http.response": {}},
+        }
+        self._task = asyncio.create_task(service.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop(0)
+        await self._closes.wait()
+        return {"type": "websocket.disconnect", "code": 1000}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] != "websocket.accept" and not self.answer.done():
+            self.answer.set_result(message)
+
+    async def close(self) -> None:
+        self._closes.set()
+        await self._task
+
+
+async def joined(service: Service, cloud: Limited, token: str) -> None:
+    """Let all agents of the group join within a minute of the injected clock, `BURST_COUNT` of them at a time."""
+    nodes = [member.instance_id for member in FakeOperator.describe_group(cloud, GROUP).members]
+    begun, lines = service.clock(), list[OpenLine]()
+    for first in range(0, len(nodes), BURST_COUNT):
+        cloud.seconds = JOIN_SECONDS * first / len(nodes)
+        service.clock.now = begun + timedelta(seconds=cloud.seconds)
+        burst = [OpenLine(service, token, node) for node in nodes[first : first + BURST_COUNT]]
+        lines += burst
+        for answer in await asyncio.gather(*(each.answer for each in burst)):
+            assert answer["type"] == "websocket.send", answer
+            assert isinstance(decode(answer["bytes"], ControlToAgent), AgentWelcome)
+    assert service.services.registry.connected().keys() == set(nodes)
+    await asyncio.gather(*(each.close() for each in lines))
+
+
+def test_a_thousand_agents_join_the_application_within_a_minute_without_a_throttled_call(
+    service: Service, client: Any
+) -> None:
+    """The agents join after a restart, when no answer of AWS is known yet."""
+    cloud = Limited(THOUSAND)
+    service.app.state.services = replace(
+        service.services, operator=cloud, memberships=Memberships(cloud, lambda: service.clock().timestamp())
+    )
+    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP)
+    token = client.create_join_token(FleetName="main")["JoinToken"]
+    cloud.throttled_count = cloud.described_count = 0
+    asyncio.run_coroutine_threadsafe(joined(service, cloud, token), service.loop).result(timeout=50)
+    assert cloud.throttled_count == 0
+    assert 0 < cloud.described_count <= JOIN_SECONDS / SHARED_SECONDS + 1
 
 
 def test_threads_that_need_the_servers_own_account_share_one_request() -> None:

@@ -10,20 +10,19 @@ from math import ceil
 
 from control_plane.api.memberships import SHARED_SECONDS, Memberships
 from control_plane.cloud.aws import DESCRIBED_PER_CALL
-from control_plane.cloud.call_meter import Budget, TokenBucket
 from control_plane.cloud.errors import Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from everstep.protocol.ids import NodeId
+from infra.local_cloud.rates import Buckets, family_of
 from tests.fakes.cloud import FakeOperator
 
 GROUP = "group"
 
 
 class Limited(FakeOperator):
-    """A cloud with AWS's token buckets. A call beyond a bucket is throttled, as by AWS.
+    """A cloud with the rate limits of the local cloud. A call beyond a bucket is throttled, as by AWS.
 
-    EC2 publishes a bucket of 50 and 10 calls per second for DescribeInstances without a filter. Auto Scaling publishes
-    no rate, so the test assumes 10 and 2.
+    A call of DescribeInstances by ids uses EC2's smaller bucket (`infra.local_cloud.rates`).
     """
 
     def __init__(self, instance_count: int) -> None:
@@ -31,25 +30,26 @@ class Limited(FakeOperator):
         self.seconds = 0.0
         self.throttled_count = 0
         self.described_count = 0
-        self._instances_bucket = TokenBucket(Budget(50, 10), lambda: self.seconds)
-        self._groups_bucket = TokenBucket(Budget(10, 2), lambda: self.seconds)
+        self._buckets = Buckets()
         self.create_group(GROUP, desired=instance_count, max_size=instance_count)
         self.advance(timedelta(seconds=1))
 
     def describe_group(self, name: str) -> GroupState:
-        self._take(self._groups_bucket, 1)
+        self._take("autoscaling", "DescribeAutoScalingGroups", ("AutoScalingGroupNames",))
         return super().describe_group(name)
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
         self.described_count += 1
-        self._take(self._instances_bucket, ceil(len(instance_ids) / DESCRIBED_PER_CALL))
+        for _ in range(ceil(len(instance_ids) / DESCRIBED_PER_CALL)):
+            self._take("ec2", "DescribeInstances", ("InstanceIds",))
         return super().describe_instances(instance_ids)
 
-    def _take(self, bucket: TokenBucket, count: int) -> None:
-        for _ in range(count):
-            if bucket.take(0.0) is None:
-                self.throttled_count += 1
-                raise Throttled("Rate exceeded")
+    def _take(self, service: str, action: str, parameters: tuple[str, ...]) -> None:
+        family = family_of(service, action, parameters)
+        assert family is not None, "the local cloud limits the operation"
+        if not self._buckets.take(*family, self.seconds):
+            self.throttled_count += 1
+            raise Throttled("Rate exceeded")
 
 
 def test_a_thousand_agents_join_again_within_a_minute_without_a_throttled_call() -> None:

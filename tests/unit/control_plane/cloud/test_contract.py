@@ -66,6 +66,14 @@ def test_a_group_that_fits_has_no_drift() -> None:
     assert drift(replace(FITS, hooks=(TERMINATION_HOOK, replace(LONG_HOOK, transition=LAUNCHING_TRANSITION)))) == ()
 
 
+def test_a_sentence_names_some_of_many_members() -> None:
+    """The API refuses a reason of more than 4,096 characters."""
+    many = tuple(replace(MEMBER, instance_id=NodeId(f"i-{n:017x}"), is_protected=False) for n in range(1000))
+    (change,) = changes(replace(FITS, members=many))
+    assert change.why.endswith(f", i-{19:017x} and 980 more.")
+    assert len(change.why) < 1000
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
