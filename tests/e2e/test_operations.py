@@ -12,7 +12,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from infra.local_cloud.fault_kinds import Xid
+import pytest
+
+from infra.local_cloud.fault_kinds import KillAgent, Xid
 from infra.local_cloud.up import BUCKET
 from tests.e2e.jobs import SCRIPTS, Shape, Workplace, assert_identical, assert_incident, room_for, wait_until
 from tests.wheels import make_wheel
@@ -141,6 +143,7 @@ def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place
     assert "hunter2" not in json.dumps(seen, default=str)
 
 
+@pytest.mark.full
 def test_a_roll_replaces_every_node_one_by_one_and_its_job_loses_no_step(place: Workplace, reader: Path) -> None:
     """`everstep fleets roll` replaces the nodes of a running job and the spares."""
     job = place.submit("rolled", Shape(nodes=2), steps=400, pace_seconds=0.1)
@@ -163,18 +166,21 @@ def test_a_roll_replaces_every_node_one_by_one_and_its_job_loses_no_step(place: 
     assert_identical(job)
 
 
-def test_a_new_server_secret_ends_generations_and_no_agent_needs_new_settings(place: Workplace) -> None:
+def test_with_a_new_server_secret_jobs_train_on_and_no_agent_needs_new_settings(place: Workplace) -> None:
+    """The server restarts with another secret, and then an agent of the running generation restarts, too."""
     job = place.submit("rotated", Shape(nodes=2), steps=40, holds=("1:6",))
     job.reference()
     moment = job.wait_standing_committed("1:6", 5)
     before = set(place.cluster.instances())
     (place.cluster.state_dir / "control-plane" / "server_secret").write_text("cd" * 32 + "\n")
     place.cluster.restart_control_plane()
+    place.wait_all_connected(before)
+    place.cluster.inject(KillAgent(target=job.node_of(1)))
     job.let_go(moment)
     place.wait_all_connected(before)
     job.wait_ended()
     assert set(place.cluster.instances()) == before
-    assert job.incidents() == []
+    assert (job.describe()["Generation"], job.incidents()) == (1, [])
     assert_identical(job)
 
 

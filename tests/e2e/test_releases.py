@@ -1,6 +1,7 @@
 """Two releases of one protocol version in one cluster: an earlier commit and the present one, in both directions.
 
-`tests/earlier_release.py` installs the earlier commit. Each test updates one side while the job trains.
+`tests/earlier_release.py` installs the earlier commit. Each test updates one side while the job trains. Agents are
+updated one after the other, so agents of both releases hold each other's copies meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_a_job_trains_through_the_update_of_either_side(
 ) -> None:
     before = {"agents": PRESENT, "control plane": PRESENT, side: EARLIER}
     assert versions(place) == before
-    job = place.submit("first", PAIR, entry_point="released.py", holds=("1:6", "2:12"), steps=STEPS)
+    job = place.submit("first", PAIR, entry_point="released.py", holds=("1:6", "2:12", "2:20"), steps=STEPS)
     job.reference()
     job.wait_standing_committed("1:6", 5)
     assert imported(job) == {before["agents"]}
@@ -85,9 +86,16 @@ def test_a_job_trains_through_the_update_of_either_side(
 
     if side == "agents":
         _install_agent(installed, Path(sys.executable).parent)
-        for node in place.cluster.instances():
+        place.cluster.inject(KillAgent(target=job.node_of(0)))
+        wait_until("both releases", lambda: versions(place)["agents"] == f"{EARLIER}, {PRESENT}")
+        place.wait_all_connected(place.cluster.instances())
+        job.let_go(moment)
+        moment = job.wait_standing_committed("2:20", 18)
+        for node in set(place.cluster.instances()) - {job.node_of(0)}:
             place.cluster.inject(KillAgent(target=node))
     else:
+        job.let_go(moment)
+        moment = job.wait_standing_committed("2:20", 18)
         (installed / "packages").unlink()
         place.cluster.inject(KillControlPlane())
     wait_until("the update", lambda: set(versions(place).values()) == {PRESENT}, lambda: versions(place))
@@ -96,7 +104,7 @@ def test_a_job_trains_through_the_update_of_either_side(
     # The updated agents adopt the ranks and the shim of the earlier release, and the ranks train on.
     assert [process.pid for process in place.rank_processes()] == ranks
     job.let_go(moment)
-    committed = job.wait_committed(20)["CommittedStep"]
+    committed = job.wait_committed(24)["CommittedStep"]
     job.terminate(job.node_of(1))
     job.wait_ended()
     first, second = job.incidents()
