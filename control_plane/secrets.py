@@ -69,7 +69,7 @@ class GivenSecrets:
 
     Args:
         given: values by name of the secret. An empty value counts as not set.
-        otherwise: contains the other secrets.
+        otherwise: supplies each secret without an operator's value, for example from files.
     """
 
     def __init__(self, given: Mapping[str, str], otherwise: Secrets) -> None:
@@ -84,8 +84,8 @@ class GivenSecrets:
 def server_secret(stored: Secrets) -> bytes:
     """Return the server secret, from which the server derives the key of each generation.
 
-    The nodes of a generation receive its key when they load it. A generation that runs while the secret changes keeps its
-    key. If the secret changes while nodes load a generation, they get different keys, and the job starts another
+    The nodes of a generation receive its key when they load it. A generation that runs while the secret changes keeps
+    its key. If the secret changes while nodes load a generation, they get different keys, and the job starts another
     generation.
     """
     return bytes.fromhex(stored.kept(SERVER_SECRET, lambda: secrets.token_hex(SERVER_SECRET_BYTES)))

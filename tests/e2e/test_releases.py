@@ -25,6 +25,8 @@ from tests.earlier_release import EarlierRelease
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 STEPS = 60
+ADAPTER = "ddp"
+"""An adapter without DeepSpeed, whose operator each new environment would compile for minutes."""
 PAIR = Shape(nodes=2)
 PRESENT = everstep.__version__
 EARLIER = earlier_release.VERSION
@@ -75,7 +77,9 @@ def test_a_job_trains_through_the_update_of_either_side(
 ) -> None:
     before = {"agents": PRESENT, "control plane": PRESENT, side: EARLIER}
     assert versions(place) == before
-    job = place.submit("first", PAIR, entry_point="released.py", holds=("1:6", "2:12", "2:20"), steps=STEPS)
+    job = place.submit(
+        "first", PAIR, entry_point="released.py", adapter=ADAPTER, holds=("1:6", "2:12", "2:20"), steps=STEPS
+    )
     job.reference()
     job.wait_standing_committed("1:6", 5)
     assert imported(job) == {before["agents"]}
@@ -132,7 +136,7 @@ def test_agents_run_ranks_that_import_the_earlier_release(
         source_dir=source,
         request=wanted,
         holds=("1:6",),
-        adapter="ddp",  # a rank with packages of its own would compile DeepSpeed's operator for minutes
+        adapter=ADAPTER,
         steps=20,
     )
     job.reference()

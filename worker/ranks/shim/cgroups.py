@@ -18,6 +18,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +51,25 @@ class JobLimits:
 NO_LIMITS = JobLimits()
 
 
+def write_existing(path: Path, content: str) -> None:
+    """Write to a file of the kernel that must exist already."""
+    with open(os.open(path, os.O_WRONLY), "w") as file:
+        file.write(content)
+
+
 class RankCgroups:
     """The cgroups of one node's ranks, one per generation.
 
     The shim creates them. The agent finds a cgroup by the path in the rank's record.
+
+    Args:
+        folder: the node's cgroup, which contains those of the generations.
+        write: writes to a file of the kernel; replaced in tests.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, write: Callable[[Path, str], None] = write_existing) -> None:
         self.folder = folder
+        self._write = write
         self._files: dict[str, str] = {}
         """Content of the files that limit each new cgroup, by file name."""
 
@@ -81,13 +93,13 @@ class RankCgroups:
                 return f"{parent} has no controller {' and '.join(sorted(missing))}"
             words = " ".join(f"+{controller}" for controller in wanted)
             try:
-                _write(parent / "cgroup.subtree_control", words)
+                self._write(parent / "cgroup.subtree_control", words)
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
                 self._leave(parent)
-                _write(parent / "cgroup.subtree_control", words)
-            _write(self.folder / "cgroup.subtree_control", words)
+                self._write(parent / "cgroup.subtree_control", words)
+            self._write(self.folder / "cgroup.subtree_control", words)
         except FileNotFoundError:
             return "only cgroup v2 can limit ranks, and it is not available here"
         except OSError as error:
@@ -106,7 +118,7 @@ class RankCgroups:
         """Move this process to a cgroup beside those of the ranks."""
         own = parent / f"{self.folder.name}-shim"
         own.mkdir(exist_ok=True)
-        _write(own / "cgroup.procs", str(os.getpid()))
+        self._write(own / "cgroup.procs", str(os.getpid()))
 
     def join(self, run: RunId, generation: Generation, pid: int) -> str:
         """Move a process into the cgroup of its generation.
@@ -127,8 +139,8 @@ class RankCgroups:
             path.mkdir(parents=True, exist_ok=True)
             try:
                 for name, content in self._files.items():
-                    _write(path / name, content)
-                _write(path / "cgroup.procs", str(pid))
+                    self._write(path / name, content)
+                self._write(path / "cgroup.procs", str(pid))
             except FileNotFoundError:
                 if attempt == _JOIN_ATTEMPTS - 1:
                     raise
@@ -208,12 +220,6 @@ def remove(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _write(path: Path, content: str) -> None:
-    """Write to a file of the kernel that must exist already."""
-    with open(os.open(path, os.O_WRONLY), "w") as file:
-        file.write(content)
 
 
 def _kill_frozen(folder: Path) -> None:

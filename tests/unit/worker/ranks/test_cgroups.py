@@ -98,13 +98,10 @@ class Kernel:
 LIMITS = cgroups.JobLimits(memory_bytes=1 << 30, task_count=500)
 
 
-def test_each_generation_has_the_limits_and_the_shim_is_in_none_of_their_cgroups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_generation_has_the_limits_and_the_shim_is_in_none_of_their_cgroups(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
-    monkeypatch.setattr(cgroups, "_write", kernel.write)
     (kernel.node / "memory.swap.max").touch()
-    made = cgroups.RankCgroups(kernel.node)
+    made = cgroups.RankCgroups(kernel.node, kernel.write)
     assert made.impose(LIMITS) == ""
     assert (kernel.parent / "node-shim" / "cgroup.procs").read_text() == str(os.getpid())
     for folder in (kernel.parent, kernel.node):
@@ -116,23 +113,21 @@ def test_each_generation_has_the_limits_and_the_shim_is_in_none_of_their_cgroups
     assert (folder / "cgroup.procs").read_text() == "77"
 
 
-def test_a_kernel_without_accounting_of_swap_limits_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_accounting_of_swap_limits_the_rest(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
-    monkeypatch.setattr(cgroups, "_write", kernel.write)
-    made = cgroups.RankCgroups(kernel.node)
+    made = cgroups.RankCgroups(kernel.node, kernel.write)
     assert made.impose(LIMITS) == ""
     folder = kernel.make_cgroup("run1.1", ("memory.max", "pids.max"))
     made.join(RUN, Generation(1), 77)
     assert sorted(path.name for path in folder.iterdir()) == ["cgroup.procs", "memory.max", "pids.max"]
 
 
-def test_limits_that_cannot_apply_are_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_cannot_apply_are_refused_with_the_reason(tmp_path: Path) -> None:
     without = Kernel(tmp_path / "without", controllers="cpu pids")
     assert cgroups.RankCgroups(without.node).impose(LIMITS) == f"{without.parent} has no controller memory"
     busy = Kernel(tmp_path / "busy", other="4711")
-    monkeypatch.setattr(cgroups, "_write", busy.write)
     reason = f"{busy.parent} contains processes besides the shim: run ranks in a slice (--ranks-slice)"
-    assert cgroups.RankCgroups(busy.node).impose(LIMITS) == reason
+    assert cgroups.RankCgroups(busy.node, busy.write).impose(LIMITS) == reason
     (tmp_path / "v1" / "node").mkdir(parents=True)
     reason = "only cgroup v2 can limit ranks, and it is not available here"
     assert cgroups.RankCgroups(tmp_path / "v1" / "node").impose(LIMITS) == reason
@@ -140,10 +135,10 @@ def test_limits_that_cannot_apply_are_refused_with_the_reason(tmp_path: Path, mo
 
 def test_without_limits_nothing_is_changed(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
-    assert cgroups.RankCgroups(kernel.node).impose(cgroups.JobLimits()) == ""
+    assert cgroups.RankCgroups(kernel.node, kernel.write).impose(cgroups.JobLimits()) == ""
     assert (kernel.parent / "cgroup.procs").read_text().split() == [str(os.getpid())]
     folder = kernel.make_cgroup("run1.1")
-    cgroups.RankCgroups(kernel.node).join(RUN, Generation(1), 77)
+    cgroups.RankCgroups(kernel.node, kernel.write).join(RUN, Generation(1), 77)
     assert (folder / "memory.max").read_text() == ""
 
 
