@@ -27,7 +27,7 @@ from control_plane.cloud.region import find_region
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
 from control_plane.db.errors import SchemaMismatch
-from control_plane.db.retention import Retention
+from control_plane.db.retention import RowRetention
 from control_plane.db.session import Database
 from control_plane.errors import InvalidTimeouts
 from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
@@ -239,7 +239,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         default=256 * 1024 * 1024,
         help="maximum size of a source archive in bytes (default %(default)s)",
     )
-    limits = ", ".join(f"{limit.name}={limit.default}" for limit in fields(Retention))
+    limits = ", ".join(f"{limit.name}={limit.default}" for limit in fields(RowRetention))
     parser.add_argument(
         "--keep",
         action="append",
@@ -309,12 +309,12 @@ def _keys(file: Path | None) -> LocalKeys | None:
         raise InvalidSettings(f"--aws-keys-file: {error}") from error
 
 
-def _retention(given: Sequence[str]) -> Retention:
+def _retention(given: Sequence[str]) -> RowRetention:
     """Return how long and how many rows of growing tables the server keeps: the defaults, changed by `--keep` options.
 
     `given` contains the values of these options, in the form `WHAT=LIMIT`.
     """
-    known = {limit.name for limit in fields(Retention)}
+    known = {limit.name for limit in fields(RowRetention)}
     changes: dict[str, int] = {}
     for limit in given:
         what, _, figure = limit.partition("=")
@@ -324,7 +324,7 @@ def _retention(given: Sequence[str]) -> Retention:
                 f"WHAT is one of {', '.join(sorted(known))}."
             )
         changes[what] = int(figure)
-    return replace(Retention(), **changes)
+    return replace(RowRetention(), **changes)
 
 
 def _announce(settings: Settings) -> None:

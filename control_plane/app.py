@@ -44,9 +44,9 @@ from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.identity import Attestation, OwnAccount, RegionalSts
 from control_plane.cloud.notices import EventQueue, SqsQueue
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
 from control_plane.cloud.webhooks import WebhookSink
@@ -66,7 +66,7 @@ from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
-from control_plane.replica import Replica
+from control_plane.replica import ServerReplica
 from control_plane.secrets import (
     ADMIN_TOKEN,
     SERVER_SECRET,
@@ -114,7 +114,7 @@ def create_app(
     settings: Settings,
     *,
     operator: CloudOperator | None = None,
-    objects: ObjectStore | None = None,
+    objects: ServiceStore | None = None,
     loops: Callable[[Services, bytes], Sequence[Loop]] | None = None,
     now: Callable[[], datetime] = steady_now,
     replica_url: str = "",
@@ -166,7 +166,7 @@ def create_app(
                 region=settings.region,
                 account=OwnAccount(lambda: connection.identify().account),
             )
-        objects = objects or S3ObjectStore(connection)
+        objects = objects or S3ServiceStore(connection)
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)
     stored = GivenSecrets({SERVER_SECRET: settings.server_secret, ADMIN_TOKEN: settings.admin_token}, stored)
@@ -220,7 +220,7 @@ def create_app(
 
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
-        with Replica(settings.state_directory, replica_url) as replica:
+        with ServerReplica(settings.state_directory, replica_url) as replica:
             make_loops = loops or partial(_loops, settings, replica.owner, sinks, log_sink)
             tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
             for task in tasks:

@@ -19,9 +19,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.region import find_region
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.core.database_restore import is_in_place, reconcile
 from control_plane.db import backups, checks, schema
 from control_plane.db.backups import RestoredRun, RunChanges, StoredManifest
@@ -170,7 +170,7 @@ def _restore(given: argparse.Namespace) -> int:
 
 
 def restore(
-    file: Path, url: str, connect: Callable[[], ObjectStore] | None, now: datetime
+    file: Path, url: str, connect: Callable[[], ServiceStore] | None, now: datetime
 ) -> tuple[Generation, dict[str, RunChanges]]:
     """Restore a backup to an empty database. Afterwards, no generation number, idempotency key or event id is used a
     second time.
@@ -205,11 +205,11 @@ def restore(
     return first, changes
 
 
-def _objects(given: argparse.Namespace) -> ObjectStore:
+def _objects(given: argparse.Namespace) -> ServiceStore:
     mode = CloudMode(given.mode)
     keys = LocalKeys.read(Path(given.aws_keys_file)) if given.aws_keys_file else None
     region = given.region or (find_region() if mode is CloudMode.AWS else "")
-    return S3ObjectStore(
+    return S3ServiceStore(
         Connection(
             CloudSettings(
                 mode=mode,
@@ -222,7 +222,7 @@ def _objects(given: argparse.Namespace) -> ObjectStore:
     )
 
 
-def found_in_s3(objects: ObjectStore, run: RestoredRun) -> RunChanges:
+def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
     """Return the changes that the database rows of a run need after the restore of a backup.
 
     After these changes, the rows agree with the run's manifests in S3. The function skips invalid manifests, and

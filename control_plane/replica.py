@@ -36,7 +36,7 @@ expire.
 """
 
 
-class Replica:
+class ServerReplica:
     """The identity of this control-plane process (one of several replicas), and the file lock that proves the identity.
 
     A context manager that holds the lock until its end.
@@ -52,7 +52,7 @@ class Replica:
         name = f"{lineage}-{incarnation}" if lineage else incarnation
         self.owner = f"{name}@{url}" if url else name
 
-    def __enter__(self) -> Replica:
+    def __enter__(self) -> ServerReplica:
         return self
 
     def __exit__(

@@ -15,7 +15,7 @@ from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSetting
 from control_plane.cloud.sinks import ARN
 from control_plane.core import webhooks
 from control_plane.core.webhooks import WebhookRefused
-from control_plane.db.retention import DEFAULT, Retention
+from control_plane.db.retention import DEFAULT, RowRetention
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
@@ -85,7 +85,7 @@ class Settings:
     """Target time in seconds to detect a failure. The server derives all timeouts from this value."""
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
-    retention: Retention = DEFAULT
+    retention: RowRetention = DEFAULT
     """Limits of age and number of the rows in growing tables, beyond which the server deletes rows."""
 
     def __post_init__(self) -> None:

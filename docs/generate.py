@@ -99,7 +99,7 @@ MACHINES = (
         "Member",
         "worker.core.generation.TRANSITIONS",
         MemberPhase,
-        generation.Event,
+        generation.MemberEvent,
         rows_of(generation.TRANSITIONS),
         "A node's part in one generation, moved by its agent (`worker/agent/lifecycle.py`). Durable in the "
         "promise file, with the plan. Not in the table: "

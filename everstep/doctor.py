@@ -109,7 +109,7 @@ class ServiceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class AwsQuota:
     """An EC2 quota in vCPUs, and the vCPUs that the planned launch needs."""
 
     name: str
@@ -129,12 +129,12 @@ class AwsFacts:
     region: str = ""
     permissions: Mapping[str, bool | None] = field(default_factory=dict[str, bool | None])
     """Whether the caller may use each IAM action. None if it is unknown."""
-    quota: Quota | None = None
+    quota: AwsQuota | None = None
     quota_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DoctorFacts:
     """All facts that the doctor has gathered about this machine, the service and AWS."""
 
     now: datetime
@@ -176,7 +176,7 @@ class Facts:
     """Facts about AWS. None: AWS was not queried."""
 
 
-def judge(facts: Facts) -> tuple[Finding, ...]:
+def judge(facts: DoctorFacts) -> tuple[Finding, ...]:
     """Return the findings of all checks, in the order of the printed report: packages first, AWS last.
 
     `facts` comes from `gather`. Checks that do not apply to this machine produce no finding.
@@ -193,7 +193,7 @@ def is_wrong(findings: tuple[Finding, ...]) -> bool:
     return any(finding.level is Level.WRONG for finding in findings)
 
 
-def _versions(facts: Facts) -> Iterator[Finding]:
+def _versions(facts: DoctorFacts) -> Iterator[Finding]:
     python = ".".join(str(part) for part in facts.python)
     if facts.python < OLDEST_PYTHON:
         yield Finding(
@@ -228,7 +228,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
             yield Finding("packages", Level.OK, f"{package} {facts.packages[package]}")
 
 
-def _service(facts: Facts) -> Iterator[Finding]:
+def _service(facts: DoctorFacts) -> Iterator[Finding]:
     service = facts.service
     if service is None:
         return
@@ -242,7 +242,7 @@ def _service(facts: Facts) -> Iterator[Finding]:
         yield Finding("endpoint", Level.OK, f"{service.endpoint} answers")
 
 
-def _clock(facts: Facts) -> Iterator[Finding]:
+def _clock(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.service is None or (skew := facts.service.skew_seconds) is None:
         return
     off = max(0.0, abs(skew) - facts.service.uncertainty_seconds)
@@ -256,7 +256,7 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         yield Finding("clock", Level.OK, "the clock of this machine agrees with the service")
 
 
-def _token(facts: Facts) -> Iterator[Finding]:
+def _token(facts: DoctorFacts) -> Iterator[Finding]:
     service = facts.service
     if service is None:
         return
@@ -276,7 +276,7 @@ def _token(facts: Facts) -> Iterator[Finding]:
             yield Finding("token", Level.OK, f"{service.role} of {scope}")
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: DoctorFacts) -> Iterator[Finding]:
     least = LEAST_MEMORY_BYTES if facts.is_node else LEAST_MEMORY_BYTES // 2
     words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} of memory are available"
     if facts.memory_available < least:
@@ -323,7 +323,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _ports(facts: Facts) -> Iterator[Finding]:
+def _ports(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.listen_error:
         yield Finding(
             "ports",
@@ -348,7 +348,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
         yield Finding("ports", Level.OK, "this machine can listen on ports")
 
 
-def _gpus(facts: Facts) -> Iterator[Finding]:
+def _gpus(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.gpu_error:
         advice = "Install the NVIDIA driver for this instance type (see its AMI), then check with `nvidia-smi`."
         yield Finding("gpu", Level.WRONG if facts.is_node else Level.WARNING, facts.gpu_error, advice)
@@ -358,12 +358,12 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _hardware(facts: Facts) -> Iterator[Finding]:
+def _hardware(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.hardware is not None:
         yield from judge_node(facts.hardware)
 
 
-def _isolation(facts: Facts) -> Iterator[Finding]:
+def _isolation(facts: DoctorFacts) -> Iterator[Finding]:
     if not facts.is_node:
         return
     metadata = ", and can read the credentials of the instance's role from the metadata service" if facts.is_ec2 else ""
@@ -405,7 +405,7 @@ def _isolation(facts: Facts) -> Iterator[Finding]:
         yield Finding("builds", Level.OK, "pip installs wheels only")
 
 
-def _aws(facts: Facts) -> Iterator[Finding]:
+def _aws(facts: DoctorFacts) -> Iterator[Finding]:
     aws = facts.aws
     if aws is None:
         return

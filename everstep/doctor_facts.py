@@ -28,8 +28,8 @@ from everstep.doctor import (
     SERVER_ACTIONS,
     SERVER_OPTIONS,
     AwsFacts,
-    Facts,
-    Quota,
+    AwsQuota,
+    DoctorFacts,
     ServiceFacts,
 )
 from everstep.errors import EverstepError, ServiceFailed
@@ -64,7 +64,7 @@ def gather(
     node_count: int = 1,
     profile_name: str | None = None,
     region_name: str | None = None,
-) -> Facts:
+) -> DoctorFacts:
     """Return the facts about this machine, its service and its AWS account.
 
     Args:
@@ -82,7 +82,7 @@ def gather(
     free, total, can_write = _shared_memory(SHARED_MEMORY)
     available, memory = _memory(Path("/proc/meminfo"))
     gpus, gpu_error = _gpus()
-    return Facts(
+    return DoctorFacts(
         now=datetime.now(UTC),
         is_node=is_node,
         machine=platform.machine(),
@@ -261,7 +261,7 @@ def policy_source(caller: str) -> str:
     return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
 
 
-def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quota:
+def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> AwsQuota:
     """Return the EC2 quota that applies to instances of a type.
 
     Args:
@@ -285,7 +285,7 @@ def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quot
     )
     quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=QUOTAS.get(family, STANDARD_QUOTA))["Quota"]
     needed = described[0]["VCpuInfo"]["DefaultVCpus"] * node_count
-    return Quota(
+    return AwsQuota(
         name=quota["QuotaName"], limit=quota["Value"], needed=needed, instance_type=instance_type, node_count=node_count
     )
 

@@ -42,7 +42,7 @@ The service sends a keep-alive every ten seconds.
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StreamFrame:
     """One complete message of a stream of server-sent events."""
 
     kind: str
@@ -55,7 +55,7 @@ class Frame:
     """Id of the event. To continue after this event, a reader passes the id as `AfterEventId`. None without an id."""
 
 
-def frames(lines: Iterable[bytes]) -> Iterator[Frame]:
+def frames(lines: Iterable[bytes]) -> Iterator[StreamFrame]:
     """Yield the complete messages (frames) of a stream of server-sent events.
 
     Args:
@@ -75,7 +75,7 @@ def frames(lines: Iterable[bytes]) -> Iterator[Frame]:
         elif name == "id":
             event_id = int(value)
         elif not name and not value and (data or event_id is not None):
-            yield Frame(kind, json.loads(data), event_id) if data else Frame("position", {}, event_id)
+            yield StreamFrame(kind, json.loads(data), event_id) if data else StreamFrame("position", {}, event_id)
             kind, data, event_id = "message", "", None
 
 

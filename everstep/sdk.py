@@ -283,10 +283,10 @@ def _store(service: Any, source_id: str, archive: BinaryIO) -> None:
         if "Upload" not in made:
             break
         outcome = uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], archive)
-        if outcome is uploads.Outcome.TAKEN:
+        if outcome is uploads.UploadOutcome.TAKEN:
             service.complete_source(SourceId=source_id)
             return
-        if outcome is uploads.Outcome.NOT_TAKEN:
+        if outcome is uploads.UploadOutcome.NOT_TAKEN:
             break
     archive.seek(0)
     service.put_source(SourceId=source_id, Body=archive)

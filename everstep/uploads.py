@@ -35,7 +35,7 @@ _LATER: Final = (429, 500, 502, 503, 504)
 _pause = threading.Event().wait
 
 
-class Outcome(Enum):
+class UploadOutcome(Enum):
     """The result of an upload with a signed URL.
 
     - TAKEN: S3 has stored the whole archive.
@@ -50,7 +50,7 @@ class Outcome(Enum):
 
 def put(
     url: str, headers: Mapping[str, str], archive: BinaryIO, *, pause: Callable[[float], object] = _pause
-) -> Outcome:
+) -> UploadOutcome:
     """Upload an archive, with retries after temporary errors.
 
     If the URL is plain http to another machine, the function sends nothing and returns NOT_TAKEN. After NOT_TAKEN, the
@@ -66,7 +66,7 @@ def put(
         The result.
     """
     if not (url.startswith("https://") or is_loopback(url)):
-        return Outcome.NOT_TAKEN
+        return UploadOutcome.NOT_TAKEN
     session = URLLib3Session(
         # Cast, because botocore's type stubs do not declare a pair of timeouts (for connecting and for reading).
         timeout=cast(Any, (CONNECT_SECONDS, SILENT_SECONDS)),
@@ -80,12 +80,12 @@ def put(
             archive.seek(0)
             status = _sent(session, url, headers, archive)
             if status == 200:
-                return Outcome.TAKEN
+                return UploadOutcome.TAKEN
             if status == 403:
-                return Outcome.EXPIRED
+                return UploadOutcome.EXPIRED
             if status is not None and status not in _LATER:
                 break
-        return Outcome.NOT_TAKEN
+        return UploadOutcome.NOT_TAKEN
     finally:
         session.close()
 

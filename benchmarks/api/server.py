@@ -26,7 +26,7 @@ from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
 from control_plane.core.states import JobState
 from control_plane.db import fleets, jobs, schema, tokens
-from control_plane.db.jobs import JobSpec, NewJob
+from control_plane.db.jobs import NewJob, SavedJobSpec
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.gate import Gate
@@ -116,7 +116,7 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 def many(count: int) -> Iterator[NewJob]:
     """Yield `count` jobs with the settings of typical users. The first job has completed, and all other jobs run."""
     for number in range(count):
-        spec = JobSpec(
+        spec = SavedJobSpec(
             source_sha256=f"{number % 50:064x}",
             source_bucket=BUCKET,
             source_key=f"sources/{number % 50}.tar.gz",

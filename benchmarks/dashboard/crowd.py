@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import update
 
 from control_plane.core.states import JobState
-from control_plane.db.models import Job
+from control_plane.db.models import JobRow
 from everstep.protocol.ids import Rank
 from everstep.protocol.log_chunks import LogLine
 from tests.dashboard.printed import put_chunk
@@ -57,8 +57,8 @@ async def crowd(world: World, *, jobs: int, nodes: int) -> None:
             }
             reason = f"It made {100 + number} steps."
             session.execute(
-                update(Job)
-                .where(Job.name == f"run-{number:04d}")
+                update(JobRow)
+                .where(JobRow.name == f"run-{number:04d}")
                 .values(state=state.value, reason=reason, boundary=100 + number, **values)
             )
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Incident
+from control_plane.db.models import IncidentRow
 
 SCROLL_MS: Final = 4_000
 _WHEN_SHOWN: Final = """(selector) => {
@@ -83,7 +83,7 @@ def incidents_stored() -> Iterator[list[float]]:
     stored: list[float] = []
 
     def flushed(session: Session, _: Any) -> None:
-        if any(isinstance(each, Incident) for each in session.new):
+        if any(isinstance(each, IncidentRow) for each in session.new):
             session.info["makes_incident"] = True
 
     def committed(session: Session) -> None:

@@ -29,7 +29,7 @@ from worker.replication.rebuilding import rebuild_shard
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.replication.transport import Credentials, Session
+from worker.replication.transport import PeerCredentials, Session
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.rank_page import RankPage
 from worker.shm.shares import Shares
@@ -197,9 +197,9 @@ def node_of(rank: Rank) -> NodeId:
     return NodeId(f"i-{rank}")
 
 
-def credentials(node_id: NodeId) -> Credentials:
+def credentials(node_id: NodeId) -> PeerCredentials:
     """Return the credentials with which a node proves to the members that it belongs to the generation."""
-    return Credentials(JOB, RUN, GENERATION, node_id, b"k" * 32, silence_seconds=DEADLINE_SECONDS)
+    return PeerCredentials(JOB, RUN, GENERATION, node_id, b"k" * 32, silence_seconds=DEADLINE_SECONDS)
 
 
 def content(step: Step) -> Content:

@@ -1,6 +1,7 @@
 """Validates a CreateTrainingJob request against the job's fleet, quota and source archive. Pure.
 
-Invariant: a `JobSpec` that `admit` returns needs no further check. `admit` reports all errors of a request together.
+Invariant: a `SavedJobSpec` that `admit` returns needs no further check. `admit` reports all errors of a request
+together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from control_plane.core import elastic, parity, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import InitialState, JobInput, JobSpec
+from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
 from everstep.protocol.plan import CHECK_VARIABLE, channel_variable, check_steps
@@ -47,7 +48,7 @@ KEY_VARIABLES = frozenset(
 )
 """Environment variables with which AWS SDKs would use other credentials than those of the job's RoleArn."""
 
-_STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(JobSpec)}
+_STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
 """Fields that `admit` copies unchanged from the request into the job's specification, if the request sets them."""
 
 
@@ -65,7 +66,7 @@ def admit(
     allowance: Allowance | None = None,
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
     initial: InitialState | None = None,
-) -> JobSpec:
+) -> SavedJobSpec:
     """Return the job's specification, with all defaults filled in.
 
     Args:
@@ -110,7 +111,7 @@ def admit(
             fields=wrong,
         )
     own = own_place(bucket, project, request.training_job_name, run_id)
-    return JobSpec(
+    return SavedJobSpec(
         **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
         source_sha256=source.sha256,
         source_bucket=source.bucket,
@@ -260,10 +261,10 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
             yield FieldError(field=field, message=message)
 
 
-def _schedule(config: CheckpointConfig) -> strategies.Schedule:
+def _schedule(config: CheckpointConfig) -> strategies.StrategySchedule:
     return strategies.completed(
         Strategy(config.strategy),
-        strategies.Schedule(
+        strategies.StrategySchedule(
             every_steps=config.every_steps,
             interval_seconds=config.interval_in_seconds,
             max_overhead=config.max_overhead,
@@ -282,7 +283,7 @@ def _on_notice(config: CheckpointConfig) -> bool:
 
 
 def _contradicting_checkpoints(
-    request: CreateTrainingJobRequest, schedule: strategies.Schedule, copies: int
+    request: CreateTrainingJobRequest, schedule: strategies.StrategySchedule, copies: int
 ) -> Iterator[FieldError]:
     config, size = request.checkpoint_config, request.elastic_config
     found = [
@@ -297,7 +298,7 @@ def _contradicting_checkpoints(
         *strategies.contradictions(
             Strategy(config.strategy),
             schedule,
-            strategies.Settings(
+            strategies.StrategySettings(
                 copies=copies,
                 third_slot=config.third_slot,
                 on_notice=_on_notice(config),
@@ -370,7 +371,7 @@ def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Ite
 def _inelastic(
     request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
 ) -> Iterator[FieldError]:
-    limits = elastic.Limits(
+    limits = elastic.NodeLimits(
         group=fleet.auto_scaling_group_name,
         fleet=fleet.name,
         max_size=max_node_count,

@@ -1,7 +1,7 @@
 """Remembers the contents of responses, so that the next poll receives only what changed.
 
 A client that polls a list sends the ChangeToken of its previous response. The route finds the contents of that response
-in `Snapshots`, and compares them with the current contents. It returns the difference and a new ChangeToken.
+in `ResponseSnapshots`, and compares them with the current contents. It returns the difference and a new ChangeToken.
 
     contents    digests by key: one digest per item of a list, or one per block of a metric's points
 
@@ -32,7 +32,7 @@ _ENTRY_BYTES: Final = 150
 Contents = Mapping[str, bytes]
 
 
-class Snapshots:
+class ResponseSnapshots:
     """The contents of recent responses, by ChangeToken. Threads may share an instance.
 
     The class has nothing to do with snapshots of a job's state.

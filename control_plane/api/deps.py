@@ -18,14 +18,14 @@ from fastapi import Path as PathParameter
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import CallerThreads
-from control_plane.api.changes import Snapshots
+from control_plane.api.changes import ResponseSnapshots
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
 from control_plane.api.peers import Peers
 from control_plane.certificates import FleetAuthorities
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.db.metric_samples import MetricSamples
 from control_plane.db.session import Database
@@ -60,7 +60,7 @@ class Services:
     """Caches AWS's answers about which instances are members of a fleet's group, for agents that join."""
     events: EventQueue | None
     """The SQS queue that receives AWS's events. None if the server only polls AWS."""
-    objects: ObjectStore
+    objects: ServiceStore
     registry: AgentRegistry
     peers: Peers
     """The other control-plane servers of the installation, and the agents that are connected to them."""
@@ -91,7 +91,7 @@ class Services:
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
     """Cache of metric points at a coarse resolution, for clients that poll the metrics of whole runs."""
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    snapshots: ResponseSnapshots = field(default_factory=ResponseSnapshots)
     """Contents of recent responses, for clients that poll for changes."""
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]

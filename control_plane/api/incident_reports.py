@@ -20,17 +20,17 @@ from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
 from control_plane.core import accounting, capacity, hangs, incident_answers, similar_incidents
-from control_plane.core.incident_accounts import Account, HeldNode, JobCourse, Outcome, outcome_of, script_error
+from control_plane.core.incident_accounts import Account, HeldNode, IncidentOutcome, JobCourse, outcome_of, script_error
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.postmortem import Entry, PostMortem, SimilarIncident, Stack, WrittenNote
+from control_plane.core.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote
 from control_plane.core.similar_incidents import Candidate
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, notes
 from control_plane.db.events import EventFilter, EventRecord
-from control_plane.db.incidents import IncidentFilter, IncidentRecord, JobOfIncident
-from control_plane.db.jobs import JobRecord
-from control_plane.db.nodes import NodeRecord
+from control_plane.db.incidents import IncidentFilter, JobOfIncident, SavedIncident
+from control_plane.db.jobs import SavedJob
+from control_plane.db.nodes import SavedNode
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.records import capacity_wait_of, job_record, prefix_of
 from everstep.protocol.ids import FIRST_STEP, Step
@@ -46,7 +46,7 @@ _AFTER_SECONDS = 2.0
 _SIMILAR = 5
 
 
-def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
+def cost_usd(session: Session, record: SavedIncident, now: datetime) -> float | None:
     """Return the cost of an incident until now.
 
     For a closed incident, the function returns the stored cost. For an open incident, it computes the cost up to `now`.
@@ -62,19 +62,19 @@ def cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float |
     return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)
 
 
-def headlines(session: Session, found: Sequence[IncidentRecord]) -> list[str]:
+def headlines(session: Session, found: Sequence[SavedIncident]) -> list[str]:
     """Return what failed in each of several incidents, in a few words. One query reads all their jobs."""
     courses = incidents.jobs_of(session, {each.run_id for each in found})
     return [_headline(each, courses[each.run_id]) for each in found]
 
 
-def _headline(record: IncidentRecord, job: JobOfIncident) -> str:
+def _headline(record: SavedIncident, job: JobOfIncident) -> str:
     cause = Cause(record.cause)
     error = script_error(cause, _outcome(record, job), job.reason)
     return incident_answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
 
 
-def detail(session: Session, record: IncidentRecord, now: datetime) -> views.IncidentDetail:
+def detail(session: Session, record: SavedIncident, now: datetime) -> views.IncidentDetail:
     """Return the fields of an incident that DescribeIncident returns and lists of incidents omit."""
     return views.IncidentDetail(
         account=account(session, record, now),
@@ -84,7 +84,7 @@ def detail(session: Session, record: IncidentRecord, now: datetime) -> views.Inc
     )
 
 
-def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
+def account(session: Session, record: SavedIncident, now: datetime) -> Account:
     """Return all stored facts about an incident, its job and its nodes.
 
     `core.incident_accounts` derives the verdict, the outcome and the recommended actions from these facts.
@@ -95,7 +95,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
     lost = nodes.among(session, record.instance_ids)
     course = incidents.jobs_of(session, [record.run_id])[record.run_id]
     outcome = _outcome(record, course)
-    ended_it = outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
+    ended_it = outcome in (IncidentOutcome.JOB_FAILED, IncidentOutcome.JOB_STOPPED)
     reached = job.max_boundary if ended_it else record.reached_step
     wait = capacity_wait_of(job) if record.closed_at is None else None
     return Account(
@@ -135,7 +135,7 @@ def account(session: Session, record: IncidentRecord, now: datetime) -> Account:
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,
         price_usd_per_hour=None if fleet is None else fleet.price_usd_per_hour,
-        idle_count=_idle_count(session, job.fleet_name) if outcome is Outcome.JOB_FAILED else 0,
+        idle_count=_idle_count(session, job.fleet_name) if outcome is IncidentOutcome.JOB_FAILED else 0,
         node_count=job.spec.node_count,
         least_node_count=job.spec.min_node_count or job.spec.node_count,
         node_count_before=record.node_count_before,
@@ -150,7 +150,7 @@ def _idle_count(session: Session, fleet_name: str) -> int:
     return sum(node.state == NodeState.SPARE for node in nodes.of_fleet(session, fleet_name))
 
 
-def _was_terminated(node: NodeRecord) -> bool:
+def _was_terminated(node: SavedNode) -> bool:
     """Return whether Everstep, and neither AWS nor a person, has terminated a node.
 
     The fleet's loop sets `replaced_at` when it gives a node up. `release` is set if a person decided to end the node.
@@ -159,7 +159,7 @@ def _was_terminated(node: NodeRecord) -> bool:
     return is_over and node.replaced_at is not None and not node.release
 
 
-def similar(session: Session, record: IncidentRecord, limit: int) -> tuple[views.Similar, ...]:
+def similar(session: Session, record: SavedIncident, limit: int) -> tuple[views.Similar, ...]:
     """Return the incidents of the same cause and project that resemble a given incident most, the most similar first.
 
     The function compares the newest `COMPARED_INCIDENTS` incidents and returns at most `limit` of them. `session` comes
@@ -185,7 +185,7 @@ def similar(session: Session, record: IncidentRecord, limit: int) -> tuple[views
     )
 
 
-def post_mortem(session: Session, record: IncidentRecord, log: LastLines, now: datetime) -> PostMortem:
+def post_mortem(session: Session, record: SavedIncident, log: LastLines, now: datetime) -> PostMortem:
     """Return the content of an incident's post-mortem, for `core.postmortem.markdown`.
 
     `session` comes from `Database.read`, and `log` from `last_lines`. The document is dated `now`.
@@ -198,7 +198,7 @@ def post_mortem(session: Session, record: IncidentRecord, log: LastLines, now: d
         account=account(session, record, now),
         owner=record.owner,
         acknowledged_by=record.acknowledged_by,
-        events=tuple(Entry(each.at.timestamp(), each.message) for each in around),
+        events=tuple(TimelineEntry(each.at.timestamp(), each.message) for each in around),
         lines=log.lines,
         lines_missing=log.missing,
         stacks=() if number is None else tuple(_stacks(each for each in around if each.id == number)),
@@ -223,10 +223,10 @@ class LastLines:
     """The reason why `lines` is empty. The empty string if there are lines."""
 
 
-def last_lines(services: Services, record: IncidentRecord) -> LastLines:
+def last_lines(services: Services, record: SavedIncident) -> LastLines:
     """Read the last lines that the ranks printed before an incident. Blocks on the database and on S3."""
     with services.database.read() as session:
-        job: JobRecord = jobs.get_run(session, record.run_id)
+        job: SavedJob = jobs.get_run(session, record.run_id)
         facts = facts_of(session, job)
     place = prefix_of(job.spec.log_uri)
     reader = LogReader(services.objects, place, *facts, services.now, services.caller_threads.is_closed)
@@ -241,7 +241,7 @@ def last_lines(services: Services, record: IncidentRecord) -> LastLines:
     return LastLines(tuple(_line(event) for event in page.events))
 
 
-def _stacks_event_id(session: Session, record: IncidentRecord) -> int | None:
+def _stacks_event_id(session: Session, record: SavedIncident) -> int | None:
     # One transaction stores an incident of hung ranks and the event with their stacks, so both are always visible
     # together.
     return events.newest_of(
@@ -254,7 +254,7 @@ def _stacks_event_id(session: Session, record: IncidentRecord) -> int | None:
     )
 
 
-def _outcome(record: IncidentRecord, job: JobOfIncident) -> Outcome:
+def _outcome(record: SavedIncident, job: JobOfIncident) -> IncidentOutcome:
     course = JobCourse(
         state=JobState(job.state),
         ended_at=_unix(job.ended_at),
@@ -264,7 +264,7 @@ def _outcome(record: IncidentRecord, job: JobOfIncident) -> Outcome:
 
 
 def _candidate(
-    record: IncidentRecord, job: JobOfIncident, types: Mapping[str, str], of_fleet: Mapping[str, str]
+    record: SavedIncident, job: JobOfIncident, types: Mapping[str, str], of_fleet: Mapping[str, str]
 ) -> Candidate:
     instances = _instances(record)
     fallback = of_fleet.get(job.fleet_name, "")
@@ -277,7 +277,7 @@ def _candidate(
     )
 
 
-def _instances(record: IncidentRecord) -> Collection[str]:
+def _instances(record: SavedIncident) -> Collection[str]:
     return {*record.faulted_instance_ids, *record.instance_ids}
 
 

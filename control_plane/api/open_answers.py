@@ -1,7 +1,7 @@
 """Ends long responses when the token of their request becomes invalid.
 
 The API checks a token once, at the start of the request. Without further checks, a stream such as FollowLogs would
-outlive a revocation. This middleware therefore checks the token every `POLL_SECONDS`, from the second part of a
+outlive a revocation. This middleware therefore checks the token every `TOKEN_CHECK_SECONDS`, from the second part of a
 response on.
 
 While the database does not answer, no token can be revoked, and responses continue.
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 1.0
+TOKEN_CHECK_SECONDS: Final = 1.0
 
 
 class WhileTokenIsGood:
@@ -34,7 +34,9 @@ class WhileTokenIsGood:
         poll_seconds: seconds between two checks.
     """
 
-    def __init__(self, app: ASGIApp, is_good: Callable[[Scope, str], bool], poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(
+        self, app: ASGIApp, is_good: Callable[[Scope, str], bool], poll_seconds: float = TOKEN_CHECK_SECONDS
+    ) -> None:
         self._app = app
         self._is_good = is_good
         self._look_seconds = poll_seconds

@@ -49,7 +49,7 @@ FACTS_SECONDS: Final = 0.5
 After a failed request, this server assumes an empty answer for the same time.
 """
 CONNECT_SECONDS: Final = 2.0
-LOOK_SECONDS: Final = 1.0
+TAKEOVER_CHECK_SECONDS: Final = 1.0
 """Seconds between two checks of `Peers.taken_over`."""
 ANSWER_SECONDS: Final = 75.0
 """Seconds that this server waits for the next bytes of another server's response.
@@ -122,7 +122,7 @@ class Peers:
         """Wait until this server's loops observe that no other server manages `fleet` any more."""
         seen = 0
         while self.registry.is_elsewhere(fleet):
-            seen = await self.registry.wait_for_change(seen, LOOK_SECONDS)
+            seen = await self.registry.wait_for_change(seen, TAKEOVER_CHECK_SECONDS)
 
     def holder_of_job(self, text: str, project: str | None) -> tuple[FleetName, str] | None:
         """Return a job's fleet and the URL of the other server that manages it. Blocks on the database.

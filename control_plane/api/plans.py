@@ -14,11 +14,11 @@ from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
 from control_plane.core import elastic, forecast, parity, placement, slot_memory
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.queue import Schedule, in_words
+from control_plane.core.queue import QueueSchedule, in_words
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import JobSpec
-from control_plane.db.nodes import NodeRecord
+from control_plane.db.jobs import SavedJobSpec
+from control_plane.db.nodes import SavedNode
 from control_plane.db.quotas import QuotaRecord
 from everstep.protocol.ids import JobName, NodeId, RunId
 
@@ -28,7 +28,7 @@ class FleetNow:
     """The current state of the fleet for which a dry run forecasts a job."""
 
     record: FleetRecord
-    nodes: Sequence[NodeRecord]
+    nodes: Sequence[SavedNode]
     """Nodes of the fleet that have not ended."""
     connected: frozenset[NodeId]
     history: History
@@ -65,7 +65,7 @@ def waiting(
 
 
 def plan(
-    spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None
+    spec: SavedJobSpec, job: FleetJob, turns: QueueSchedule, fleet: FleetNow, *, only_project: str | None = None
 ) -> plans_schemas.TrainingJobPlan:
     """Return the forecast for a job: when it can start, and its expected cost, memory per node and recovery.
 
@@ -121,13 +121,13 @@ def plan(
     )
 
 
-def _recovery_probability(spec: JobSpec, lost_count: int) -> float:
+def _recovery_probability(spec: SavedJobSpec, lost_count: int) -> float:
     if spec.parity_group_size is not None:
         return parity.recovery_probability(spec.node_count, spec.parity_group_size, lost_count)
     return placement.recovery_probability(spec.node_count, spec.copies, lost_count)
 
 
-def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:
+def _most_cost_usd(spec: SavedJobSpec, price: float | None) -> float | None:
     by_time = (
         None
         if price is None or spec.max_runtime_seconds is None
@@ -136,7 +136,7 @@ def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:
     return min((bound for bound in (spec.max_cost_usd, by_time) if bound is not None), default=None)
 
 
-def _waits_for(spec: JobSpec, job: FleetJob, turns: Schedule, free: int) -> str:
+def _waits_for(spec: SavedJobSpec, job: FleetJob, turns: QueueSchedule, free: int) -> str:
     if job.run not in turns.admitted:
         return in_words(turns, job.run)
     missing = spec.node_count - free

@@ -22,8 +22,8 @@ from control_plane.core import accounting
 from control_plane.db.exports import ExportRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.incidents import Recoveries
-from control_plane.db.jobs import JobRecord
-from control_plane.db.nodes import NodeRecord
+from control_plane.db.jobs import SavedJob
+from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardRecord
 from control_plane.loop.figures import LoopFigures
 from everstep.protocol.ids import NodeId
@@ -33,18 +33,18 @@ MICRO: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ServerFacts:
     """The data from which one scrape computes its metrics."""
 
     version: str
-    jobs: tuple[JobRecord, ...]
+    jobs: tuple[SavedJob, ...]
     """Jobs that have not ended."""
     shards: Mapping[str, tuple[ShardRecord, ...]]
     """Shards of the jobs that have not ended, by run id."""
     recoveries: tuple[Recoveries, ...]
     """Closed incidents and lost steps of the jobs that have not ended, counted by job, cause and restore source."""
     fleets: tuple[FleetRecord, ...]
-    nodes: tuple[NodeRecord, ...]
+    nodes: tuple[SavedNode, ...]
     """Nodes that have not ended."""
     connected: frozenset[NodeId]
     refused_count: int
@@ -55,7 +55,7 @@ class Facts:
     """Whether an administrator paused all automatic actions."""
 
 
-def exposition(facts: Facts, figures: LoopFigures | None) -> bytes:
+def exposition(facts: ServerFacts, figures: LoopFigures | None) -> bytes:
     """Return all metrics of this server in Prometheus's text format.
 
     `figures` contains the metrics that the background loops have collected, and `facts` the data for all other metrics.
@@ -83,7 +83,7 @@ class _Once(Collector):
         return ()
 
 
-def families(facts: Facts) -> Iterator[Metric]:
+def families(facts: ServerFacts) -> Iterator[Metric]:
     """Yield the service's metrics for one scrape, computed from `facts`; one family per metric name."""
     info = InfoMetricFamily("everstep_build", "The version of this server.")
     info.add_metric([], {"version": facts.version})
@@ -102,7 +102,7 @@ def families(facts: Facts) -> Iterator[Metric]:
     )
 
 
-def _of_jobs(facts: Facts) -> Iterator[Metric]:
+def _of_jobs(facts: ServerFacts) -> Iterator[Metric]:
     statuses = GaugeMetricFamily("everstep_jobs", "Training jobs that have not ended.", labels=["status"])
     for status, count in sorted(Counter(views.secondary_status_of(job) for job in facts.jobs).items()):
         statuses.add_metric([status], count)
@@ -160,7 +160,7 @@ def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
     yield from (count, steps)
 
 
-def _of_exports(facts: Facts) -> Iterator[Metric]:
+def _of_exports(facts: ServerFacts) -> Iterator[Metric]:
     lag = GaugeMetricFamily("everstep_export_lag_events", "Events that the export has not read yet.", labels=["export"])
     failing = GaugeMetricFamily("everstep_export_failing", "1 while an export fails and is retried.", labels=["export"])
     for each in facts.exports:
@@ -169,7 +169,7 @@ def _of_exports(facts: Facts) -> Iterator[Metric]:
     yield from (lag, failing)
 
 
-def _of_fleets(facts: Facts) -> Iterator[Metric]:
+def _of_fleets(facts: ServerFacts) -> Iterator[Metric]:
     nodes = GaugeMetricFamily("everstep_nodes", "Nodes by state.", labels=["fleet", "state"])
     connected = GaugeMetricFamily(
         "everstep_agents_connected", "Nodes whose agent is connected to this server.", labels=["fleet"]

@@ -27,7 +27,7 @@ from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
 from control_plane.core import elastic, parity, slot_memory, strategies
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.states import JobState
-from control_plane.db.jobs import JobRecord, JobSpec
+from control_plane.db.jobs import SavedJob, SavedJobSpec
 from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
@@ -48,7 +48,7 @@ class Surroundings:
     """Memory for slots on the fleet's smallest node. None if the value is unknown."""
     has_price: bool
     """True if the fleet has a price. A cost limit requires a price."""
-    limits: elastic.Limits
+    limits: elastic.NodeLimits
     """Limits of the fleet and of the project for the job's number of nodes."""
 
 
@@ -56,7 +56,7 @@ class Surroundings:
 class Revised:
     """The job's new settings after an update, and the changes."""
 
-    spec: JobSpec
+    spec: SavedJobSpec
     priority: int
     tags: Mapping[str, str]
     changes: tuple[Change, ...]
@@ -67,12 +67,12 @@ class Revised:
 class _Wish:
     field: str
     attribute: str
-    """Name of the attribute of `JobSpec` that stores this setting."""
+    """Name of the attribute of `SavedJobSpec` that stores this setting."""
     value: Any
     needs_generation: bool = False
 
 
-def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundings) -> Revised:
+def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: Surroundings) -> Revised:
     """Return the job after an update.
 
     Args:
@@ -175,7 +175,7 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             )
 
 
-def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[FieldError]:
+def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[FieldError]:
     limits = (
         ("StoppingCondition.MaxCostUsd", spec.max_cost_usd, MIN_COST_USD),
         ("CheckpointConfig.MaxAgeInSeconds", spec.checkpoint_max_age_seconds, MIN_CHECKPOINT_AGE_SECONDS),
@@ -195,7 +195,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
             has_third_slot=spec.third_slot,
         )
     )
-    schedule = strategies.Schedule(
+    schedule = strategies.StrategySchedule(
         every_steps=spec.checkpoint_every_steps,
         interval_seconds=spec.checkpoint_interval_seconds,
         max_overhead=spec.checkpoint_max_overhead,
@@ -206,7 +206,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         for field, message in strategies.contradictions(
             spec.checkpoint_strategy,
             schedule,
-            strategies.Settings(
+            strategies.StrategySettings(
                 copies=spec.copies,
                 third_slot=spec.third_slot,
                 on_notice=spec.checkpoint_on_notice,
@@ -247,7 +247,7 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         yield FieldError(field=field, message=message)
 
 
-def _wrong_parity(job: JobRecord, spec: JobSpec) -> Iterator[FieldError]:
+def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[FieldError]:
     if spec.parity_group_size != job.spec.parity_group_size:
         message = "cannot change after creation; create a new job with InitialCheckpoint to continue this job"
         yield FieldError(field="Protection.ParityGroupSize", message=message)

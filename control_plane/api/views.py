@@ -45,13 +45,13 @@ from control_plane.core import (
 from control_plane.core.capacity import is_shortage
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
-from control_plane.core.incident_accounts import Account, Outcome
+from control_plane.core.incident_accounts import Account, IncidentOutcome
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Remedy
-from control_plane.core.queue import Schedule
+from control_plane.core.queue import QueueSchedule
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
     FleetStatus,
@@ -64,16 +64,16 @@ from control_plane.core.states import (
 from control_plane.core.strategies import Strategy, strategy_words
 from control_plane.db import checkpoints
 from control_plane.db import rolls as db_rolls
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.descriptions import JobDescription
 from control_plane.db.disk_watch import FullDisk
 from control_plane.db.drills import DrillRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
-from control_plane.db.incidents import IncidentRecord, IncidentTotals
-from control_plane.db.jobs import JobInput, JobRecord, JobTotals
-from control_plane.db.nodes import NodeRecord
+from control_plane.db.incidents import IncidentTotals, SavedIncident
+from control_plane.db.jobs import JobInput, JobTotals, SavedJob
+from control_plane.db.nodes import SavedNode
 from control_plane.db.notes import NoteRecord
 from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
@@ -114,12 +114,12 @@ def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[str, .
     return tuple(field.name for field in fields(stored) if field.name in shape.model_fields)
 
 
-def status_of(job: JobRecord) -> TrainingJobStatus:
+def status_of(job: SavedJob) -> TrainingJobStatus:
     """Return the job's status in SageMaker's terms, the API field `TrainingJobStatus`."""
     return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
 
 
-def secondary_status_of(job: JobRecord) -> SecondaryStatus:
+def secondary_status_of(job: SavedJob) -> SecondaryStatus:
     """Return the job's more detailed status in SageMaker's terms, the API field `SecondaryStatus`."""
     return states.secondary_status(
         JobState(job.state),
@@ -145,7 +145,7 @@ class Listed:
     open_incident_count: int | None = None
 
 
-def reason_of(job: JobRecord, now: datetime) -> str:
+def reason_of(job: SavedJob, now: datetime) -> str:
     """Return the reason of a job's state.
 
     If the control plane suspects a hang, the text also states for how long the ranks have made no progress.
@@ -153,7 +153,7 @@ def reason_of(job: JobRecord, now: datetime) -> str:
     return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
 
 
-def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
+def job_summary(job: SavedJob, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
     """Return a job's entry in a list of jobs.
 
     Args:
@@ -183,11 +183,11 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> job
     )
 
 
-def _target_step(job: JobRecord) -> int | None:
+def _target_step(job: SavedJob) -> int | None:
     return job.target_step if job.target_step > 0 else None
 
 
-def _remaining_seconds(job: JobRecord) -> float | None:
+def _remaining_seconds(job: SavedJob) -> float | None:
     if job.state in states.ENDED_JOBS:
         return None
     return accounting.remaining_seconds(job.accounting, job.max_boundary, job.target_step)
@@ -202,12 +202,12 @@ def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView])
     return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
 
 
-def holds_memory(job: JobRecord) -> bool:
+def holds_memory(job: SavedJob) -> bool:
     """Return whether agents hold a job's snapshots: the job was launched, and is neither ended nor paused."""
     return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
 
 
-def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionState:
+def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionState:
     """Return a job's protection state for a list of jobs, from the totals of its shards.
 
     The result equals the state that `protection` computes from the single shards.
@@ -233,7 +233,7 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
 
 
-def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
+def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
     """Return whether memory keeps every shard of a job after the loss of any one node.
 
     Args:
@@ -249,7 +249,7 @@ def survives_node_loss(job: JobRecord, totals: ShardTotals | None) -> bool:
     return totals.fewest_in_view >= 2 if size is None else totals.most_out_of_view == 0
 
 
-def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list[str]:
+def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) -> list[str]:
     """Return the names of those jobs ahead of a queued job that the caller may see.
 
     Args:
@@ -290,7 +290,7 @@ def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResp
 
 
 def job_conditions(
-    job: JobRecord, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]
+    job: SavedJob, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]
 ) -> list[jobs_schemas.Condition]:
     """Return the current problems of a job's nodes and of the service.
 
@@ -336,7 +336,7 @@ def job(
     found: JobDescription,
     *,
     now: datetime,
-    turns: Schedule,
+    turns: QueueSchedule,
     healthy_node_count: int,
     conditions: Sequence[jobs_schemas.Condition] = (),
     wait: common_schemas.CapacityWait | None = None,
@@ -437,7 +437,7 @@ def job(
     )
 
 
-def _checkpoint_activity(job: JobRecord) -> jobs_schemas.CheckpointActivity:
+def _checkpoint_activity(job: SavedJob) -> jobs_schemas.CheckpointActivity:
     spec, pace, upload = job.spec, checkpoint_pace_of(job), checkpoint_upload_of(job)
     is_over = job.ended_at is not None
     return jobs_schemas.CheckpointActivity(
@@ -480,7 +480,7 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
 
 
 def protection(
-    job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
+    job: SavedJob, shards: Sequence[ShardRecord], checkpoint: SavedCheckpoint | None, domains: Mapping[str, str]
 ) -> checkpoints_schemas.DescribeProtectionResponse:
     """Return the response of DescribeProtection: which nodes hold which shards, and what losses the job survives.
 
@@ -534,7 +534,7 @@ def protection(
     )
 
 
-def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> list[checkpoints_schemas.Holder]:
+def _holders(job: SavedJob, shard: ShardRecord, domains: Mapping[str, str]) -> list[checkpoints_schemas.Holder]:
     known = {each.node_id: each for each in shard.verified}
     shown = []
     for holder in shard.holders:
@@ -552,7 +552,7 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
     return shown
 
 
-def _fatal_losses(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[tuple[NodeId, ...], ...]:
+def _fatal_losses(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[tuple[NodeId, ...], ...]:
     """Return the smallest sets of nodes whose simultaneous loss makes a shard unrecoverable from memory.
 
     Only holders in view count. The result is empty until all shards are reported and committed.
@@ -595,7 +595,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     return odds
 
 
-def checkpoint(record: CheckpointRecord) -> checkpoints_schemas.Checkpoint:
+def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
     """Convert the record of a checkpoint into its response model."""
     return checkpoints_schemas.Checkpoint(
         step=record.step,
@@ -614,7 +614,7 @@ def checkpoint(record: CheckpointRecord) -> checkpoints_schemas.Checkpoint:
     )
 
 
-def _verification(record: CheckpointRecord) -> Verification:
+def _verification(record: SavedCheckpoint) -> Verification:
     if record.verify_requested_at is not None:
         return Verification.VERIFYING
     if record.verified_at is None:
@@ -631,9 +631,9 @@ def note(record: NoteRecord) -> notes_schemas.Note:
 class Similar:
     """An incident that resembles a given incident, with its outcome and the common properties."""
 
-    record: IncidentRecord
+    record: SavedIncident
     fleet_name: str
-    outcome: Outcome
+    outcome: IncidentOutcome
     likeness: tuple[Likeness, ...]
 
 
@@ -650,7 +650,7 @@ class IncidentDetail:
 
 
 def incident(
-    record: IncidentRecord, cost_usd: float | None, headline: str, detail: IncidentDetail | None = None
+    record: SavedIncident, cost_usd: float | None, headline: str, detail: IncidentDetail | None = None
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
@@ -744,7 +744,7 @@ def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     )
 
 
-def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
+def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
     firsts = accumulate((count for _, count in record.rank_sources), initial=0)
     return [
         incidents_schemas.RankSource(
@@ -807,7 +807,7 @@ def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
 
 
 def fleet(
-    record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History
+    record: FleetRecord, nodes: Sequence[SavedNode], agents: Sequence[AgentView], history: History
 ) -> fleets_schemas.Fleet:
     """Convert the record of a fleet into its response model.
 
@@ -867,7 +867,7 @@ def _roll(record: FleetRecord) -> fleets_schemas.FleetRoll | None:
 
 
 def node(
-    record: NodeRecord,
+    record: SavedNode,
     agent: AgentView | None,
     *,
     refused_message_count: int,
@@ -923,7 +923,7 @@ def node(
     )
 
 
-def _hold_advice(record: NodeRecord, price_usd_per_hour: float | None) -> nodes_schemas.HoldAdvice | None:
+def _hold_advice(record: SavedNode, price_usd_per_hour: float | None) -> nodes_schemas.HoldAdvice | None:
     if record.hold is None or record.state != NodeState.HELD:
         return None
     found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
@@ -954,7 +954,7 @@ def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeM
     )
 
 
-def status_transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]:
+def status_transitions(job: SavedJob) -> list[jobs_schemas.SecondaryStatusTransition]:
     """Return the periods that a job has spent in each detailed status, oldest first."""
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
@@ -998,7 +998,7 @@ def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_star
     )
 
 
-def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[ProtectionState, str]:
+def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[ProtectionState, str]:
     """Return the protection state and, unless it is `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
@@ -1059,7 +1059,7 @@ def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
     return f"{count} cannot rebuild a lost shard; rank {first.rank} {cause}{detail}."
 
 
-def _world_size(job: JobRecord) -> int:
+def _world_size(job: SavedJob) -> int:
     """Return the number of ranks of the newest generation. It can differ between generations of an elastic job."""
     return generation_node_count(job) * job.spec.ranks_per_node
 
@@ -1068,11 +1068,11 @@ def _refusal(shard: ShardRecord) -> str:
     return f"Rank {shard.rank}: {shard.reason}"
 
 
-def _is_paused(job: JobRecord) -> bool:
+def _is_paused(job: SavedJob) -> bool:
     return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)
 
 
-def _last_checkpoint(record: CheckpointRecord) -> checkpoints_schemas.LastCheckpoint:
+def _last_checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.LastCheckpoint:
     assert record.completed_at is not None
     return checkpoints_schemas.LastCheckpoint(
         step=record.step, generation=record.generation, completed_at=record.completed_at, bytes=record.object_bytes

@@ -41,22 +41,22 @@ THROTTLED_CODES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class CallBudget:
     """The parameters of a token bucket: the number of calls in a burst, and the sustained calls per second."""
 
     burst_count: float
     per_second: float
 
 
-_UNFILTERED: Final = Budget(25, 5)
+_UNFILTERED: Final = CallBudget(25, 5)
 ALL_DESCRIBE: Final = "Describe*"
 """In `BUDGETS`: all describe operations of a service that have no budget of their own. They share one bucket."""
-BUDGETS: Final[Mapping[tuple[str, str], Budget]] = {
+BUDGETS: Final[Mapping[tuple[str, str], CallBudget]] = {
     ("ec2", "DescribeInstances"): _UNFILTERED,
     ("ec2", "DescribeInstanceStatus"): _UNFILTERED,
-    ("ec2", "DescribeInstanceTopology"): Budget(1, 0.5),
+    ("ec2", "DescribeInstanceTopology"): CallBudget(1, 0.5),
     ("ec2", "DescribeLaunchTemplateVersions"): _UNFILTERED,
-    ("autoscaling", ALL_DESCRIBE): Budget(25, 2.5),
+    ("autoscaling", ALL_DESCRIBE): CallBudget(25, 2.5),
 }
 """Limits of describe calls, by boto3's name of the service and AWS's name of the operation, or `ALL_DESCRIBE`."""
 
@@ -67,7 +67,7 @@ class TokenBucket:
     `monotonic` is the clock that refills the bucket.
     """
 
-    def __init__(self, budget: Budget, monotonic: Callable[[], float]) -> None:
+    def __init__(self, budget: CallBudget, monotonic: Callable[[], float]) -> None:
         self._budget = budget
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class CallMeter:
 
     def __init__(
         self,
-        budgets: Mapping[tuple[str, str], Budget],
+        budgets: Mapping[tuple[str, str], CallBudget],
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,

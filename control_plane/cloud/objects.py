@@ -38,7 +38,7 @@ class SignedUpload:
     """Headers that the upload must contain."""
 
 
-class ObjectStore(Protocol):
+class ServiceStore(Protocol):
     """Objects by bucket and key.
 
     Every method raises `NotFound` if the bucket or an object to read does not exist. It raises one of the retryable

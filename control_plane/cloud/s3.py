@@ -1,4 +1,4 @@
-"""The `ObjectStore` over boto3, for S3 and for the local cloud's S3."""
+"""The `ServiceStore` over boto3, for S3 and for the local cloud's S3."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TRANSFER: Final = TransferConfig(
 )
 
 
-class S3ObjectStore:
-    """`ObjectStore` over boto3.
+class S3ServiceStore:
+    """`ServiceStore` over boto3.
 
     Thread-safe. `connection` provides the client.
     """
@@ -33,32 +33,32 @@ class S3ObjectStore:
         self._s3 = connection.client("s3")
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
-        """Write a small object (see `ObjectStore.put`)."""
+        """Write a small object (see `ServiceStore.put`)."""
         with translated():
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body)
         return self.head(reference)
 
     def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
-        """Write a small object with a conditional request (see `ObjectStore.put_if_unchanged`)."""
+        """Write a small object with a conditional request (see `ServiceStore.put_if_unchanged`)."""
         condition = {"IfMatch": f'"{etag}"'} if etag else {"IfNoneMatch": "*"}
         with translated():
             self._s3.put_object(Bucket=reference.bucket, Key=reference.key, Body=body, **condition)
         return self.head(reference)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write a large object from a file (see `ObjectStore.put_file`)."""
+        """Write a large object from a file (see `ServiceStore.put_file`)."""
         with translated():
             self._s3.upload_fileobj(_Unclosed(file), reference.bucket, reference.key, Config=_TRANSFER)
         return self.head(reference)
 
     def get(self, reference: ObjectReference) -> bytes:
-        """Return the whole content of an object (see `ObjectStore.get`)."""
+        """Return the whole content of an object (see `ServiceStore.get`)."""
         with translated():
             body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
         return body
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield a range of an object; see `ObjectStore`."""
+        """Yield a range of an object; see `ServiceStore`."""
         size = self.head(reference).size_bytes
         stop = size if end is None else min(end, size)
         if stop <= begin:
@@ -72,7 +72,7 @@ class S3ObjectStore:
                 body.close()
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
-        """Return an object's size and ETag; see `ObjectStore`."""
+        """Return an object's size and ETag; see `ServiceStore`."""
         try:
             with translated():
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
@@ -87,7 +87,7 @@ class S3ObjectStore:
         )
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys have a prefix (see `ObjectStore.list`)."""
+        """Yield the objects whose keys have a prefix (see `ServiceStore.list`)."""
         with translated():
             for page in self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after
@@ -98,7 +98,7 @@ class S3ObjectStore:
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
     ) -> SignedUpload | None:
-        """Return a presigned URL; see `ObjectStore`."""
+        """Return a presigned URL; see `ServiceStore`."""
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
         asked = {
             "Bucket": reference.bucket,
@@ -111,7 +111,7 @@ class S3ObjectStore:
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete the objects with these keys (see `ObjectStore.delete`)."""
+        """Delete the objects with these keys (see `ServiceStore.delete`)."""
         if not keys:
             return
         with translated():

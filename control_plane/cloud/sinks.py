@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, CloudUnavailable, NotFound
-from control_plane.core.log_batches import Line
+from control_plane.core.log_batches import BatchLine
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
@@ -40,7 +40,7 @@ ARN: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SinkEntry:
     """One event to send to a bus, topic or webhook."""
 
     event_id: int
@@ -55,7 +55,7 @@ class Entry:
 class EventSink(Protocol):
     """Sends events to a receiver outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
 
-    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+    def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
         """Send entries of different jobs.
 
         Args:
@@ -80,14 +80,14 @@ class _ServiceSink(ABC):
         self._client = connection.client(self.SERVICE)
         self._arn = arn
 
-    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+    def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
         """Send events of different jobs to the bus or topic (see `EventSink.put`)."""
         with translated():
             refused = self._send(entries)
         return None if refused is None else CloudUnavailable(f"{self.OPERATION}: {refused.message}", code=refused.code)
 
     @abstractmethod
-    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
         """Call the AWS operation for all entries, and return the error of the first rejected entry."""
 
 
@@ -103,7 +103,7 @@ class EventBusSink(_ServiceSink):
     SERVICE = "events"
     OPERATION = "PutEvents"
 
-    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
         answer = self._client.put_events(Entries=[self._entry(entry) for entry in entries])
         return next(
             (
@@ -114,7 +114,7 @@ class EventBusSink(_ServiceSink):
             None,
         )
 
-    def _entry(self, entry: Entry) -> dict[str, Any]:
+    def _entry(self, entry: SinkEntry) -> dict[str, Any]:
         return {
             "Time": entry.at,
             "Source": "everstep",
@@ -131,7 +131,7 @@ class TopicSink(_ServiceSink):
     SERVICE = "sns"
     OPERATION = "PublishBatch"
 
-    def _send(self, entries: Sequence[Entry]) -> _Refused | None:
+    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
         answer = self._client.publish_batch(
             TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries]
         )
@@ -139,7 +139,7 @@ class TopicSink(_ServiceSink):
             (_Refused(entry.get("Code", ""), entry.get("Message", "")) for entry in answer.get("Failed", ())), None
         )
 
-    def _entry(self, entry: Entry) -> dict[str, Any]:
+    def _entry(self, entry: SinkEntry) -> dict[str, Any]:
         named = {"type": entry.type, "training_job_name": entry.job_name, "project": entry.project}
         made: dict[str, Any] = {
             "Id": str(entry.event_id),
@@ -191,7 +191,7 @@ def detail_of(fields: dict[str, Any]) -> str:
 class LogSink(Protocol):
     """Sends log lines to a receiver outside Everstep: a CloudWatch log group. Synchronous. Raises only `CloudError`."""
 
-    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+    def put_lines(self, stream: str, batch: Sequence[BatchLine]) -> int:
         """Append lines to a stream. The sink creates a missing stream.
 
         `batch` comes from `core.log_batches`. Return the number of lines that the service refused, because their time
@@ -207,7 +207,7 @@ class LogGroupSink:
         self._logs = connection.client("logs")
         self._group = group
 
-    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+    def put_lines(self, stream: str, batch: Sequence[BatchLine]) -> int:
         """Append lines (see `LogSink`)."""
         try:
             return self._put(stream, batch)
@@ -216,7 +216,7 @@ class LogGroupSink:
                 self._logs.create_log_stream(logGroupName=self._group, logStreamName=stream)
             return self._put(stream, batch)
 
-    def _put(self, stream: str, batch: Sequence[Line]) -> int:
+    def _put(self, stream: str, batch: Sequence[BatchLine]) -> int:
         lines = [{"timestamp": line.at_ms, "message": line.message} for line in batch]
         with translated():
             answer = self._logs.put_log_events(logGroupName=self._group, logStreamName=stream, logEvents=lines)

@@ -19,8 +19,8 @@ from socket import SOCK_STREAM, create_connection, getaddrinfo
 from typing import Final
 
 from control_plane.cloud.errors import AccessDenied, CloudError, CloudUnavailable
-from control_plane.cloud.sinks import Entry
-from control_plane.core.webhooks import Allowed, Target, WebhookRefused, check_addresses, signed_headers
+from control_plane.cloud.sinks import SinkEntry
+from control_plane.core.webhooks import Allowed, WebhookRefused, WebhookTarget, check_addresses, signed_headers
 
 TIMEOUT_SECONDS: Final = 10.0
 """Time limit for each step of a call: connection, TLS handshake, and each part of the response."""
@@ -50,7 +50,7 @@ class WebhookSink:
 
     def __init__(
         self,
-        target: Target,
+        target: WebhookTarget,
         receivers: Allowed,
         keys: Sequence[bytes],
         now: Callable[[], datetime],
@@ -65,7 +65,7 @@ class WebhookSink:
         self._resolve = resolve
         self._context = context or ssl.create_default_context()
 
-    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+    def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
         """Send events to the webhook's receiver, one HTTP request each (see `EventSink`)."""
         for entry in entries:
             body = entry.detail.encode()
@@ -96,7 +96,7 @@ class _Pinned(http.client.HTTPConnection):
     The connection does not resolve the receiver's name again.
     """
 
-    def __init__(self, target: Target, address: str, context: ssl.SSLContext) -> None:
+    def __init__(self, target: WebhookTarget, address: str, context: ssl.SSLContext) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
         self.default_port = 443 if target.is_secure else 80
         self._address = address

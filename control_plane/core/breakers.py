@@ -36,7 +36,7 @@ Progress means that training reached a new highest step. The failures may differ
 """
 
 
-class Course(StrEnum):
+class BreakerCourse(StrEnum):
     """The ways in which a job can continue or end after a failure that it may have caused itself.
 
     - AGAIN: the job restarts on the same nodes, from the newest state.
@@ -55,7 +55,7 @@ class Course(StrEnum):
 class Ruling:
     """The way in which a job continues or ends after a failure, with the reason."""
 
-    course: Course
+    course: BreakerCourse
     why: str = ""
     """The reason for `course`, as a sentence. Empty if the job simply restarts (AGAIN)."""
 
@@ -86,7 +86,7 @@ def rule(
     """
     attempts = max(1, spec.max_attempts)
     if not failures:
-        return Ruling(course=Course.AGAIN)
+        return Ruling(course=BreakerCourse.AGAIN)
     last = failures[-1]
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
@@ -97,19 +97,19 @@ def rule(
             if course is not None and attempts > 1:
                 return Ruling(course=course, why=f"{told}: {_how(last)}")
         story = "".join(f", also {_story(trial)}" for trial in tried)
-        return Ruling(course=Course.GIVE_UP, why=f"{told}{story}: {_how(last)}")
+        return Ruling(course=BreakerCourse.GIVE_UP, why=f"{told}{story}: {_how(last)}")
     limit = attempts * NO_PROGRESS_TIMES
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
         since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"
         which = "the last" if len(alike) == 1 else f"the last {len(alike)} are identical"
         return Ruling(
-            course=Course.GIVE_UP,
+            course=BreakerCourse.GIVE_UP,
             why=(
                 f"{limit} failures occurred since {since} without a step beyond {last.max_boundary}, {which}: "
                 f"{_how(last)}"
             ),
         )
-    return Ruling(course=Course.AGAIN)
+    return Ruling(course=BreakerCourse.AGAIN)
 
 
 def remembered(
@@ -167,16 +167,18 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
     )
 
 
-def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
+def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> BreakerCourse | None:
     """Return OTHER_NODE if one node caused all failures, a spare exists, and no other node was tried; else None."""
     is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
-    return Course.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
+    return (
+        BreakerCourse.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
+    )
 
 
-def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> Course | None:
+def _older_state(alike: Sequence[FailureRecord], tried: Sequence[Trial], older_base: Step) -> BreakerCourse | None:
     """Return OLDER_STATE if the last two attempts restored the same step, and an older step exists and is untried."""
     is_one_state = len(alike) > 1 and alike[-1].base_step == alike[-2].base_step > older_base > 0
-    return Course.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
+    return BreakerCourse.OLDER_STATE if is_one_state and all(trial.kind != "state" for trial in tried) else None
 
 
 def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:

@@ -134,7 +134,7 @@ class KeptCheckpoint:
     is_needed: bool = False
     """Whether the checkpoint is pinned, is being verified, or is the source of the job's next restore."""
     is_counted: bool = True
-    """Whether the checkpoint counts towards the limit `Retention.max_count`. Pinned checkpoints do not count."""
+    """Whether the checkpoint counts towards `CheckpointRetention.max_count`. Pinned checkpoints do not count."""
     is_restorable: bool = True
     """Whether the job could restore the checkpoint.
 
@@ -151,7 +151,7 @@ class KeptCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class CheckpointRetention:
     """The limits of a job's checkpoints. None means no limit."""
 
     max_count: int | None = None
@@ -166,7 +166,7 @@ class Retention:
         return self.max_count is not None or self.max_age_seconds is not None
 
 
-def surplus(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tuple[tuple[int, int], ...]:
+def surplus(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> tuple[tuple[int, int], ...]:
     """Return the checkpoints that exceed a job's limits and may be deleted.
 
     A checkpoint may be deleted only if a verified checkpoint that the job can restore has a later step.
@@ -183,7 +183,7 @@ def surplus(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tu
     return tuple(each.key for each in _excess(kept, limits, now) if each.step < safe_step)
 
 
-def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> tuple[int, int] | None:
+def to_verify(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> tuple[int, int] | None:
     """Return the checkpoint to verify before the control plane may delete more checkpoints, or None.
 
     Args:
@@ -204,7 +204,7 @@ def to_verify(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> 
     return newest.key if len(waiting) > len(surplus(kept, limits, now)) else None
 
 
-def _excess(kept: Sequence[KeptCheckpoint], limits: Retention, now: float) -> list[KeptCheckpoint]:
+def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> list[KeptCheckpoint]:
     """Return the checkpoints that exceed the limits of number or age, oldest step first.
 
     Unlike `surplus`, the function does not require a later verified checkpoint.

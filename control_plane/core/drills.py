@@ -53,7 +53,7 @@ The struck node is the node into which the drill injects its fault.
 """
 
 
-class Course(StrEnum):
+class DrillCourse(StrEnum):
     """The action that the job loop takes for a drill (an ordered fault) now.
 
     - WAIT: no action.
@@ -69,7 +69,7 @@ class Followed:
     """The result of `follow`: the drill (ordered fault) to store, and the action that the job loop takes for it."""
 
     drill: DrillObserved
-    course: Course = Course.WAIT
+    course: DrillCourse = DrillCourse.WAIT
 
 
 def follow(
@@ -94,7 +94,7 @@ def follow(
         is_there = plan is not None and any(node.node_id == drill.node_id for node in plan.nodes)
         if record.state is JobState.RUNNING and record.incident is None and is_there and not record.taken_over_by:
             struck = replace(drill, state=DrillState.STRUCK, struck_at=now, generation=record.generation)
-            return Followed(drill=struck, course=Course.STRIKE)
+            return Followed(drill=struck, course=DrillCourse.STRIKE)
         if record.state in ENDED_JOBS or now - drill.requested_at > patience:
             return Followed(
                 drill=_ended(drill, DrillState.NOT_DONE, now, "the job was not training without an incident")

@@ -26,7 +26,7 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class NodeLimits:
     """The limits that a job's fleet and project set for its number of nodes."""
 
     group: str
@@ -37,7 +37,9 @@ class Limits:
     """Maximum number of nodes of the fleet that all jobs of `project` together may hold. None means no limit."""
 
 
-def contradictions(node_count: int, least: int | None, most: int | None, limits: Limits) -> Iterator[tuple[str, str]]:
+def contradictions(
+    node_count: int, least: int | None, most: int | None, limits: NodeLimits
+) -> Iterator[tuple[str, str]]:
     """Yield the errors of an ElasticConfig: the name of the field, and the message.
 
     Args:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from control_plane.core import remedies
-from control_plane.core.observed.jobs import Impairment, Silence
+from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import FaultCode, MemberReport
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, RunId, Step
@@ -56,7 +56,7 @@ If most nodes become silent at the same time, the control plane is more likely a
 """
 
 
-class Standing(StrEnum):
+class NodeStanding(StrEnum):
     """The conclusion about a node, and how the job treats the node.
 
     - ALIVE: use the node.
@@ -72,11 +72,11 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class NodeVerdict:
     """The conclusion about one node (whether the job keeps it), with the evidence."""
 
     node_id: NodeId
-    standing: Standing
+    standing: NodeStanding
     evidence: str = ""
     cause: Cause = Cause.NODE_UNREACHABLE
     """The cause of the resulting incident. Used only if the node is GONE."""
@@ -96,7 +96,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class NodeProgress:
     """The progress of training, according to all members except the member that `judge` judges."""
 
     boundary: Step
@@ -111,7 +111,7 @@ class Progress:
 def judge(
     node: NodeObserved,
     *,
-    silence: Silence | None,
+    silence: AgentSilence | None,
     stepped_at: float | None = None,
     out_of_view: bool,
     is_blind: bool,
@@ -121,7 +121,7 @@ def judge(
     is_training: bool = False,
     is_launching: bool = False,
     is_blamed: bool = True,
-) -> Verdict:
+) -> NodeVerdict:
     """Return the verdict on a node.
 
     Args:
@@ -145,9 +145,9 @@ def judge(
     """
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
-        return Verdict(
+        return NodeVerdict(
             node_id=node.node_id,
-            standing=Standing.GONE,
+            standing=NodeStanding.GONE,
             evidence=words,
             cause=Cause.INSTANCE_TERMINATED,
             is_final=True,
@@ -172,24 +172,24 @@ def judge(
             and impairment.is_out_of_view
         ):
             return _out_of_view(node, impairment, now, timeouts)
-        return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
+        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.ALIVE)
     # The wall clock may jump. Limit the silence to the age of the agent's last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
     words = f"the agent of {node.node_id} was silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
-    silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)
+    silent = NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=words, since=spoken_for)
     if is_blind:
         return replace(
             silent, evidence=f"{words}, and so is most of the fleet, so this silence is no evidence of a lost node"
         )
     if out_of_view and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=Standing.GONE, evidence=f"{words} and other nodes could not reach it")
+        return replace(silent, standing=NodeStanding.GONE, evidence=f"{words} and other nodes could not reach it")
     if node.complaint and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=Standing.GONE, evidence=f"{words} and {node.complaint}")
+        return replace(silent, standing=NodeStanding.GONE, evidence=f"{words} and {node.complaint}")
     if lasted > timeouts.exclude_seconds:
         return replace(
             silent,
-            standing=Standing.GONE,
+            standing=NodeStanding.GONE,
             evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced",
         )
     return silent
@@ -197,7 +197,7 @@ def judge(
 
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
-) -> Verdict | None:
+) -> NodeVerdict | None:
     """Return the verdict that follows from what the node's own agent reports, or None.
 
     A faulty node is IMPAIRED while training completes steps or the launch of ranks needs its shards. Otherwise the node
@@ -213,9 +213,9 @@ def _own_word(
     found = remedies.worst([*([of_job] if of_job is not None else []), *node.faults], node.history, now)
     if found is None:
         return None
-    verdict = Verdict(
+    verdict = NodeVerdict(
         node_id=node.node_id,
-        standing=Standing.GONE,
+        standing=NodeStanding.GONE,
         evidence=f"the agent of {node.node_id} reports {found.words}",
         cause=Cause.NODE_FAULT,
         is_final=True,
@@ -224,10 +224,10 @@ def _own_word(
         what=found.what,
     )
     is_of_use = is_stepping or (is_launching and of_job is None)
-    return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_of_use else verdict
+    return replace(verdict, standing=NodeStanding.IMPAIRED, is_final=False) if is_of_use else verdict
 
 
-def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:
+def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
     """Return the verdict on a node whose agent reports to the control plane, but does not answer other members.
 
     The node is GONE only if it has not answered for T_max (`exclude_seconds`). A later report can return the node to
@@ -236,15 +236,15 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
     lasted = now - impairment.since
     words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
     if lasted <= timeouts.exclude_seconds:
-        return Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words)
-    verdict = Verdict(
+        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=words)
+    verdict = NodeVerdict(
         node_id=node.node_id,
-        standing=Standing.GONE,
+        standing=NodeStanding.GONE,
         evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
         # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )
-    return replace(verdict, standing=Standing.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
+    return replace(verdict, standing=NodeStanding.IMPAIRED) if _is_stepping(impairment, now, timeouts) else verdict
 
 
 def _is_stepping(impairment: Impairment | None, now: float, timeouts: Timeouts) -> bool:
@@ -283,12 +283,12 @@ def unvouched(
 
 
 def track_silences(
-    known: Collection[Silence],
+    known: Collection[AgentSilence],
     nodes: Collection[NodeObserved],
-    progress: Mapping[NodeId, Progress],
+    progress: Mapping[NodeId, NodeProgress],
     now: float,
     timeouts: Timeouts,
-) -> tuple[Silence, ...]:
+) -> tuple[AgentSilence, ...]:
     """Return the silences of agents to store in the job's record: `known`, updated by the newest reports.
 
     A silence begins with the node's last report. `judge` ignores a silence that is shorter than `lease_seconds`. If
@@ -306,22 +306,22 @@ def track_silences(
         One entry per silent node, sorted by node id.
     """
     before = {silence.node_id: silence for silence in known}
-    tracked: list[Silence] = []
+    tracked: list[AgentSilence] = []
     for node in sorted(nodes, key=lambda node: node.node_id):
         if (
             node.instance is InstanceCondition.ENDED
             or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
         ):
             continue  # Ignore short silences, and nodes whose instances AWS reports as ended.
-        seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
+        seen = progress.get(node.node_id, NodeProgress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
             unwatched = min(node.silent_seconds, WATCHED_FROM_LEASES * timeouts.lease_seconds)
-            silence = Silence(
+            silence = AgentSilence(
                 node_id=node.node_id, since=now - unwatched, boundary=seen.boundary, committed=seen.committed
             )
         elif seen.boundary >= silence.boundary + COUNTER_EVIDENCE_BOUNDARIES:
-            silence = Silence(node_id=node.node_id, since=now, boundary=seen.boundary, committed=seen.committed)
+            silence = AgentSilence(node_id=node.node_id, since=now, boundary=seen.boundary, committed=seen.committed)
         tracked.append(silence)
     return tuple(tracked)
 
@@ -330,7 +330,7 @@ def track_impairments(
     known: Collection[Impairment],
     nodes: Collection[NodeObserved],
     out_of_view: Collection[NodeId],
-    progress: Mapping[NodeId, Progress],
+    progress: Mapping[NodeId, NodeProgress],
     now: float,
     timeouts: Timeouts,
 ) -> tuple[Impairment, ...]:
@@ -399,7 +399,7 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
     )
 
 
-def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
+def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> NodeProgress:
     """Return the progress of training according to all members except one.
 
     The report of `left_out` does not count. If no other member reports a finished or committed step, this step is
@@ -407,7 +407,7 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
-    return Progress(
+    return NodeProgress(
         boundary=boundary,
         stepped_at=passed_at(others, boundary),
         committed=max((shard.committed for report in others.values() for shard in report.protection), default=NO_STEP),

@@ -15,10 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from control_plane.core import out_of_memory
-from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
+from control_plane.core.evidence import NODE_FAULTS, NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.incidents import FailureRecord
-from control_plane.core.observed.jobs import Silence
+from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
 from control_plane.core.observed.steps import RefusedSource
 from everstep.protocol.agent_messages import (
@@ -116,7 +116,7 @@ def failure_of_ranks(
 
 
 def of_nodes(
-    plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
+    plan: GenerationPlan, verdicts: Mapping[NodeId, NodeVerdict], nodes: Mapping[NodeId, NodeObserved], now: float
 ) -> tuple[Fault, ...]:
     """Return one fault per lost member, and one more fault if no remaining node holds or can rebuild some shard.
 
@@ -129,7 +129,7 @@ def of_nodes(
     Returns:
         Faults in the order of the plan's nodes, with the lost shards last. Empty if no member is lost.
     """
-    lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is Standing.GONE]
+    lost = [verdicts[node.node_id] for node in plan.nodes if verdicts[node.node_id].standing is NodeStanding.GONE]
     faults = [
         Fault(
             cause=verdict.cause,
@@ -147,7 +147,7 @@ def of_nodes(
     return (*faults, *group_loss(plan, final, min((fault.at for fault in faults), default=now)))
 
 
-def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
+def lost_at(verdict: NodeVerdict, nodes: Mapping[NodeId, NodeObserved], now: float) -> float:
     """Return the best estimate of the time at which a lost node failed.
 
     Args:
@@ -162,7 +162,7 @@ def lost_at(verdict: Verdict, nodes: Mapping[NodeId, NodeObserved], now: float) 
     return _last_sign(nodes, verdict.node_id, now) if verdict.since is None else min(verdict.since, now)
 
 
-def implied(verdict: Verdict, now: float) -> Implication | None:
+def implied(verdict: NodeVerdict, now: float) -> Implication | None:
     """Return the entry that a verdict adds to the fault history of its node, or None.
 
     If AWS terminated the instance, or the job gave the node up as planned, the verdict adds no entry.
@@ -263,7 +263,7 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
 
 
 def of_coordinator(
-    plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
+    plan: GenerationPlan, silence: AgentSilence | None, committed_by_others: Step, now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
     """Return a fault if the coordinator is silent for `coordinator_deadline_seconds`, and no step was committed since.
 
@@ -504,14 +504,14 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
     return max(steps, default=NO_STEP)
 
 
-def gone(verdict: Verdict, why: str) -> Verdict:
+def gone(verdict: NodeVerdict, why: str) -> NodeVerdict:
     """Return the final verdict GONE on a member that the fleet has removed from the job.
 
     A verdict that is already GONE keeps its evidence. Any other verdict becomes GONE, with `why` as its evidence.
     """
-    if verdict.standing is Standing.GONE:
+    if verdict.standing is NodeStanding.GONE:
         return replace(verdict, is_final=True)
-    return replace(verdict, standing=Standing.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
+    return replace(verdict, standing=NodeStanding.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
 
 
 def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:

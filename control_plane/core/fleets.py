@@ -325,9 +325,9 @@ class _Table:
         ]
         return max(0, min(self.seen.group.max_size, _needed(self.spec, self.seen, self)) - len(available))
 
-    def _standing(self, row: NodeRecord) -> requests.Standing:
+    def _standing(self, row: NodeRecord) -> requests.RequestContext:
         job = self.jobs.get(row.run) if row.run is not None else None
-        return requests.Standing(
+        return requests.RequestContext(
             node_id=row.node_id,
             state=row.state,
             hold=row.hold,

@@ -69,7 +69,7 @@ _FRAMES_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class HangLimits:
     """Limits for a rank's time without progress, in seconds.
 
     After `first`, agents read the ranks' stacks. After `second`, stacks can prove a hang. After `last`, unchanged
@@ -114,7 +114,7 @@ def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport])
     return Pace(world_size=world_size, longest=longest)
 
 
-def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> Limits:
+def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) -> HangLimits:
     """Return how long a rank may spend in a phase without progress.
 
     Args:
@@ -124,11 +124,11 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         declared: the limit that the script declared for the phase, in seconds. 0 without a declaration.
 
     Returns:
-        The three limits in seconds (see `Limits`), with `first` < `second` ≤ `last`.
+        The three limits in seconds (see `HangLimits`), with `first` < `second` ≤ `last`.
     """
     if declared:
         first = max(timeouts.stall_seconds, declared)
-        return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
+        return HangLimits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
     floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
     # The first step may compile the model. Its limit therefore follows from the longest time without progress in any
@@ -137,7 +137,7 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, declared: float = 0.0) ->
         longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
     second = max(timeouts.hang_seconds, _SECOND * first)
-    return Limits(first=first, second=second, last=max(timeouts.new_phase_seconds, _LAST * first))
+    return HangLimits(first=first, second=second, last=max(timeouts.new_phase_seconds, _LAST * first))
 
 
 def watch(
@@ -305,12 +305,12 @@ def failure(
     )
 
 
-def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> Limits:
+def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> HangLimits:
     each = [
         limits(phase, pace, timeouts, told)
         for phase, told in {(status.phase, status.limit_seconds) for _, status in living.values()}
     ]
-    return Limits(
+    return HangLimits(
         first=max((limit.first for limit in each), default=0.0),
         second=max((limit.second for limit in each), default=0.0),
         last=max((limit.last for limit in each), default=0.0),
@@ -334,7 +334,7 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
     return f"{_named(at_gate, living)} {waits} deliberately (phase {_phases(at_gate)}), for at most {limit:g} s"
 
 
-def _is_due(now: float, still: float, suspicion: Suspicion, limit: Limits, timeouts: Timeouts) -> bool:
+def _is_due(now: float, still: float, suspicion: Suspicion, limit: HangLimits, timeouts: Timeouts) -> bool:
     return still > limit.second if suspicion.number == 1 else now - suspicion.asked_at > timeouts.stall_seconds
 
 
@@ -343,7 +343,7 @@ def _proof(
     overdue: Mapping[Rank, RankStatus],
     looks: Mapping[Rank, RankStacks],
     still: float,
-    limit: Limits,
+    limit: HangLimits,
 ) -> str:
     """Return a clause that says how the stacks prove a hang, that is, that the ranks cannot continue by themselves.
 

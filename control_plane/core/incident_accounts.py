@@ -32,7 +32,7 @@ _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 _LOG_LINES = 50
 
 
-class Outcome(StrEnum):
+class IncidentOutcome(StrEnum):
     """The end of an incident.
 
     - OPEN: training has not caught up, that is, has not reached the newest step before the failure again.
@@ -50,9 +50,9 @@ class Outcome(StrEnum):
 
 
 _BY_END = {
-    JobState.COMPLETED: Outcome.JOB_COMPLETED,
-    JobState.FAILED: Outcome.JOB_FAILED,
-    JobState.STOPPED: Outcome.JOB_STOPPED,
+    JobState.COMPLETED: IncidentOutcome.JOB_COMPLETED,
+    JobState.FAILED: IncidentOutcome.JOB_FAILED,
+    JobState.STOPPED: IncidentOutcome.JOB_STOPPED,
 }
 
 
@@ -67,15 +67,15 @@ class JobCourse:
     """Times at which the job entered the queue, in Unix seconds."""
 
 
-def outcome_of(closed_at: float | None, job: JobCourse) -> Outcome:
+def outcome_of(closed_at: float | None, job: JobCourse) -> IncidentOutcome:
     """Return how an incident ended. `closed_at` is in Unix seconds, or None for an open incident."""
     if closed_at is None:
-        return Outcome.OPEN
+        return IncidentOutcome.OPEN
     if job.ended_at is not None and abs(job.ended_at - closed_at) <= _SAME_PASS_SECONDS:
         return _BY_END[job.state]
     if any(abs(at - closed_at) <= _SAME_PASS_SECONDS for at in job.queued_at):
-        return Outcome.JOB_PAUSED
-    return Outcome.RECOVERED
+        return IncidentOutcome.JOB_PAUSED
+    return IncidentOutcome.RECOVERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Account:
     project: str
     fleet_name: str
     cause: Cause
-    outcome: Outcome
+    outcome: IncidentOutcome
     evidence: tuple[str, ...]
     decision: str
     reason: str
@@ -171,7 +171,7 @@ class Account:
     @property
     def has_ended_the_job(self) -> bool:
         """Whether the job failed or stopped before training had again reached the newest step before the failure."""
-        return self.outcome in (Outcome.JOB_FAILED, Outcome.JOB_STOPPED)
+        return self.outcome in (IncidentOutcome.JOB_FAILED, IncidentOutcome.JOB_STOPPED)
 
     @property
     def lost_steps(self) -> int | None:
@@ -190,13 +190,13 @@ class Account:
         return moments[-1] - moments[0]
 
 
-def script_error(cause: Cause, outcome: Outcome, job_reason: str) -> str | None:
+def script_error(cause: Cause, outcome: IncidentOutcome, job_reason: str) -> str | None:
     """Return the exception (class and message) with which the script ended the job of an incident.
 
     `job_reason` is the reason of the job's state. Its last line is the last line of the script's traceback. None if the
     job has not failed by an exception of its script.
     """
-    if outcome is not Outcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
+    if outcome is not IncidentOutcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
         return None
     return tracebacks.exception(job_reason)
 
@@ -264,13 +264,13 @@ def duty(account: Account) -> str:
 
 def _of_the_job(account: Account) -> tuple[Action, ...]:
     name = account.job_name
-    if account.outcome is Outcome.OPEN:
+    if account.outcome is IncidentOutcome.OPEN:
         if account.taken_over_by:
             return (
                 Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
             )
         return tuple(_of_a_wait(account))
-    if account.outcome is Outcome.JOB_FAILED:
+    if account.outcome is IncidentOutcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         wrong = "the cause" if account.script_error is None else "the script or its data"
         failed, rank = "the failed rank", ""
@@ -278,7 +278,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
             failed, rank = f"rank {number}", f" --rank {number}"
         words = f"Correct {wrong}, and submit the job again from {start}. The log of {failed} shows the error."
         return (Action(Urgency.NOW, words, f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"),)
-    if account.outcome is Outcome.JOB_PAUSED:
+    if account.outcome is IncidentOutcome.JOB_PAUSED:
         return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
     return ()
 
@@ -331,23 +331,23 @@ def _of_rank(account: Account) -> str:
 
 def _ending(account: Account, now: float) -> str:
     match account.outcome:
-        case Outcome.OPEN if account.taken_over_by:
+        case IncidentOutcome.OPEN if account.taken_over_by:
             return f"Nobody recovers the job, because {account.taken_over_by} controls it."
-        case Outcome.OPEN:
+        case IncidentOutcome.OPEN:
             return f"{_waiting(account)}."
-        case Outcome.RECOVERED if absent_seconds(account.evidence) is not None:
+        case IncidentOutcome.RECOVERED if absent_seconds(account.evidence) is not None:
             return f"The control plane is up again, and Everstep recovered the job{_loss(account)}."
-        case Outcome.RECOVERED:
+        case IncidentOutcome.RECOVERED:
             fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
             took = duration(account.interruption_seconds(now))
             return f"Everstep recovered the job in {took}{fewer}{_loss(account)}."
-        case Outcome.JOB_PAUSED:
+        case IncidentOutcome.JOB_PAUSED:
             return "The job was paused."
-        case Outcome.JOB_COMPLETED:
+        case IncidentOutcome.JOB_COMPLETED:
             return "The job completed."
-        case Outcome.JOB_FAILED:
+        case IncidentOutcome.JOB_FAILED:
             return f"The job failed{_loss(account)}."
-        case Outcome.JOB_STOPPED:
+        case IncidentOutcome.JOB_STOPPED:
             return f"The job was stopped{_loss(account)}."
 
 
@@ -375,7 +375,7 @@ def continuing_cost(account: Account, now: float) -> str:
     decide to continue on fewer nodes. `now`: Unix seconds.
     """
     price = account.price_usd_per_hour
-    if account.outcome is Outcome.JOB_FAILED:
+    if account.outcome is IncidentOutcome.JOB_FAILED:
         if account.idle_count == 0:
             return ""
         is_one = account.idle_count == 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from control_plane.core.capacity import is_shortage
-from control_plane.core.incident_accounts import Account, Outcome
+from control_plane.core.incident_accounts import Account, IncidentOutcome
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.occurrences import brief_occurrence, capital, listed
@@ -209,7 +209,7 @@ def _changes(account: Account) -> Iterator[str]:
     """Yield what Everstep did with the ranks and the nodes, as clauses in the past tense without their subject."""
     lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
     is_failed_script = _restarts(account) is not None
-    if account.outcome is Outcome.OPEN and account.wait is None:
+    if account.outcome is IncidentOutcome.OPEN and account.wait is None:
         yield "stopped all ranks"
     held = tuple(node.node_id for node in account.held)
     if held and not (lost and new):
@@ -233,12 +233,12 @@ def _changes(account: Account) -> Iterator[str]:
 
 def _end(account: Account) -> Iterator[str]:
     """Yield the end of a sentence about the recovery, such as "resumed from step 1,200"."""
-    if account.outcome is Outcome.OPEN and account.wait is not None:
+    if account.outcome is IncidentOutcome.OPEN and account.wait is not None:
         count = account.wait.missing_count
         what = f"{count} {account.instance_type or ('node' if count == 1 else 'nodes')}"
         often = "once" if account.wait.failed_count == 1 else f"{account.wait.failed_count} times"
         yield f"requested {what} {often}: AWS {'has' if is_shortage(account.wait.message) else 'launches'} none"
-    if account.outcome is Outcome.JOB_FAILED:
+    if account.outcome is IncidentOutcome.JOB_FAILED:
         restarts = _restarts(account)
         words = "restart" if restarts == 1 else "restarts"
         yield "gave the job up" if restarts is None else f"gave up after {restarts} {words}"
@@ -249,7 +249,9 @@ def _end(account: Account) -> Iterator[str]:
 
 def _has_resumed(account: Account) -> bool:
     return (
-        account.outcome is not Outcome.JOB_FAILED and account.from_step is not None and account.restored_at is not None
+        account.outcome is not IncidentOutcome.JOB_FAILED
+        and account.from_step is not None
+        and account.restored_at is not None
     )
 
 
@@ -280,7 +282,7 @@ def _restarts(account: Account) -> int | None:
 
     None: the job did not fail because its script failed again after a restart.
     """
-    if account.script_error is None or account.outcome is not Outcome.JOB_FAILED:
+    if account.script_error is None or account.outcome is not IncidentOutcome.JOB_FAILED:
         return None
     found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
     if found is None:

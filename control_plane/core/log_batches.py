@@ -20,7 +20,7 @@ MAX_SPAN_MS: Final = 24 * 3600 * 1000 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One log line to send to CloudWatch Logs."""
 
     at_ms: int
@@ -28,7 +28,7 @@ class Line:
     """The text of the line. Never empty."""
 
 
-def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
+def batches(lines: Iterable[BatchLine]) -> Iterator[tuple[BatchLine, ...]]:
     """Yield the lines of one log stream in batches.
 
     Args:
@@ -37,7 +37,7 @@ def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
     Yields:
         Batches, one per PutLogEvents call.
     """
-    batch: list[Line] = []
+    batch: list[BatchLine] = []
     size = 0
     for line in sorted(map(_cut, lines), key=lambda each: each.at_ms):
         needed = len(line.message.encode()) + EVENT_BYTES
@@ -52,8 +52,8 @@ def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
         yield tuple(batch)
 
 
-def _cut(line: Line) -> Line:
+def _cut(line: BatchLine) -> BatchLine:
     data = line.message.encode()
     if len(data) <= MAX_MESSAGE_BYTES:
         return line
-    return Line(line.at_ms, data[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…")
+    return BatchLine(line.at_ms, data[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…")

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from control_plane.core import faults, notices
-from control_plane.core.evidence import Standing, Verdict, is_silent
+from control_plane.core.evidence import NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
@@ -40,7 +40,7 @@ If several nodes upload at the same time, an upload may take longer than usual.
 def wanted(
     known: Sequence[Departure],
     assigned: Collection[NodeId],
-    verdicts: Mapping[NodeId, Verdict],
+    verdicts: Mapping[NodeId, NodeVerdict],
     nodes: Mapping[NodeId, NodeObserved],
     *,
     now: float,
@@ -77,7 +77,7 @@ def wanted(
     return tuple(sorted(found, key=lambda move: (not move.is_announced, move.ends_at is None, move.ends_at or 0.0)))
 
 
-def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: float) -> Departure | None:
+def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before: float) -> Departure | None:
     notice = notices.urgent(node, now)
     if notice is not None and node.instance is not InstanceCondition.ENDED:
         return Departure(
@@ -102,7 +102,7 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
     return impaired(verdict)
 
 
-def impaired(verdict: Verdict) -> Departure:
+def impaired(verdict: NodeVerdict) -> Departure:
     """Return the departure (planned loss) of a member that trains with a fault.
 
     Args:
@@ -121,13 +121,13 @@ def impaired(verdict: Verdict) -> Departure:
     )
 
 
-def _is_impaired(verdict: Verdict) -> bool:
+def _is_impaired(verdict: NodeVerdict) -> bool:
     """Return whether the job should give up a member, after all ranks have stopped at an agreed step.
 
     True if the member works with a fault, or if other members cannot reach the node although its agent reports.
     """
-    return verdict.standing is Standing.IMPAIRED or (
-        verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
+    return verdict.standing is NodeStanding.IMPAIRED or (
+        verdict.standing is NodeStanding.GONE and verdict.remedy is Remedy.RETIRE
     )
 
 
@@ -355,14 +355,14 @@ def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def verdict(move: Departure) -> Verdict:
+def verdict(move: Departure) -> NodeVerdict:
     """Return the verdict (conclusion about a node) that a member is lost, because the job gives it up as planned.
 
     The evidence of the verdict is the reason for which the job gives the member up.
     """
-    return Verdict(
+    return NodeVerdict(
         node_id=move.node_id,
-        standing=Standing.GONE,
+        standing=NodeStanding.GONE,
         evidence=move.evidence,
         cause=move.cause,
         is_final=True,

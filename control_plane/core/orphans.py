@@ -29,7 +29,7 @@ no manifest names the objects of this checkpoint.
 
 
 @dataclass(frozen=True, slots=True)
-class StoredObject:
+class ListedObject:
     """One S3 object under the key prefix of a run's checkpoints."""
 
     key: str
@@ -38,7 +38,7 @@ class StoredObject:
 
 
 def orphans(
-    objects: Iterable[StoredObject],
+    objects: Iterable[ListedObject],
     folder: str,
     named: Mapping[tuple[int, int], Set[str] | None],
     *,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-POLL_SECONDS: Final = 1.0
+AWS_POLL_SECONDS: Final = 1.0
 EVENT_POLL_SECONDS: Final = 5.0
 """Seconds between two polls while AWS's events arrive."""
 EVENTS_TRUSTED_SECONDS: Final = 600.0
@@ -29,7 +29,7 @@ def interval_seconds(since_event_seconds: float | None) -> float:
         Seconds. The server polls earlier if an event arrives or the connection of an agent breaks.
     """
     is_trusted = since_event_seconds is not None and since_event_seconds < EVENTS_TRUSTED_SECONDS
-    return EVENT_POLL_SECONDS if is_trusted else POLL_SECONDS
+    return EVENT_POLL_SECONDS if is_trusted else AWS_POLL_SECONDS
 
 
 def backoff_seconds(throttled_count: int, jitter: float) -> float:
@@ -40,7 +40,7 @@ def backoff_seconds(throttled_count: int, jitter: float) -> float:
         jitter: random number in [0, 1), so that the servers of an account do not retry at the same time.
 
     Returns:
-        Seconds between `POLL_SECONDS` and `LONGEST_BACKOFF_SECONDS`.
+        Seconds between `AWS_POLL_SECONDS` and `LONGEST_BACKOFF_SECONDS`.
     """
-    limit = min(LONGEST_BACKOFF_SECONDS, POLL_SECONDS * 2.0 ** min(throttled_count, 16))
-    return max(POLL_SECONDS, jitter * limit)
+    limit = min(LONGEST_BACKOFF_SECONDS, AWS_POLL_SECONDS * 2.0 ** min(throttled_count, 16))
+    return max(AWS_POLL_SECONDS, jitter * limit)

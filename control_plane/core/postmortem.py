@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from control_plane.core.incident_accounts import Account, Action, Outcome, actions, duty, verdict
+from control_plane.core.incident_accounts import Account, Action, IncidentOutcome, actions, duty, verdict
 from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -34,7 +34,7 @@ _FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One event of an incident's timeline. `at` is the Unix time in seconds."""
 
     at: float
@@ -65,7 +65,7 @@ class SimilarIncident:
     incident_id: str
     job_name: str
     opened_at: float
-    outcome: Outcome
+    outcome: IncidentOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class PostMortem:
     """The person who handles the incident (its owner). Empty if it has no owner."""
     acknowledged_by: str
     """The person who acknowledged the incident. Empty if nobody has acknowledged it."""
-    events: tuple[Entry, ...]
+    events: tuple[TimelineEntry, ...]
     """Stored events around the incident, in any order."""
     lines: tuple[str, ...]
     """The last log lines of the failed generation before the failure, oldest first."""
@@ -178,12 +178,12 @@ def _timeline(post_mortem: PostMortem) -> str:
 
 
 _CLOSED = {
-    Outcome.OPEN: "The incident is open.",
-    Outcome.RECOVERED: "Training had caught up.",
-    Outcome.JOB_PAUSED: "The job was paused.",
-    Outcome.JOB_COMPLETED: "The job completed.",
-    Outcome.JOB_FAILED: "The job failed.",
-    Outcome.JOB_STOPPED: "The job was stopped.",
+    IncidentOutcome.OPEN: "The incident is open.",
+    IncidentOutcome.RECOVERED: "Training had caught up.",
+    IncidentOutcome.JOB_PAUSED: "The job was paused.",
+    IncidentOutcome.JOB_COMPLETED: "The job completed.",
+    IncidentOutcome.JOB_FAILED: "The job failed.",
+    IncidentOutcome.JOB_STOPPED: "The job was stopped.",
 }
 
 
@@ -213,7 +213,7 @@ def _note(note: WrittenNote) -> str:
 
 
 def _similar(incident: SimilarIncident) -> str:
-    how = {Outcome.OPEN: "still open", Outcome.RECOVERED: "recovered"}.get(
+    how = {IncidentOutcome.OPEN: "still open", IncidentOutcome.RECOVERED: "recovered"}.get(
         incident.outcome, _CLOSED[incident.outcome].rstrip(".").lower()
     )
     return f"- {_second(incident.opened_at)} {_inline(incident.incident_id)}, job {_inline(incident.job_name)}: {how}"

@@ -49,7 +49,7 @@ PAUSE_AGAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class QueueSchedule:
     """The result of `schedule`: how many nodes each job of a fleet may hold, and which jobs wait."""
 
     admitted: frozenset[RunId]
@@ -81,7 +81,7 @@ class Schedule:
         return self.waiting[: place - 1] if place is not None else ()
 
 
-def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
+def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> QueueSchedule:
     """Return which jobs may hold nodes.
 
     Args:
@@ -130,7 +130,7 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
         reductions = shares.returns(limited)
         if not aside:
             shares.grow(frozenset(job.project for job in limited))
-    return Schedule(
+    return QueueSchedule(
         admitted=frozenset(shares.counts),
         giving_way=giving_way,
         reductions=reductions,
@@ -302,7 +302,7 @@ def stand_aside_seconds(attempt_count: int) -> float:
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 
-def in_words(plan: Schedule, run: RunId) -> str:
+def in_words(plan: QueueSchedule, run: RunId) -> str:
     """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
 
     Members of the job's project read this text. The text names jobs of this project. It only counts jobs of other

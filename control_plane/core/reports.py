@@ -28,7 +28,7 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import NodeState
 
 
-class Period(StrEnum):
+class ReportPeriod(StrEnum):
     """The length of the time buckets into which a report divides its range.
 
     Days and weeks begin at 00:00 UTC, and weeks on Monday.
@@ -52,7 +52,7 @@ class IncidentKind(StrEnum):
     DRILL = "Drill"
 
 
-_SPAN: Final = {Period.HOUR: HOUR, Period.DAY: 24 * HOUR, Period.WEEK: 7 * 24 * HOUR}
+_SPAN: Final = {ReportPeriod.HOUR: HOUR, ReportPeriod.DAY: 24 * HOUR, ReportPeriod.WEEK: 7 * 24 * HOUR}
 _MONDAY: Final = 4 * 24 * HOUR
 """The first Monday after 1970-01-01, a Thursday, in microseconds."""
 _FIRST_SOURCES: Final = tuple(name.value for name in (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK))
@@ -207,14 +207,14 @@ class _Groups:
     total: Sums = field(default_factory=Counter[tuple[str, str]])
 
 
-def default_period(start: datetime, end: datetime) -> Period:
+def default_period(start: datetime, end: datetime) -> ReportPeriod:
     """Return the length of a report's time intervals (buckets), so that the range has at most about a hundred."""
     if end - start <= timedelta(days=2):
-        return Period.HOUR
-    return Period.DAY if end - start <= timedelta(days=100) else Period.WEEK
+        return ReportPeriod.HOUR
+    return ReportPeriod.DAY if end - start <= timedelta(days=100) else ReportPeriod.WEEK
 
 
-def bounds(start: datetime, end: datetime, period: Period) -> tuple[int, ...]:
+def bounds(start: datetime, end: datetime, period: ReportPeriod) -> tuple[int, ...]:
     """Return the bounds of the buckets into which a report divides its time range, in Unix microseconds.
 
     Args:
@@ -226,7 +226,7 @@ def bounds(start: datetime, end: datetime, period: Period) -> tuple[int, ...]:
         Ascending multiples of `HOUR`. Two neighbours delimit one bucket.
     """
     first, last = _micro(start) // HOUR * HOUR, -(-_micro(end) // HOUR) * HOUR
-    span, origin = _SPAN[period], _MONDAY if period is Period.WEEK else 0
+    span, origin = _SPAN[period], _MONDAY if period is ReportPeriod.WEEK else 0
     inner = range(origin + ((first - origin) // span + 1) * span, last, span)
     return (first, *inner, max(last, first + HOUR))
 

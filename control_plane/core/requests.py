@@ -27,7 +27,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RequestContext:
     """The stored facts from which `refusal` decides about a person's request: the node, its fleet and its job."""
 
     node_id: str
@@ -46,7 +46,7 @@ class Standing:
     """The person who manages the node's job instead of Everstep. Empty without such a person."""
 
 
-def refusal(asked: NodeRequest, standing: Standing) -> str:
+def refusal(asked: NodeRequest, standing: RequestContext) -> str:
     """Return why a request for a node is refused, or an empty string.
 
     Args:
@@ -77,7 +77,7 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
     return _refusal_of_job(asked, standing, node) if standing.state is NodeState.ASSIGNED else ""
 
 
-def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
+def _refusal_of_job(asked: NodeRequest, standing: RequestContext, node: str) -> str:
     if asked is NodeRequest.HOLD:
         return f"{node} works for {standing.job_name}; everstep nodes drain {standing.node_id} moves the job first"
     if standing.taken_over_by:

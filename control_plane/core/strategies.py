@@ -49,7 +49,7 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class StrategySchedule:
     """The settings that determine when a job's checkpoints are due."""
 
     every_steps: int = 0
@@ -73,7 +73,7 @@ class Rules:
     is_blocking: bool = False
     uses_memory: bool = False
     """Whether a restore may use shards in the memory of nodes."""
-    schedule: Schedule = Schedule()
+    schedule: StrategySchedule = StrategySchedule()
     """The schedule of checkpoints for a job whose request sets no field of it."""
     adjustable: tuple[str, ...] = ()
     """Fields of `schedule` that the request of a job may change."""
@@ -89,20 +89,22 @@ STRATEGIES: Mapping[Strategy, Rules] = {
     Strategy.STRAWMAN: Rules(
         snapshots=Snapshots.FOR_CHECKPOINTS,
         is_blocking=True,
-        schedule=Schedule(interval_seconds=3 * 3600),
+        schedule=StrategySchedule(interval_seconds=3 * 3600),
         adjustable=("interval_seconds",),
     ),
-    Strategy.HIGH_FREQ: Rules(snapshots=Snapshots.FOR_CHECKPOINTS, is_blocking=True, schedule=Schedule(every_steps=1)),
+    Strategy.HIGH_FREQ: Rules(
+        snapshots=Snapshots.FOR_CHECKPOINTS, is_blocking=True, schedule=StrategySchedule(every_steps=1)
+    ),
     Strategy.CHECK_FREQ: Rules(
         snapshots=Snapshots.FOR_CHECKPOINTS,
-        schedule=Schedule(max_overhead=0.05),
+        schedule=StrategySchedule(max_overhead=0.05),
         adjustable=("max_overhead", "max_bytes_per_second"),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class StrategySettings:
     """The settings of a job, apart from its checkpoint schedule, that some checkpoint strategies do not allow."""
 
     copies: int
@@ -125,13 +127,13 @@ _FIELDS = {
     "max_overhead": "MaxOverhead",
     "max_bytes_per_second": "MaxUploadBytesPerSecond",
 }
-"""Names in the API of the fields of `Schedule`."""
+"""Names in the API of the fields of `StrategySchedule`."""
 
 
-def completed(strategy: Strategy, asked: Schedule) -> Schedule:
+def completed(strategy: Strategy, asked: StrategySchedule) -> StrategySchedule:
     """Return the schedule that a job requested, with the strategy's default for each field that the request omits."""
     default = STRATEGIES[strategy].schedule
-    return Schedule(
+    return StrategySchedule(
         every_steps=asked.every_steps or default.every_steps,
         interval_seconds=asked.interval_seconds or default.interval_seconds,
         max_overhead=asked.max_overhead or default.max_overhead,
@@ -139,7 +141,9 @@ def completed(strategy: Strategy, asked: Schedule) -> Schedule:
     )
 
 
-def contradictions(strategy: Strategy, schedule: Schedule, settings: Settings) -> Iterator[tuple[str, str]]:
+def contradictions(
+    strategy: Strategy, schedule: StrategySchedule, settings: StrategySettings
+) -> Iterator[tuple[str, str]]:
     """Yield the settings of a job that contradict its strategy.
 
     Args:
@@ -168,7 +172,7 @@ def contradictions(strategy: Strategy, schedule: Schedule, settings: Settings) -
         yield from _needs_checkpoints(settings)
 
 
-def _needs_checkpoints(settings: Settings) -> Iterator[tuple[str, str]]:
+def _needs_checkpoints(settings: StrategySettings) -> Iterator[tuple[str, str]]:
     """Yield the settings that are impossible without checkpoints, for a job with the strategy None."""
     if settings.on_notice:
         yield "CheckpointConfig.OnNotice", "the strategy None makes no checkpoints; remove the field"

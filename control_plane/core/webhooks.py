@@ -45,7 +45,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WebhookTarget:
     """The receiver of a webhook's messages, parsed from its URL."""
 
     host: str
@@ -77,7 +77,7 @@ def allowed(entries: Sequence[str]) -> Allowed:
     return Allowed(hosts=frozenset(entry.lower() for entry in entries if "/" not in entry), networks=tuple(networks))
 
 
-def target_of(url: str, receivers: Allowed) -> Target:
+def target_of(url: str, receivers: Allowed) -> WebhookTarget:
     """Parse a webhook's URL, and check that webhooks may reach its host.
 
     Args:
@@ -104,7 +104,7 @@ def target_of(url: str, receivers: Allowed) -> Target:
     if not receivers.hosts & {host, *parents}:
         raise WebhookRefused(f"the host {host!r} is not allowed; add --allow-webhook {host}")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(host=host, port=port or (443 if is_secure else 80), path=path, is_secure=is_secure)
+    return WebhookTarget(host=host, port=port or (443 if is_secure else 80), path=path, is_secure=is_secure)
 
 
 def check_addresses(host: str, addresses: Sequence[str], receivers: Allowed) -> str:

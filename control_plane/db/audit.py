@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import AuditEntry
+from control_plane.db.models import AuditEntryRow
 from control_plane.db.session import record_of, values_of
 
 
@@ -68,7 +68,7 @@ def begin(session: Session, entry: NewAuditEntry) -> int:
 
     `session` comes from `Database.write`.
     """
-    row = AuditEntry(**values_of(entry))
+    row = AuditEntryRow(**values_of(entry))
     session.add(row)
     session.flush()
     return row.id
@@ -85,7 +85,7 @@ def finish(session: Session, entry_id: int, *, status_code: int, error_code: str
         resource: names of the resource, which the service may have generated during the call.
     """
     outcome = {"status_code": status_code, "error_code": error_code, "resource": resource}
-    session.execute(update(AuditEntry).where(AuditEntry.id == entry_id).values(outcome))
+    session.execute(update(AuditEntryRow).where(AuditEntryRow.id == entry_id).values(outcome))
 
 
 def page(session: Session, which: AuditFilter, *, limit: int) -> tuple[AuditRecord, ...]:
@@ -99,17 +99,17 @@ def page(session: Session, which: AuditFilter, *, limit: int) -> tuple[AuditReco
     Returns:
         At most `limit` entries.
     """
-    query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    query = select(AuditEntryRow).order_by(AuditEntryRow.id.desc()).limit(limit)
     if which.operation is not None:
-        query = query.where(AuditEntry.operation == which.operation)
+        query = query.where(AuditEntryRow.operation == which.operation)
     if which.token_id is not None:
-        query = query.where(AuditEntry.token_id == which.token_id)
+        query = query.where(AuditEntryRow.token_id == which.token_id)
     if which.project is not None:
-        query = query.where(AuditEntry.project == which.project)
+        query = query.where(AuditEntryRow.project == which.project)
     if which.after is not None:
-        query = query.where(AuditEntry.at >= which.after)
+        query = query.where(AuditEntryRow.at >= which.after)
     if which.before is not None:
-        query = query.where(AuditEntry.at < which.before)
+        query = query.where(AuditEntryRow.at < which.before)
     if which.before_id is not None:
-        query = query.where(AuditEntry.id < which.before_id)
+        query = query.where(AuditEntryRow.id < which.before_id)
     return tuple(record_of(row, AuditRecord) for row in session.scalars(query))

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict
-from control_plane.db.models import AutomationPause
+from control_plane.db.models import AutomationPauseRow
 from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 _SCOPE = "all"
@@ -37,7 +37,9 @@ class PauseRecord:
         return f"{self.paused_by} paused all automatic actions: {self.reason}"
 
 
-_PRESENT: Final = select(*columns_for(AutomationPause, PauseRecord)).where(AutomationPause.__table__.c.scope == _SCOPE)
+_PRESENT: Final = select(*columns_for(AutomationPauseRow, PauseRecord)).where(
+    AutomationPauseRow.__table__.c.scope == _SCOPE
+)
 
 
 def find(session: Session) -> PauseRecord | None:
@@ -67,7 +69,7 @@ def pause(session: Session, wanted: PauseRecord) -> bool:
     """
     present = find(session)
     if present is None:
-        session.add(AutomationPause(scope=_SCOPE, **values_of(wanted)))
+        session.add(AutomationPauseRow(scope=_SCOPE, **values_of(wanted)))
         session.flush()
         return True
     if present.reason != wanted.reason:
@@ -80,4 +82,4 @@ def resume(session: Session) -> bool:
 
     `session` comes from `Database.write`.
     """
-    return bool(changed_rows(session.execute(delete(AutomationPause))))
+    return bool(changed_rows(session.execute(delete(AutomationPauseRow))))

@@ -33,7 +33,7 @@ from control_plane.core import database_restore
 from control_plane.core.database_restore import Reconciliation
 from control_plane.db import checkpoints, events, postgresql_dumps, schema
 from control_plane.db.errors import BackupFailed, DatabaseInUse, UnusableBackup
-from control_plane.db.models import Checkpoint, Event, Generation, Job
+from control_plane.db.models import CheckpointRow, EventRow, GenerationRow, JobRow
 from control_plane.db.session import Database
 from everstep.protocol import ids
 
@@ -144,7 +144,7 @@ def load(file: Path, url: str) -> Database:
 def newest_time(database: Database) -> datetime | None:
     """Return the newest time of a job or event, or None if there are no jobs and events."""
     with database.read() as session:
-        times = [session.scalar(select(func.max(column))) for column in (Job.modified_at, Event.at)]
+        times = [session.scalar(select(func.max(column))) for column in (JobRow.modified_at, EventRow.at)]
     return max((each for each in times if each is not None), default=None)
 
 
@@ -155,18 +155,26 @@ def runs(database: Database) -> tuple[RestoredRun, ...]:
     """
     with database.read() as session:
         numbers: dict[str, set[ids.Generation]] = {}
-        for run_id, number in session.execute(select(Generation.run_id, Generation.number)):
+        for run_id, number in session.execute(select(GenerationRow.run_id, GenerationRow.number)):
             numbers.setdefault(run_id, set()).add(ids.Generation(number))
         complete: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
         deleted: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
-        columns = (Checkpoint.run_id, Checkpoint.generation, Checkpoint.step, Checkpoint.state, Checkpoint.completed_at)
+        columns = (
+            CheckpointRow.run_id,
+            CheckpointRow.generation,
+            CheckpointRow.step,
+            CheckpointRow.state,
+            CheckpointRow.completed_at,
+        )
         for run_id, generation, step, state, completed_at in session.execute(select(*columns)):
             place = (ids.Generation(generation), ids.Step(step))
             if state in (checkpoints.DELETING, checkpoints.DELETED):
                 deleted.setdefault(run_id, set()).add(place)
             elif completed_at is not None:
                 complete.setdefault(run_id, set()).add(place)
-        jobs = session.execute(select(Job.run_id, Job.spec).where(Job.ended_at.is_(None)).order_by(Job.run_id)).all()
+        jobs = session.execute(
+            select(JobRow.run_id, JobRow.spec).where(JobRow.ended_at.is_(None)).order_by(JobRow.run_id)
+        ).all()
     return tuple(
         RestoredRun(
             run_id=run_id,
@@ -243,9 +251,9 @@ def discard(database: Database) -> None:
 
 
 def _raise_numbers(session: Session, first: ids.Generation) -> None:
-    for run_id, issued in session.execute(select(Job.run_id, Job.issued_generation)).all():
+    for run_id, issued in session.execute(select(JobRow.run_id, JobRow.issued_generation)).all():
         raised = database_restore.issued_number(ids.Generation(issued), first)
-        session.execute(update(Job).where(Job.run_id == run_id).values(issued_generation=raised))
+        session.execute(update(JobRow).where(JobRow.run_id == run_id).values(issued_generation=raised))
 
 
 def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> None:
@@ -260,7 +268,7 @@ def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> Non
     for record in changes.generations:
         at = seen_at.get(record.generation, now)
         session.add(
-            Generation(
+            GenerationRow(
                 run_id=run_id,
                 number=record.generation,
                 parent=record.parent,
@@ -273,17 +281,17 @@ def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> Non
         )
     for found in changes.checkpoints:
         manifest = run.manifests[found.generation, found.step]
-        row = session.get(Checkpoint, (run_id, found.generation, found.step)) or Checkpoint(
+        row = session.get(CheckpointRow, (run_id, found.generation, found.step)) or CheckpointRow(
             run_id=run_id, generation=found.generation, step=found.step, created_at=manifest.modified_at
         )
         row.state, row.bucket, row.manifest_key = checkpoints.COMPLETE, manifest.bucket, manifest.key
         row.manifest, row.object_bytes = manifest.body, manifest.object_bytes
         row.completed_at = manifest.modified_at
         session.add(row)
-        newest = update(Job).where(Job.run_id == run_id, Job.max_boundary < found.step)
+        newest = update(JobRow).where(JobRow.run_id == run_id, JobRow.max_boundary < found.step)
         session.execute(newest.values(max_boundary=found.step))
     for generation, step in changes.missing:
-        row = session.get_one(Checkpoint, (run_id, generation, step))
+        row = session.get_one(CheckpointRow, (run_id, generation, step))
         row.state, row.manifest, row.verify_requested_at = checkpoints.DELETED, None, None
     session.flush()
 
@@ -292,7 +300,7 @@ def _record(session: Session, connection: Connection, first: ids.Generation, now
     """Store the event DatabaseRestored. Its id exceeds all event ids that were issued after the backup."""
     number = database_restore.first_event_id(events.newest_id(session), now.timestamp())
     message = f"The database was restored from a backup. New generations have numbers above {first}."
-    session.add(Event(id=number, at=now, type="DatabaseRestored", message=message))
+    session.add(EventRow(id=number, at=now, type="DatabaseRestored", message=message))
     session.flush()
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT setval(pg_get_serial_sequence('event', 'id'), :number)"), {"number": number})

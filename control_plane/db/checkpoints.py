@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Checkpoint, Job
+from control_plane.db.models import CheckpointRow, JobRow
 from control_plane.db.session import columns_for, record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
@@ -38,7 +38,7 @@ checkpoint again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRecord:
+class SavedCheckpoint:
     """A row of the table of checkpoints."""
 
     generation: int
@@ -60,7 +60,7 @@ class CheckpointRecord:
         return None if self.manifest is None else decode_manifest(self.manifest)
 
 
-def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool:
+def record(session: Session, lease: Lease, checkpoint: SavedCheckpoint) -> bool:
     """Store a checkpoint. Idempotent. The function never changes a completed checkpoint.
 
     Args:
@@ -75,11 +75,11 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
+    row = session.get(CheckpointRow, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
         return False  # A repeated report of its shards must not change a complete or deleted checkpoint.
     if row is None:
-        row = Checkpoint(
+        row = CheckpointRow(
             run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at
         )
         session.add(row)
@@ -93,20 +93,20 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     return True
 
 
-_CHECKPOINT: Final = Checkpoint.__table__.c
+_CHECKPOINT: Final = CheckpointRow.__table__.c
 _OF_RUN: Final = (
-    select(*columns_for(Checkpoint, CheckpointRecord))
+    select(*columns_for(CheckpointRow, SavedCheckpoint))
     .where(_CHECKPOINT.run_id == bindparam("of_run"))
     .order_by(_CHECKPOINT.step.desc(), _CHECKPOINT.generation.desc())
 )
 
 
-def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
+def of_run(session: Session, run_id: str) -> tuple[SavedCheckpoint, ...]:
     """Return all checkpoints of a run, including deleted ones, newest step first."""
-    return tuple(record_of(row, CheckpointRecord) for row in session.execute(_OF_RUN, {"of_run": run_id}))
+    return tuple(record_of(row, SavedCheckpoint) for row in session.execute(_OF_RUN, {"of_run": run_id}))
 
 
-def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:
+def frozen_keys(rows: Iterable[SavedCheckpoint]) -> frozenset[str]:
     """Return the S3 keys of the objects that contain frozen parameters of these checkpoints.
 
     Training does not change frozen parameters, so several checkpoints share one such object.
@@ -117,7 +117,7 @@ def frozen_keys(rows: Iterable[CheckpointRecord]) -> frozenset[str]:
 
 def page(
     session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int
-) -> tuple[CheckpointRecord, ...]:
+) -> tuple[SavedCheckpoint, ...]:
     """Return one page of a run's checkpoints that are not deleted, newest step first.
 
     Args:
@@ -130,16 +130,16 @@ def page(
     Returns:
         At most `limit` checkpoints.
     """
-    query = select(Checkpoint).where(
-        Checkpoint.run_id == run_id, Checkpoint.step >= min_step, Checkpoint.state != DELETED
+    query = select(CheckpointRow).where(
+        CheckpointRow.run_id == run_id, CheckpointRow.step >= min_step, CheckpointRow.state != DELETED
     )
     if before is not None:
-        query = query.where(tuple_(Checkpoint.step, Checkpoint.generation) < before)
-    query = query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(limit)
-    return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
+        query = query.where(tuple_(CheckpointRow.step, CheckpointRow.generation) < before)
+    query = query.order_by(CheckpointRow.step.desc(), CheckpointRow.generation.desc()).limit(limit)
+    return tuple(record_of(row, SavedCheckpoint) for row in session.scalars(query))
 
 
-def find(session: Session, run_id: str, *, step: int, generation: int | None) -> CheckpointRecord:
+def find(session: Session, run_id: str, *, step: int, generation: int | None) -> SavedCheckpoint:
     """Return one checkpoint.
 
     Args:
@@ -155,19 +155,22 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
     Raises:
         NotFound: the checkpoint does not exist.
     """
-    best_first = (Checkpoint.state == DELETED, Checkpoint.generation.desc())
+    best_first = (CheckpointRow.state == DELETED, CheckpointRow.generation.desc())
     query = (
-        select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(*best_first).limit(1)
+        select(CheckpointRow)
+        .where(CheckpointRow.run_id == run_id, CheckpointRow.step == step)
+        .order_by(*best_first)
+        .limit(1)
     )
-    row = session.scalar(query if generation is None else query.where(Checkpoint.generation == generation))
+    row = session.scalar(query if generation is None else query.where(CheckpointRow.generation == generation))
     if row is None:
         raise NotFound(
             "checkpoint", f"step {step}" if generation is None else f"step {step} of generation {generation}"
         )
-    return record_of(row, CheckpointRecord)
+    return record_of(row, SavedCheckpoint)
 
 
-def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: datetime | None) -> CheckpointRecord:
+def set_pinned(session: Session, run_id: str, checkpoint: SavedCheckpoint, at: datetime | None) -> SavedCheckpoint:
     """Pin a checkpoint, or unpin it if the given time is None.
 
     Return the changed row.
@@ -175,7 +178,7 @@ def set_pinned(session: Session, run_id: str, checkpoint: CheckpointRecord, at: 
     return _set(session, run_id, checkpoint, pinned_at=at)
 
 
-def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state: str) -> CheckpointRecord:
+def set_state(session: Session, run_id: str, checkpoint: SavedCheckpoint, state: str) -> SavedCheckpoint:
     """Change a checkpoint's state and return the changed row.
 
     The state DELETED also clears the manifest.
@@ -186,7 +189,9 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 
 def deleted_counts(session: Session) -> dict[str, int]:
     """Return the number of deleted checkpoints by run. Runs without a deleted checkpoint are missing."""
-    query = select(Checkpoint.run_id, func.count()).where(Checkpoint.state == DELETED).group_by(Checkpoint.run_id)
+    query = (
+        select(CheckpointRow.run_id, func.count()).where(CheckpointRow.state == DELETED).group_by(CheckpointRow.run_id)
+    )
     return {row[0]: row[1] for row in session.execute(query)}
 
 
@@ -197,19 +202,22 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
     least two complete checkpoints, because these checkpoints may exceed the limit.
     """
     has_limit = or_(
-        *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
+        *(
+            JobRow.spec[limit].as_string().is_not(None)
+            for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds")
+        )
     )
     several = (
-        select(Checkpoint.run_id)
-        .join(Job, Job.run_id == Checkpoint.run_id)
-        .where(Checkpoint.state == COMPLETE, has_limit)
+        select(CheckpointRow.run_id)
+        .join(JobRow, JobRow.run_id == CheckpointRow.run_id)
+        .where(CheckpointRow.state == COMPLETE, has_limit)
     )
-    several = several.group_by(Checkpoint.run_id).having(func.count() > 1)
-    deleting = select(Checkpoint.run_id).where(Checkpoint.state == DELETING)
+    several = several.group_by(CheckpointRow.run_id).having(func.count() > 1)
+    deleting = select(CheckpointRow.run_id).where(CheckpointRow.state == DELETING)
     return tuple(session.scalars(union(several, deleting)))
 
 
-def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
+def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, now: datetime) -> SavedCheckpoint:
     """Record a user's request to verify a checkpoint, and return the row.
 
     If the checkpoint already has an open request, the earlier request remains.
@@ -221,14 +229,14 @@ def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, n
     )
 
 
-def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
+def to_verify(session: Session) -> tuple[str, SavedCheckpoint] | None:
     """Return the run and the checkpoint of the oldest verification request, or None without a request."""
-    query = select(Checkpoint).where(Checkpoint.verify_requested_at.is_not(None), Checkpoint.state == COMPLETE)
-    row = session.scalar(query.order_by(Checkpoint.verify_requested_at).limit(1))
-    return None if row is None else (row.run_id, record_of(row, CheckpointRecord))
+    query = select(CheckpointRow).where(CheckpointRow.verify_requested_at.is_not(None), CheckpointRow.state == COMPLETE)
+    row = session.scalar(query.order_by(CheckpointRow.verify_requested_at).limit(1))
+    return None if row is None else (row.run_id, record_of(row, SavedCheckpoint))
 
 
-def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *, verdict: str, now: datetime) -> None:
+def store_verdict(session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: str, now: datetime) -> None:
     """Store the result of a verification.
 
     Args:
@@ -238,7 +246,7 @@ def store_verdict(session: Session, run_id: str, checkpoint: CheckpointRecord, *
         verdict: the faults that the verification found. Empty if the checkpoint is intact.
         now: the time in UTC.
     """
-    if session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step)) is not None:
+    if session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step)) is not None:
         _set(session, run_id, checkpoint, verify_requested_at=None, verified_at=now, verdict=verdict)
 
 
@@ -259,38 +267,38 @@ def mark_damaged(session: Session, lease: Lease, generation: int, step: int, rea
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    row = session.get(Checkpoint, (lease.key, generation, step))
+    row = session.get(CheckpointRow, (lease.key, generation, step))
     if row is not None and not row.verdict:
         row.verdict, row.verified_at = reason, now
         session.flush()
 
 
-def _set(session: Session, run_id: str, checkpoint: CheckpointRecord, **columns: Any) -> CheckpointRecord:
-    row = session.get(Checkpoint, (run_id, checkpoint.generation, checkpoint.step))
+def _set(session: Session, run_id: str, checkpoint: SavedCheckpoint, **columns: Any) -> SavedCheckpoint:
+    row = session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step))
     if row is None:
         raise NotFound("checkpoint", f"step {checkpoint.step}")
     for name, value in columns.items():
         setattr(row, name, value)
     session.flush()
-    return record_of(row, CheckpointRecord)
+    return record_of(row, SavedCheckpoint)
 
 
 def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
     """Return the steps of a run's pinned checkpoints, oldest first."""
     query = (
-        select(Checkpoint.step)
-        .where(Checkpoint.run_id == run_id, Checkpoint.pinned_at.is_not(None))
-        .order_by(Checkpoint.step)
+        select(CheckpointRow.step)
+        .where(CheckpointRow.run_id == run_id, CheckpointRow.pinned_at.is_not(None))
+        .order_by(CheckpointRow.step)
     )
     return tuple(session.scalars(query))
 
 
-def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:
+def newest_complete(session: Session, run_id: str) -> SavedCheckpoint | None:
     """Return the newest complete checkpoint of a run, or None.
 
     Checkpoints in which a verification found faults do not count.
     """
-    is_whole = (Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE, Checkpoint.verdict == "")
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, *is_whole)
-    row = session.scalar(query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(1))
-    return None if row is None else record_of(row, CheckpointRecord)
+    is_whole = (CheckpointRow.completed_at.is_not(None), CheckpointRow.state == COMPLETE, CheckpointRow.verdict == "")
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, *is_whole)
+    row = session.scalar(query.order_by(CheckpointRow.step.desc(), CheckpointRow.generation.desc()).limit(1))
+    return None if row is None else record_of(row, SavedCheckpoint)

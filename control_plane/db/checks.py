@@ -11,7 +11,7 @@ from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db import implications, schema
-from control_plane.db.models import Base, Generation, Implication, Job
+from control_plane.db.models import Base, GenerationRow, ImplicationRow, JobRow
 from control_plane.db.session import Database
 
 SHOWN_ROWS = 3
@@ -55,24 +55,26 @@ def _references(session: Session) -> Iterator[str]:
 
 def _numbers(session: Session) -> Iterator[str]:
     """Yield a sentence for each job that would reuse a generation number, or whose generations have missing rows."""
-    newest = select(func.max(Generation.number)).where(Generation.run_id == Job.run_id).scalar_subquery()
+    newest = select(func.max(GenerationRow.number)).where(GenerationRow.run_id == JobRow.run_id).scalar_subquery()
     for name, issued, number in session.execute(
-        select(Job.name, Job.issued_generation, newest).where(newest > Job.issued_generation).limit(SHOWN_ROWS)
+        select(JobRow.name, JobRow.issued_generation, newest).where(newest > JobRow.issued_generation).limit(SHOWN_ROWS)
     ):
         yield f"job {name}: generation {number} is stored, but only numbers up to {issued} count as issued"
-    known = exists().where(Generation.run_id == Job.run_id, Generation.number == Job.generation)
-    lost = select(Job.name, Job.generation).where(Job.generation > 0, ~known).limit(SHOWN_ROWS)
+    known = exists().where(GenerationRow.run_id == JobRow.run_id, GenerationRow.number == JobRow.generation)
+    lost = select(JobRow.name, JobRow.generation).where(JobRow.generation > 0, ~known).limit(SHOWN_ROWS)
     for name, number in session.execute(lost):
         yield f"job {name}: its generation {number} has no row"
-    parents = select(Generation.run_id, Generation.number).subquery()
-    has_parent = exists().where(parents.c.run_id == Generation.run_id, parents.c.number == Generation.parent)
-    orphans = select(Generation.run_id, Generation.number, Generation.parent).where(Generation.parent > 0, ~has_parent)
+    parents = select(GenerationRow.run_id, GenerationRow.number).subquery()
+    has_parent = exists().where(parents.c.run_id == GenerationRow.run_id, parents.c.number == GenerationRow.parent)
+    orphans = select(GenerationRow.run_id, GenerationRow.number, GenerationRow.parent).where(
+        GenerationRow.parent > 0, ~has_parent
+    )
     for run_id, number, parent in session.execute(orphans.limit(SHOWN_ROWS)):
         yield f"run {run_id}: generation {number} has the parent {parent}, which has no row"
 
 
 def _histories(session: Session) -> Iterator[str]:
     limit = implications.KEPT
-    query = select(Implication.node_id, func.count()).group_by(Implication.node_id).having(func.count() > limit)
+    query = select(ImplicationRow.node_id, func.count()).group_by(ImplicationRow.node_id).having(func.count() > limit)
     for node_id, count in session.execute(query.limit(SHOWN_ROWS)):
         yield f"node {node_id}: its fault history has {count} entries, and the limit is {limit}"

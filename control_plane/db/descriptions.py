@@ -21,14 +21,14 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import incidents, nodes
 from control_plane.db.incidents import IncidentTotals
-from control_plane.db.jobs import ByNameOrRun, JobRecord, record_of_row
-from control_plane.db.models import Drill, Generation, Job
+from control_plane.db.jobs import ByNameOrRun, SavedJob, record_of_row
+from control_plane.db.models import DrillRow, GenerationRow, JobRow
 from everstep.protocol.codec import decode
 from everstep.protocol.plan import GenerationPlan
 
-_JOB: Final = Job.__table__.c
-_GENERATION: Final = Generation.__table__.c
-_DRILL: Final = Drill.__table__.c
+_JOB: Final = JobRow.__table__.c
+_GENERATION: Final = GenerationRow.__table__.c
+_DRILL: Final = DrillRow.__table__.c
 
 
 def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
@@ -45,8 +45,10 @@ def _statement(conditions: Collection[ColumnElement[bool]]) -> Select[*tuple[Any
             open_drill.scalar_subquery().label("open_drill_id"),
             *totals.c,
         )
-        .select_from(Job.__table__)
-        .outerjoin(Generation.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation))
+        .select_from(JobRow.__table__)
+        .outerjoin(
+            GenerationRow.__table__, and_(_GENERATION.run_id == _JOB.run_id, _GENERATION.number == _JOB.generation)
+        )
         # The query for totals always returns exactly one row. A join needs a condition, and this one is always true.
         .join(totals, _JOB.run_id.is_not(None))
         .where(*conditions)
@@ -61,7 +63,7 @@ _TOTALS_WIDTH: Final = len(dataclasses.fields(IncidentTotals))
 class JobDescription:
     """A job, with everything from other tables that DescribeTrainingJob returns."""
 
-    job: JobRecord
+    job: SavedJob
     plan: GenerationPlan | None
     """Plan of the newest generation. None before the first generation."""
     observed_revision: int | None

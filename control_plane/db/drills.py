@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.errors import Conflict
 from control_plane.db.leases import Lease
-from control_plane.db.models import Drill
+from control_plane.db.models import DrillRow
 from control_plane.db.session import columns_for, record_of, values_of
 
 
@@ -68,15 +68,15 @@ def create(session: Session, drill: NewDrill) -> DrillRecord:
     before = open_of_run(session, drill.run_id)
     if before is not None:
         raise Conflict(f"the drill {before.id} of {drill.job_name} has not ended")
-    row = Drill(**values_of(drill), id="drill-" + secrets.token_hex(6))
+    row = DrillRow(**values_of(drill), id="drill-" + secrets.token_hex(6))
     session.add(row)
     session.flush()
     return record_of(row, DrillRecord)
 
 
-_DRILL: Final = Drill.__table__.c
+_DRILL: Final = DrillRow.__table__.c
 _OPEN_OF_RUN: Final = (
-    select(*columns_for(Drill, DrillRecord))
+    select(*columns_for(DrillRow, DrillRecord))
     .where(_DRILL.run_id == bindparam("of_run"), _DRILL.ended_at.is_(None))
     .limit(1)
 )
@@ -105,7 +105,7 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    session.execute(update(Drill).where(Drill.id == drill_id, Drill.run_id == lease.key).values(**changes))
+    session.execute(update(DrillRow).where(DrillRow.id == drill_id, DrillRow.run_id == lease.key).values(**changes))
 
 
 def page(
@@ -123,12 +123,12 @@ def page(
     Returns:
         At most `limit` drills.
     """
-    query = select(Drill).order_by(Drill.requested_at, Drill.id).limit(limit)
+    query = select(DrillRow).order_by(DrillRow.requested_at, DrillRow.id).limit(limit)
     if job_name is not None:
-        query = query.where(Drill.job_name == job_name)
+        query = query.where(DrillRow.job_name == job_name)
     if project is not None:
-        query = query.where(Drill.project == project)
+        query = query.where(DrillRow.project == project)
     if after is not None:
         at, drill_id = after
-        query = query.where(or_(Drill.requested_at > at, and_(Drill.requested_at == at, Drill.id > drill_id)))
+        query = query.where(or_(DrillRow.requested_at > at, and_(DrillRow.requested_at == at, DrillRow.id > drill_id)))
     return tuple(record_of(row, DrillRecord) for row in session.scalars(query))

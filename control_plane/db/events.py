@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Event, Job
+from control_plane.db.models import EventRow, JobRow
 from control_plane.db.session import record_of, values_of
 
 if TYPE_CHECKING:
     from control_plane.db.fleets import FleetRecord
-    from control_plane.db.jobs import JobRecord
+    from control_plane.db.jobs import SavedJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class EventRecord(NewEvent):
 
 def append(session: Session, event: NewEvent) -> None:
     """Store an event. Its id is higher than the id of every earlier event."""
-    session.add(Event(**values_of(event)))
+    session.add(EventRow(**values_of(event)))
 
 
 def append_for_job(
     session: Session,
-    job: JobRecord | Job,
+    job: SavedJob | JobRow,
     type: str,
     message: str,
     at: datetime,
@@ -76,7 +76,7 @@ def append_for_fleet(session: Session, fleet: FleetRecord, type: str, message: s
 
 def newest_id(session: Session) -> int:
     """Return the id of the newest event, or 0 without events."""
-    return session.scalar(select(func.max(Event.id))) or 0
+    return session.scalar(select(func.max(EventRow.id))) or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,9 @@ def newest_of(
     Returns:
         The event's id.
     """
-    of_job = Event.project == project, Event.job_name == job_name
-    query = select(func.max(Event.id)).where(*of_job, Event.type == event_type, Event.at >= since)
-    return session.scalar(query if until is None else query.where(Event.at <= until))
+    of_job = EventRow.project == project, EventRow.job_name == job_name
+    query = select(func.max(EventRow.id)).where(*of_job, EventRow.type == event_type, EventRow.at >= since)
+    return session.scalar(query if until is None else query.where(EventRow.at <= until))
 
 
 def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool = True) -> tuple[EventRecord, ...]:
@@ -130,21 +130,21 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
         At most `limit` events.
     """
     query = (
-        select(Event)
-        .where(Event.id > which.after_id)
-        .order_by(Event.id if is_ascending else Event.id.desc())
+        select(EventRow)
+        .where(EventRow.id > which.after_id)
+        .order_by(EventRow.id if is_ascending else EventRow.id.desc())
         .limit(limit)
     )
     if which.job_name is not None:
-        query = query.where(Event.job_name == which.job_name)
+        query = query.where(EventRow.job_name == which.job_name)
     if which.fleet_name is not None:
-        query = query.where(Event.fleet_name == which.fleet_name)
+        query = query.where(EventRow.fleet_name == which.fleet_name)
     if which.project is not None:
-        query = query.where(Event.project == which.project)
+        query = query.where(EventRow.project == which.project)
     if which.before_id is not None:
-        query = query.where(Event.id < which.before_id)
+        query = query.where(EventRow.id < which.before_id)
     if which.after is not None:
-        query = query.where(Event.at >= which.after)
+        query = query.where(EventRow.at >= which.after)
     if which.before is not None:
-        query = query.where(Event.at < which.before)
+        query = query.where(EventRow.at < which.before)
     return tuple(record_of(row, EventRecord) for row in session.scalars(query))

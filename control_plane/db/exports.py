@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import events, leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Export, Job, LogExport
+from control_plane.db.models import ExportRow, JobRow, LogExportRow
 from control_plane.db.session import record_of
 
 
@@ -46,19 +46,19 @@ def ensure(session: Session, name: str) -> None:
 
     A new export sends only events that are stored after its creation.
     """
-    if session.get(Export, name) is None:
-        session.add(Export(name=name, position=events.newest_id(session), failure=""))
+    if session.get(ExportRow, name) is None:
+        session.add(ExportRow(name=name, position=events.newest_id(session), failure=""))
         session.flush()
 
 
 def get(session: Session, name: str) -> ExportRecord:
     """Return the stored state of an event export. `ensure` must have created its row."""
-    return record_of(session.get_one(Export, name), ExportRecord)
+    return record_of(session.get_one(ExportRow, name), ExportRecord)
 
 
 def every(session: Session) -> tuple[ExportRecord, ...]:
     """Return all exports by name, including exports that are no longer configured."""
-    return tuple(record_of(row, ExportRecord) for row in session.scalars(select(Export).order_by(Export.name)))
+    return tuple(record_of(row, ExportRecord) for row in session.scalars(select(ExportRow).order_by(ExportRow.name)))
 
 
 def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> None:
@@ -73,7 +73,7 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    session.execute(update(Export).where(Export.name == lease.key).values(**columns))
+    session.execute(update(ExportRow).where(ExportRow.name == lease.key).values(**columns))
 
 
 def logs_to_copy(session: Session) -> tuple[str, ...]:
@@ -81,15 +81,15 @@ def logs_to_copy(session: Session) -> tuple[str, ...]:
 
     The result contains the runs of unfinished jobs, and the runs of ended jobs whose copy has begun.
     """
-    is_over = LogExport.is_over.is_(True)
-    query = select(Job.run_id).outerjoin(LogExport, LogExport.run_id == Job.run_id)
-    wanted = or_(Job.ended_at.is_(None), and_(LogExport.run_id.is_not(None), not_(is_over)))
-    return tuple(session.scalars(query.where(wanted).order_by(Job.created_at)))
+    is_over = LogExportRow.is_over.is_(True)
+    query = select(JobRow.run_id).outerjoin(LogExportRow, LogExportRow.run_id == JobRow.run_id)
+    wanted = or_(JobRow.ended_at.is_(None), and_(LogExportRow.run_id.is_not(None), not_(is_over)))
+    return tuple(session.scalars(query.where(wanted).order_by(JobRow.created_at)))
 
 
 def log_cursor(session: Session, run_id: str) -> str | None:
     """Return the position in a run's log up to which the export has copied, or None before the first copy."""
-    return session.scalar(select(LogExport.cursor).where(LogExport.run_id == run_id))
+    return session.scalar(select(LogExportRow.cursor).where(LogExportRow.run_id == run_id))
 
 
 def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str, is_over: bool) -> None:
@@ -106,5 +106,5 @@ def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    session.merge(LogExport(run_id=run_id, cursor=cursor, is_over=is_over))
+    session.merge(LogExportRow(run_id=run_id, cursor=cursor, is_over=is_over))
     session.flush()

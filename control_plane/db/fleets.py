@@ -22,7 +22,7 @@ from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Fleet, Job, Node, Notice
+from control_plane.db.models import FleetRow, JobRow, NodeRow, NoticeRow
 from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 
@@ -102,7 +102,7 @@ def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
     Raises AlreadyExists if another fleet has the same name or Auto Scaling group.
     """
     require_free(session, fleet.name, fleet.auto_scaling_group_name)
-    row = Fleet(**values_of(fleet), created_at=now)
+    row = FleetRow(**values_of(fleet), created_at=now)
     session.add(row)
     try:
         session.flush()
@@ -116,9 +116,12 @@ def require_free(session: Session, name: str, auto_scaling_group_name: str) -> N
 
     Raises AlreadyExists otherwise.
     """
-    if session.get(Fleet, name) is not None:
+    if session.get(FleetRow, name) is not None:
         raise AlreadyExists("fleet", name)
-    if session.scalar(select(Fleet.name).where(Fleet.auto_scaling_group_name == auto_scaling_group_name)) is not None:
+    if (
+        session.scalar(select(FleetRow.name).where(FleetRow.auto_scaling_group_name == auto_scaling_group_name))
+        is not None
+    ):
         raise AlreadyExists("fleet of the group", auto_scaling_group_name)
 
 
@@ -133,10 +136,10 @@ def get(session: Session, name: str) -> FleetRecord:
     return found
 
 
-_FLEET: Final = Fleet.__table__.c
-_EVERY: Final = select(*columns_for(Fleet, FleetRecord)).order_by(_FLEET.name)
+_FLEET: Final = FleetRow.__table__.c
+_EVERY: Final = select(*columns_for(FleetRow, FleetRecord)).order_by(_FLEET.name)
 _NAMES: Final = select(_FLEET.name).order_by(_FLEET.name)
-_BY_NAME: Final = select(*columns_for(Fleet, FleetRecord)).where(_FLEET.name == bindparam("of_fleet"))
+_BY_NAME: Final = select(*columns_for(FleetRow, FleetRecord)).where(_FLEET.name == bindparam("of_fleet"))
 
 
 def names(session: Session) -> tuple[str, ...]:
@@ -178,9 +181,9 @@ def page(session: Session, *, after: str | None, limit: int) -> tuple[FleetRecor
     Returns:
         At most `limit` fleets.
     """
-    query = select(Fleet).order_by(Fleet.name).limit(limit)
+    query = select(FleetRow).order_by(FleetRow.name).limit(limit)
     if after is not None:
-        query = query.where(Fleet.name > after)
+        query = query.where(FleetRow.name > after)
     return tuple(record_of(row, FleetRecord) for row in session.scalars(query))
 
 
@@ -190,7 +193,7 @@ def set_wanted(session: Session, name: str, **settings: object) -> FleetRecord:
     `settings` contains the changed columns only. `session` comes from `Database.write`. Raises NotFound if the fleet
     does not exist.
     """
-    if settings and not changed_rows(session.execute(update(Fleet).where(Fleet.name == name).values(**settings))):
+    if settings and not changed_rows(session.execute(update(FleetRow).where(FleetRow.name == name).values(**settings))):
         raise NotFound("fleet", name)
     return get(session, name)
 
@@ -205,7 +208,9 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     """
     get(session, name)
     session.execute(
-        update(Fleet).where(Fleet.name == name, Fleet.blindness_lifted_at.is_(None)).values(blindness_lifted_at=now)
+        update(FleetRow)
+        .where(FleetRow.name == name, FleetRow.blindness_lifted_at.is_(None))
+        .values(blindness_lifted_at=now)
     )
     return get(session, name)
 
@@ -217,7 +222,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> No
     """
     leases.guard(session, lease)
     if changes:
-        session.execute(update(Fleet).where(Fleet.name == lease.key).values(**changes))
+        session.execute(update(FleetRow).where(FleetRow.name == lease.key).values(**changes))
 
 
 def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
@@ -231,7 +236,9 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     get(session, name)
     _require_idle(session, name)
     session.execute(
-        update(Fleet).where(Fleet.name == name, Fleet.delete_requested_at.is_(None)).values(delete_requested_at=now)
+        update(FleetRow)
+        .where(FleetRow.name == name, FleetRow.delete_requested_at.is_(None))
+        .values(delete_requested_at=now)
     )
     return get(session, name)
 
@@ -250,15 +257,17 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
     """
     leases.guard(session, lease)
     _require_idle(session, lease.key)
-    session.execute(delete(Notice).where(Notice.node_id.in_(select(Node.id).where(Node.fleet_name == lease.key))))
+    session.execute(
+        delete(NoticeRow).where(NoticeRow.node_id.in_(select(NodeRow.id).where(NodeRow.fleet_name == lease.key)))
+    )
     tokens.revoke_sessions_of_fleet(session, lease.key, now)
-    session.execute(delete(Node).where(Node.fleet_name == lease.key))
-    session.execute(delete(Fleet).where(Fleet.name == lease.key))
+    session.execute(delete(NodeRow).where(NodeRow.fleet_name == lease.key))
+    session.execute(delete(FleetRow).where(FleetRow.name == lease.key))
 
 
 def _require_idle(session: Session, name: str) -> None:
     unfinished = session.scalar(
-        select(func.count()).select_from(Job).where(Job.fleet_name == name, Job.ended_at.is_(None))
+        select(func.count()).select_from(JobRow).where(JobRow.fleet_name == name, JobRow.ended_at.is_(None))
     )
     if unfinished:
         raise Conflict(f"the fleet {name!r} has training jobs that have not ended: {unfinished}")

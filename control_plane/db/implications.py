@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Implication, Incident
+from control_plane.db.models import ImplicationRow, IncidentRow
 from control_plane.db.session import columns_for, record_of, values_of
 
 KEPT = 20
@@ -52,23 +52,23 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
     """
     leases.guard(session, lease)
     for line in lines:
-        if session.get(Implication, (line.node_id, line.incident_id)) is None:
-            session.add(Implication(**values_of(line)))
+        if session.get(ImplicationRow, (line.node_id, line.incident_id)) is None:
+            session.add(ImplicationRow(**values_of(line)))
             session.flush()
             newest = (
-                select(Implication.incident_id)
-                .where(Implication.node_id == line.node_id)
-                .order_by(Implication.at.desc())
+                select(ImplicationRow.incident_id)
+                .where(ImplicationRow.node_id == line.node_id)
+                .order_by(ImplicationRow.at.desc())
                 .limit(KEPT)
             )
-            stale = Implication.incident_id.not_in(list(session.scalars(newest)))
-            session.execute(delete(Implication).where(Implication.node_id == line.node_id, stale))
+            stale = ImplicationRow.incident_id.not_in(list(session.scalars(newest)))
+            session.execute(delete(ImplicationRow).where(ImplicationRow.node_id == line.node_id, stale))
 
 
 _OF_FLEET: Final = (
-    select(*columns_for(Implication, ImplicationRecord))
-    .where(Implication.__table__.c.fleet_name == bindparam("of_fleet"))
-    .order_by(Implication.__table__.c.at, Implication.__table__.c.incident_id)
+    select(*columns_for(ImplicationRow, ImplicationRecord))
+    .where(ImplicationRow.__table__.c.fleet_name == bindparam("of_fleet"))
+    .order_by(ImplicationRow.__table__.c.at, ImplicationRow.__table__.c.incident_id)
 )
 
 
@@ -88,7 +88,13 @@ def of_node(session: Session, node_id: str, only_project: str | None = None) -> 
 
     If `only_project` is set, the result contains only incidents of this project's jobs.
     """
-    query = select(Implication).where(Implication.node_id == node_id).order_by(Implication.at, Implication.incident_id)
+    query = (
+        select(ImplicationRow)
+        .where(ImplicationRow.node_id == node_id)
+        .order_by(ImplicationRow.at, ImplicationRow.incident_id)
+    )
     if only_project is not None:
-        query = query.join(Incident, Incident.id == Implication.incident_id).where(Incident.project == only_project)
+        query = query.join(IncidentRow, IncidentRow.id == ImplicationRow.incident_id).where(
+            IncidentRow.project == only_project
+        )
     return tuple(record_of(row, ImplicationRecord) for row in session.scalars(query))

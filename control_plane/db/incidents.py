@@ -21,7 +21,7 @@ from control_plane.core.states import JobState
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Incident, Job
+from control_plane.db.models import IncidentRow, JobRow
 from control_plane.db.session import changed_rows, record_of, values_of
 
 
@@ -49,7 +49,7 @@ class NewIncident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentRecord(NewIncident):
+class SavedIncident(NewIncident):
     """A row of the table of incidents."""
 
     id: str
@@ -112,7 +112,7 @@ class IncidentUpdate(TypedDict, total=False):
     detail: Mapping[str, Any]
 
 
-def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> IncidentRecord:
+def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> SavedIncident:
     """Store a new incident of the lease's job. An already stored incident stays unchanged.
 
     Args:
@@ -128,12 +128,12 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    row = session.get(Incident, incident_id)
+    row = session.get(IncidentRow, incident_id)
     if row is None:
-        row = Incident(**values_of(incident), id=incident_id, run_id=lease.key)
+        row = IncidentRow(**values_of(incident), id=incident_id, run_id=lease.key)
         session.add(row)
         session.flush()
-    return record_of(row, IncidentRecord)
+    return record_of(row, SavedIncident)
 
 
 def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[IncidentUpdate]) -> None:
@@ -154,21 +154,21 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
     if "detail" in values:
         values["detail"] = dict(values["detail"])
     found = session.execute(
-        update(Incident).where(Incident.id == incident_id, Incident.run_id == lease.key).values(**values)
+        update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.run_id == lease.key).values(**values)
     )
     if not changed_rows(found):
         raise NotFound("incident", incident_id)
 
 
-def get(session: Session, incident_id: str) -> IncidentRecord:
+def get(session: Session, incident_id: str) -> SavedIncident:
     """Return one incident.
 
     Raises NotFound if the incident does not exist. `session` comes from `Database.read` or `Database.write`.
     """
-    row = session.get(Incident, incident_id)
+    row = session.get(IncidentRow, incident_id)
     if row is None:
         raise NotFound("incident", incident_id)
-    return record_of(row, IncidentRecord)
+    return record_of(row, SavedIncident)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ class IncidentTotals:
 
 
 def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
-    incident = Incident.__table__.c
+    incident = IncidentRow.__table__.c
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
     # Comparisons with OR avoid an IN clause, which SQLAlchemy would expand again for each execution.
     is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))
@@ -216,14 +216,14 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
         func.coalesce(func.sum(incident.lost_node_count), 0),
         func.coalesce(func.sum(incident.lost_steps), 0),
         func.sum(incident.cost_usd),
-    ).select_from(Incident.__table__)
+    ).select_from(IncidentRow.__table__)
 
 
 # The statements are constants, because their construction takes longer than their execution.
 _TOTALS = _totals()
-_TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
-_TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
-    Job.fleet_name == bindparam("of_fleet"), Incident.cause != Cause.DRILL.value
+_TOTALS_OF_RUN = _TOTALS.where(IncidentRow.run_id == bindparam("of_run"))
+_TOTALS_OF_FLEET = _TOTALS.join(JobRow, JobRow.run_id == IncidentRow.run_id).where(
+    JobRow.fleet_name == bindparam("of_fleet"), IncidentRow.cause != Cause.DRILL.value
 )
 
 
@@ -249,7 +249,7 @@ def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, f
 
     Other modules of this package join this query to their own queries, and decode its columns with `totals_of`.
     """
-    return _TOTALS.where(Incident.__table__.c.run_id == run_id)
+    return _TOTALS.where(IncidentRow.__table__.c.run_id == run_id)
 
 
 def totals_of(row: Sequence[Any]) -> IncidentTotals:
@@ -281,9 +281,11 @@ class Recoveries:
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
     """Count the closed incidents of runs, and their lost steps, by job, cause and restore source."""
-    keys = (Incident.job_name, Incident.project, Incident.cause, Incident.restore_source)
-    query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
-    found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
+    keys = (IncidentRow.job_name, IncidentRow.project, IncidentRow.cause, IncidentRow.restore_source)
+    query = (
+        select(*keys, func.count(), func.coalesce(func.sum(IncidentRow.lost_steps), 0)).group_by(*keys).order_by(*keys)
+    )
+    found = session.execute(query.where(IncidentRow.closed_at.is_not(None), IncidentRow.run_id.in_(run_ids)))
     return tuple(
         Recoveries(job_name=job, project=project, cause=cause, source=source, count=count, lost_steps=lost or 0)
         for job, project, cause, source, count, lost in found
@@ -296,7 +298,7 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
     Return False, and change nothing, if the incident is already acknowledged. The function needs no lease, because the
     job loop never writes these columns.
     """
-    query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
+    query = update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.acknowledged_at.is_(None))
     return bool(
         changed_rows(session.execute(query.values(acknowledged_at=now, acknowledged_by=who, acknowledgement=note)))
     )
@@ -317,8 +319,8 @@ class JobOfIncident:
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
     """Return the data of several jobs that descriptions of incidents need, by run id, in one query."""
-    columns = (Job.run_id, Job.fleet_name, Job.state, Job.reason, Job.ended_at, Job.transitions)
-    query = select(*columns).where(Job.run_id.in_(run_ids))
+    columns = (JobRow.run_id, JobRow.fleet_name, JobRow.state, JobRow.reason, JobRow.ended_at, JobRow.transitions)
+    query = select(*columns).where(JobRow.run_id.in_(run_ids))
     return {
         row.run_id: JobOfIncident(
             run_id=row.run_id,
@@ -340,17 +342,17 @@ def set_owner(session: Session, incident_id: str, owner: str) -> bool:
     Return False, and change nothing, if the incident has this owner already. The function needs no lease, because the
     job loop never writes this column.
     """
-    query = update(Incident).where(Incident.id == incident_id, Incident.owner != owner)
+    query = update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.owner != owner)
     return bool(changed_rows(session.execute(query.values(owner=owner))))
 
 
-def find(session: Session, incident_id: str) -> IncidentRecord | None:
+def find(session: Session, incident_id: str) -> SavedIncident | None:
     """Return one incident, or None if the database has no incident with this id.
 
     The history of a node can name such an id: a fault of a node without a job gets an incident id, but no incident.
     """
-    row = session.get(Incident, incident_id)
-    return None if row is None else record_of(row, IncidentRecord)
+    row = session.get(IncidentRow, incident_id)
+    return None if row is None else record_of(row, SavedIncident)
 
 
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -358,8 +360,12 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
 
     Runs without incidents are missing in the result.
     """
-    is_open = func.sum(case((Incident.closed_at.is_(None), 1), else_=0))
-    query = select(Incident.run_id, func.count(), is_open).where(Incident.run_id.in_(run_ids)).group_by(Incident.run_id)
+    is_open = func.sum(case((IncidentRow.closed_at.is_(None), 1), else_=0))
+    query = (
+        select(IncidentRow.run_id, func.count(), is_open)
+        .where(IncidentRow.run_id.in_(run_ids))
+        .group_by(IncidentRow.run_id)
+    )
     return {run_id: (count, open_count) for run_id, count, open_count in session.execute(query)}
 
 
@@ -381,7 +387,7 @@ def page(
     after: tuple[datetime, str] | None,
     limit: int,
     is_ascending: bool = True,
-) -> tuple[IncidentRecord, ...]:
+) -> tuple[SavedIncident, ...]:
     """Return one page of incidents, ordered by opening time.
 
     Args:
@@ -394,22 +400,22 @@ def page(
     Returns:
         At most `limit` incidents.
     """
-    position = tuple_(Incident.opened_at, Incident.id)
-    query = select(Incident).limit(limit)
+    position = tuple_(IncidentRow.opened_at, IncidentRow.id)
+    query = select(IncidentRow).limit(limit)
     query = (
-        query.order_by(Incident.opened_at, Incident.id)
+        query.order_by(IncidentRow.opened_at, IncidentRow.id)
         if is_ascending
-        else query.order_by(Incident.opened_at.desc(), Incident.id.desc())
+        else query.order_by(IncidentRow.opened_at.desc(), IncidentRow.id.desc())
     )
     if which.run_ids is not None:
-        query = query.where(Incident.run_id.in_(which.run_ids))
+        query = query.where(IncidentRow.run_id.in_(which.run_ids))
     if which.project is not None:
-        query = query.where(Incident.project == which.project)
+        query = query.where(IncidentRow.project == which.project)
     if which.cause is not None:
-        query = query.where(Incident.cause == which.cause)
+        query = query.where(IncidentRow.cause == which.cause)
     if which.is_open is not None:
-        query = query.where(Incident.closed_at.is_(None) if which.is_open else Incident.closed_at.is_not(None))
+        query = query.where(IncidentRow.closed_at.is_(None) if which.is_open else IncidentRow.closed_at.is_not(None))
     if after is not None:
-        last = tuple_(literal(after[0], Incident.opened_at.type), literal(after[1]))
+        last = tuple_(literal(after[0], IncidentRow.opened_at.type), literal(after[1]))
         query = query.where(position > last if is_ascending else position < last)
-    return tuple(record_of(row, IncidentRecord) for row in session.scalars(query))
+    return tuple(record_of(row, SavedIncident) for row in session.scalars(query))

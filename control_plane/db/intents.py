@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Intent
+from control_plane.db.models import IntentRow
 from control_plane.db.session import columns_of
 
 
@@ -72,9 +72,9 @@ def begin(
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    row = session.get(Intent, key)
+    row = session.get(IntentRow, key)
     if row is None:
-        row = Intent(
+        row = IntentRow(
             key=key,
             subject=subject_of(lease),
             action=action,
@@ -107,7 +107,7 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
         StaleLease: another control-plane server has taken the lease over. That server determines the outcome itself.
     """
     leases.guard(session, lease)
-    session.execute(update(Intent).where(Intent.key == key).values(state=state, outcome=outcome, finished_at=now))
+    session.execute(update(IntentRow).where(IntentRow.key == key).values(state=state, outcome=outcome, finished_at=now))
 
 
 def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
@@ -115,21 +115,23 @@ def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
 
     The result omits calls in another state.
     """
-    query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
+    query = select(IntentRow.key, IntentRow.finished_at).where(
+        IntentRow.key.in_(keys), IntentRow.state == IntentState.DONE
+    )
     return {key: at for key, at in session.execute(query) if at is not None}
 
 
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
     """Return the open intents (recorded calls without an outcome) of a job or fleet, oldest first."""
     query = (
-        select(Intent)
-        .where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN)
-        .order_by(Intent.created_at, Intent.key)
+        select(IntentRow)
+        .where(IntentRow.subject == subject_of(lease), IntentRow.state == IntentState.OPEN)
+        .order_by(IntentRow.created_at, IntentRow.key)
     )
     return tuple(map(_record_of, session.scalars(query)))
 
 
-def _record_of(row: Intent) -> IntentRecord:
+def _record_of(row: IntentRow) -> IntentRecord:
     return IntentRecord(**columns_of(row, IntentRecord, leave_out=("state",)), state=IntentState(row.state))
 
 

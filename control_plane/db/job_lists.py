@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, and_, literal_column, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db.jobs import JobRecord, record_of_row
-from control_plane.db.models import Job
+from control_plane.db.jobs import SavedJob, record_of_row
+from control_plane.db.models import JobRow
 
 
 class SortBy(StrEnum):
@@ -31,9 +31,9 @@ class SortBy(StrEnum):
 
 
 _COLUMNS: dict[SortBy, InstrumentedAttribute[Any]] = {
-    SortBy.CREATION_TIME: Job.created_at,
-    SortBy.LAST_MODIFIED_TIME: Job.modified_at,
-    SortBy.NAME: Job.name,
+    SortBy.CREATION_TIME: JobRow.created_at,
+    SortBy.LAST_MODIFIED_TIME: JobRow.modified_at,
+    SortBy.NAME: JobRow.name,
 }
 Position = tuple[datetime | str, str]
 """Position after which a page starts: the sort value and the run id of the previous page's last job."""
@@ -64,7 +64,7 @@ def page(
     limit: int,
     sort_by: SortBy = SortBy.CREATION_TIME,
     is_ascending: bool = False,
-) -> tuple[JobRecord, ...]:
+) -> tuple[SavedJob, ...]:
     """Return one page of jobs.
 
     Args:
@@ -79,9 +79,9 @@ def page(
         At most `limit` jobs.
     """
     column = _COLUMNS[sort_by]
-    keys = (column, Job.run_id)
+    keys = (column, JobRow.run_id)
     query = (
-        select(Job)
+        select(JobRow)
         .where(*_conditions(which, sort_by))
         .order_by(*(key.asc() if is_ascending else key.desc() for key in keys))
         .limit(limit)
@@ -92,7 +92,7 @@ def page(
     return tuple(record_of_row(row) for row in session.scalars(query))
 
 
-def position_of(job: JobRecord, sort_by: SortBy) -> Position:
+def position_of(job: SavedJob, sort_by: SortBy) -> Position:
     """Return a job's position in a list with this sort order."""
     value: datetime | str = getattr(job, _COLUMNS[sort_by].key)
     return value, job.run_id
@@ -102,22 +102,22 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
     is_indexed = sort_by is SortBy.CREATION_TIME
     found: list[ColumnElement[bool]] = []
     if which.status is not None:
-        found += _of_status(which.status, _column(Job.state, is_indexed=is_indexed))
+        found += _of_status(which.status, _column(JobRow.state, is_indexed=is_indexed))
     if which.name_contains is not None:
-        found.append(Job.name.contains(which.name_contains, autoescape=True))
+        found.append(JobRow.name.contains(which.name_contains, autoescape=True))
     if which.fleet_name is not None:
-        found.append(_column(Job.fleet_name, is_indexed=is_indexed) == which.fleet_name)
+        found.append(_column(JobRow.fleet_name, is_indexed=is_indexed) == which.fleet_name)
     if which.project is not None:
-        found.append(Job.project == which.project)
+        found.append(JobRow.project == which.project)
     bounds = (
-        (Job.created_at, which.created_after, which.created_before),
-        (Job.modified_at, which.modified_after, which.modified_before),
+        (JobRow.created_at, which.created_after, which.created_before),
+        (JobRow.modified_at, which.modified_after, which.modified_before),
     )
     for column, after, before in bounds:
         found += [column > after] if after is not None else []
         found += [column < before] if before is not None else []
     if which.tag_key is not None:
-        tag = Job.tags[which.tag_key].as_string()
+        tag = JobRow.tags[which.tag_key].as_string()
         found.append(tag.is_not(None) if which.tag_value is None else tag == which.tag_value)
     return found
 
@@ -136,9 +136,9 @@ def _of_status(status: TrainingJobStatus, state: ColumnElement[str]) -> list[Col
 
     A job with a requested stop has the status Stopping in every state before its end. See `states.training_job_status`.
     """
-    is_stopping = or_(Job.stop_requested_at.is_not(None), Job.state == JobState.STOPPING)
+    is_stopping = or_(JobRow.stop_requested_at.is_not(None), JobRow.state == JobState.STOPPING)
     if status is TrainingJobStatus.STOPPING:
-        return [Job.ended_at.is_(None), is_stopping]
+        return [JobRow.ended_at.is_(None), is_stopping]
     if status is TrainingJobStatus.IN_PROGRESS:
-        return [Job.ended_at.is_(None), and_(Job.stop_requested_at.is_(None), Job.state != JobState.STOPPING)]
+        return [JobRow.ended_at.is_(None), and_(JobRow.stop_requested_at.is_(None), JobRow.state != JobState.STOPPING)]
     return [state == status.value.lower()]

@@ -26,7 +26,7 @@ from control_plane.core.strategies import Strategy
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
-from control_plane.db.models import Checkpoint, Generation, Incident, Job, Node, Quota
+from control_plane.db.models import CheckpointRow, GenerationRow, IncidentRow, JobRow, NodeRow, QuotaRow
 from control_plane.db.session import changed_rows, columns_for, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
 from everstep.protocol.plan import GenerationPlan
@@ -64,7 +64,7 @@ class InitialState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec(JobSettings):
+class SavedJobSpec(JobSettings):
     """A job's specification.
 
     The API checks it against the fleet and the source before it stores the job.
@@ -117,7 +117,7 @@ class JobTransition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class SavedJob:
     """A row of the table of jobs."""
 
     run_id: str
@@ -126,7 +126,7 @@ class JobRecord:
     project: str
     priority: int
     tags: Mapping[str, str]
-    spec: JobSpec
+    spec: SavedJobSpec
     revision: int
     state: str
     reason: str
@@ -205,7 +205,7 @@ class NewJob:
     project: str
     priority: int
     tags: Mapping[str, str]
-    spec: JobSpec
+    spec: SavedJobSpec
     state: str
     reason: str
     request_digest: str | None = None
@@ -213,7 +213,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRecord:
+class SavedGeneration:
     """A generation (one launch of all ranks) and its plan."""
 
     number: int
@@ -237,13 +237,13 @@ class LineageEntry:
     started_at: datetime | None
 
 
-def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
+def create(session: Session, job: NewJob, now: datetime) -> SavedJob:
     """Store a new job.
 
     The caller has validated the columns in `job`. Raises AlreadyExists if the project has a job with this name, ended
     or not, or if the same request token has already created a job.
     """
-    row = Job(
+    row = JobRow(
         **values_of(job, leave_out=("spec",)),
         spec=msgspec.to_builtins(job.spec),
         transitions=[_transition(job.state, job.reason, now)],
@@ -258,7 +258,7 @@ def create(session: Session, job: NewJob, now: datetime) -> JobRecord:
     return record_of_row(row)
 
 
-def made_by(session: Session, request_token: str, request_digest: str) -> JobRecord | None:
+def made_by(session: Session, request_token: str, request_digest: str) -> SavedJob | None:
     """Return the job that an earlier, equal request created, or None.
 
     Args:
@@ -272,7 +272,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
     Raises:
         Conflict: an earlier request with the same token but other content created a job.
     """
-    row = session.scalar(select(Job).where(Job.request_token == request_token))
+    row = session.scalar(select(JobRow).where(JobRow.request_token == request_token))
     if row is None:
         return None
     if row.request_digest != request_digest:
@@ -282,7 +282,7 @@ def made_by(session: Session, request_token: str, request_digest: str) -> JobRec
 
 RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 """The form of run ids. The API rejects job names of this form, so no text can be both a name and a run id."""
-_JOB: Final = Job.__table__.c
+_JOB: Final = JobRow.__table__.c
 _IS_IN_PROJECT: Final = _JOB.project == bindparam("project")
 _BY_NAME: Final = (_JOB.name == bindparam("text"),)
 _BY_RUN: Final = (_JOB.run_id == bindparam("text"),)
@@ -332,7 +332,7 @@ class ByNameOrRun:
 _ONE: Final = ByNameOrRun(lambda conditions: select(*_JOB).where(*conditions))
 
 
-def get(session: Session, text: str, project: str | None = None) -> JobRecord:
+def get(session: Session, text: str, project: str | None = None) -> SavedJob:
     """Return the job with this name or run id.
 
     Args:
@@ -350,7 +350,7 @@ def get(session: Session, text: str, project: str | None = None) -> JobRecord:
     return record_of_row(_ONE.row(session, text, project))
 
 
-def named(session: Session, text: str, project: str | None) -> tuple[JobRecord, ...]:
+def named(session: Session, text: str, project: str | None) -> tuple[SavedJob, ...]:
     """Return all jobs with this name or run id. The tuple has several jobs only if `project` is None."""
     return tuple(record_of_row(row) for row in _ONE.rows(session, text, project))
 
@@ -367,15 +367,15 @@ def owners(session: Session, run_ids: Collection[str]) -> Mapping[str, Owner]:
     """Return name and project of the jobs of several runs, in one query. Unknown runs are missing in the result."""
     if not run_ids:
         return {}
-    query = select(Job.run_id, Job.name, Job.project).where(Job.run_id.in_(run_ids))
+    query = select(JobRow.run_id, JobRow.name, JobRow.project).where(JobRow.run_id.in_(run_ids))
     return {run_id: Owner(name, project) for run_id, name, project in session.execute(query)}
 
 
-_COLUMNS: Final = columns_for(Job, JobRecord, leave_out=("project_quota",))
+_COLUMNS: Final = columns_for(JobRow, SavedJob, leave_out=("project_quota",))
 _OF_RUN: Final = select(*_COLUMNS).where(_JOB.run_id == bindparam("of_run"))
 
 
-def get_run(session: Session, run_id: str) -> JobRecord:
+def get_run(session: Session, run_id: str) -> SavedJob:
     """Return the job of this run.
 
     Raises NotFound if the job does not exist.
@@ -387,25 +387,25 @@ def get_run(session: Session, run_id: str) -> JobRecord:
 
 
 _UNFINISHED: Final = (
-    select(*_COLUMNS, Quota.__table__.c.max_node_count.label("project_quota"))
-    .select_from(Job.__table__.outerjoin(Quota.__table__, Quota.__table__.c.project == _JOB.project))
+    select(*_COLUMNS, QuotaRow.__table__.c.max_node_count.label("project_quota"))
+    .select_from(JobRow.__table__.outerjoin(QuotaRow.__table__, QuotaRow.__table__.c.project == _JOB.project))
     .where(_JOB.ended_at.is_(None))
     .order_by(_JOB.priority.desc(), _JOB.created_at, _JOB.run_id)
 )
 _UNFINISHED_OF_FLEET: Final = _UNFINISHED.where(_JOB.fleet_name == bindparam("of_fleet"))
 
 
-def unfinished(session: Session, fleet_name: str | None = None) -> tuple[JobRecord, ...]:
+def unfinished(session: Session, fleet_name: str | None = None) -> tuple[SavedJob, ...]:
     """Return the unfinished jobs of one fleet, or of all fleets, by priority (highest first), then by age."""
     query = _UNFINISHED if fleet_name is None else _UNFINISHED_OF_FLEET
     found = session.execute(query, {"of_fleet": fleet_name})
     return tuple(record_of_row(row, project_quota=row.project_quota) for row in found)
 
 
-def starting_from(session: Session, run_id: str) -> tuple[JobRecord, ...]:
+def starting_from(session: Session, run_id: str) -> tuple[SavedJob, ...]:
     """Return the unfinished jobs of all projects whose initial state is a checkpoint of the given run, oldest first."""
-    query = select(Job).where(Job.spec["initial"]["run_id"].as_string() == run_id, Job.ended_at.is_(None))
-    return tuple(record_of_row(row) for row in session.scalars(query.order_by(Job.created_at, Job.run_id)))
+    query = select(JobRow).where(JobRow.spec["initial"]["run_id"].as_string() == run_id, JobRow.ended_at.is_(None))
+    return tuple(record_of_row(row) for row in session.scalars(query.order_by(JobRow.created_at, JobRow.run_id)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,9 +423,9 @@ class LaunchedRun:
 def launched(session: Session) -> tuple[LaunchedRun, ...]:
     """Return all runs that have a generation, by run id. Runs of ended jobs are included."""
     query = (
-        select(Job.run_id, Job.generation, Generation.created_at, Job.ended_at)
-        .join(Generation, (Generation.run_id == Job.run_id) & (Generation.number == Job.generation))
-        .order_by(Job.run_id)
+        select(JobRow.run_id, JobRow.generation, GenerationRow.created_at, JobRow.ended_at)
+        .join(GenerationRow, (GenerationRow.run_id == JobRow.run_id) & (GenerationRow.number == JobRow.generation))
+        .order_by(JobRow.run_id)
     )
     return tuple(
         LaunchedRun(run_id=run_id, generation=generation, launched_at=launched_at, ended_at=ended_at)
@@ -451,16 +451,16 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
     `session` comes from `Database.read` or `Database.write`.
     """
     names = tuple(buckets)
-    spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
-    query = select(*spent, func.coalesce(func.sum(Job.node_microseconds), 0), func.sum(Job.cost_usd)).where(
-        Job.fleet_name == fleet_name
+    spent = [func.coalesce(func.sum(JobRow.accounting[name].as_integer()), 0) for name in names]
+    query = select(*spent, func.coalesce(func.sum(JobRow.node_microseconds), 0), func.sum(JobRow.cost_usd)).where(
+        JobRow.fleet_name == fleet_name
     )
     *sums, node_microseconds, cost_usd = session.execute(query).one()
     by_bucket = {name: int(total) for name, total in zip(names, sums, strict=True) if total}
     return JobTotals(spent=by_bucket, node_microseconds=int(node_microseconds), cost_usd=cost_usd)
 
 
-def request_stop(session: Session, run_id: str, now: datetime) -> JobRecord:
+def request_stop(session: Session, run_id: str, now: datetime) -> SavedJob:
     """Record a user's request to stop a job. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
@@ -468,8 +468,8 @@ def request_stop(session: Session, run_id: str, now: datetime) -> JobRecord:
     """
     changed = changed_rows(
         session.execute(
-            update(Job)
-            .where(Job.run_id == run_id, Job.ended_at.is_(None), Job.stop_requested_at.is_(None))
+            update(JobRow)
+            .where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.stop_requested_at.is_(None))
             .values(stop_requested_at=now, modified_at=now)
         )
     )
@@ -479,7 +479,7 @@ def request_stop(session: Session, run_id: str, now: datetime) -> JobRecord:
     return job
 
 
-def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
+def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
@@ -496,11 +496,11 @@ def request_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
             "pause would lose every step"
         )
     if job.pause_requested_at is None:
-        session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=now, modified_at=now))
+        session.execute(update(JobRow).where(JobRow.run_id == run_id).values(pause_requested_at=now, modified_at=now))
     return get_run(session, run_id)
 
 
-def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
+def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     """Record that a user resumes a job, by removing the pause request. A job without a pause request stays unchanged.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
@@ -510,7 +510,7 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> JobRecord:
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.pause_requested_at is not None:
-        session.execute(update(Job).where(Job.run_id == run_id).values(pause_requested_at=None, modified_at=now))
+        session.execute(update(JobRow).where(JobRow.run_id == run_id).values(pause_requested_at=None, modified_at=now))
     return get_run(session, run_id)
 
 
@@ -520,7 +520,7 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
     `step` is the newest committed step. A checkpoint of `step` or of a later step fulfils the request.
     """
     session.execute(
-        update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
+        update(JobRow).where(JobRow.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
     )
 
 
@@ -536,13 +536,13 @@ class JobRows:
 def rows_of(session: Session, run_id: str) -> JobRows:
     """Count the rows in other tables that the deletion of a job would also delete."""
 
-    def count(table: type[Generation | Checkpoint | Incident]) -> int:
+    def count(table: type[GenerationRow | CheckpointRow | IncidentRow]) -> int:
         return session.scalar(select(func.count()).select_from(table).where(table.run_id == run_id)) or 0
 
-    return JobRows(generations=count(Generation), checkpoints=count(Checkpoint), incidents=count(Incident))
+    return JobRows(generations=count(GenerationRow), checkpoints=count(CheckpointRow), incidents=count(IncidentRow))
 
 
-def require_ended(session: Session, job: JobRecord) -> None:
+def require_ended(session: Session, job: SavedJob) -> None:
     """Check that a job has ended and that no node works for it.
 
     Raises Conflict if the job has not ended, or if a node has not yet deleted the job's state from its memory.
@@ -553,7 +553,7 @@ def require_ended(session: Session, job: JobRecord) -> None:
             f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped"
         )
     busy = session.scalars(
-        select(Node.id).where(Node.run_id == job.run_id, Node.ended_at.is_(None)).order_by(Node.id)
+        select(NodeRow.id).where(NodeRow.run_id == job.run_id, NodeRow.ended_at.is_(None)).order_by(NodeRow.id)
     ).all()
     if busy:
         raise Conflict(
@@ -569,7 +569,7 @@ def remove(session: Session, run_id: str) -> None:
 
     Raises NotFound if no ended job has this run.
     """
-    if not changed_rows(session.execute(delete(Job).where(Job.run_id == run_id, Job.ended_at.is_not(None)))):
+    if not changed_rows(session.execute(delete(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
 
 
@@ -578,13 +578,13 @@ def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
 
     Return False, and change nothing, if a user already controls the job or if the job has ended.
     """
-    query = update(Job).where(Job.run_id == run_id, Job.ended_at.is_(None), Job.taken_over_at.is_(None))
+    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.taken_over_at.is_(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=now, taken_over_by=who))))
 
 
 def hand_back(session: Session, run_id: str) -> bool:
     """End a person's takeover of a job. Return False, and change nothing, if Everstep already controls the job."""
-    query = update(Job).where(Job.run_id == run_id, Job.taken_over_at.is_not(None))
+    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
 
 
@@ -595,7 +595,7 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
     """
     leases.guard(session, lease)
     if changes:
-        session.execute(update(Job).where(Job.run_id == lease.key).values(**_columns(changes)))
+        session.execute(update(JobRow).where(JobRow.run_id == lease.key).values(**_columns(changes)))
 
 
 def transition(
@@ -617,7 +617,7 @@ def transition(
     """
     leases.guard(session, lease)
     found = session.execute(
-        select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)
+        select(JobRow.transitions, JobRow.pause_requested_at).where(JobRow.run_id == lease.key, JobRow.state == before)
     ).one_or_none()
     if found is None:
         raise StaleLease(f"the job of run {lease.key} is no longer in state {before}")
@@ -626,8 +626,8 @@ def transition(
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
     session.execute(
-        update(Job)
-        .where(Job.run_id == lease.key)
+        update(JobRow)
+        .where(JobRow.run_id == lease.key)
         .values(state=after, transitions=longer, modified_at=now, **_columns(changes))
     )
 
@@ -646,12 +646,12 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
     leases.guard(session, lease)
     story = [
         msgspec.convert(entry, JobTransition)
-        for entry in session.scalars(select(Job.transitions).where(Job.run_id == lease.key)).one()
+        for entry in session.scalars(select(JobRow.transitions).where(JobRow.run_id == lease.key)).one()
     ]
     number = max((index for index, entry in enumerate(story) if entry.state == "running"), default=None)
     if number is not None:
         story[number] = replace(story[number], stepped_at=stepped_at)
-        session.execute(update(Job).where(Job.run_id == lease.key).values(transitions=msgspec.to_builtins(story)))
+        session.execute(update(JobRow).where(JobRow.run_id == lease.key).values(transitions=msgspec.to_builtins(story)))
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:
@@ -672,10 +672,10 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
     """
     leases.guard(session, lease)
     number = int(plan.generation)
-    if session.get(Generation, (lease.key, number)) is not None:
+    if session.get(GenerationRow, (lease.key, number)) is not None:
         raise AlreadyExists("generation", f"{plan.job}/{number}")
     session.add(
-        Generation(
+        GenerationRow(
             run_id=lease.key,
             number=number,
             revision=revision,
@@ -688,7 +688,9 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
         )
     )
     session.flush()
-    session.execute(update(Job).where(Job.run_id == lease.key).values(generation=number, base_step=int(plan.base_step)))
+    session.execute(
+        update(JobRow).where(JobRow.run_id == lease.key).values(generation=number, base_step=int(plan.base_step))
+    )
 
 
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
@@ -697,9 +699,9 @@ def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
     The function reads the node ids from a separate column, because decoding the plans would take longer.
     """
     query = (
-        select(Generation.created_at, Generation.node_ids)
-        .where(Generation.run_id == run_id)
-        .order_by(Generation.number.desc())
+        select(GenerationRow.created_at, GenerationRow.node_ids)
+        .where(GenerationRow.run_id == run_id)
+        .order_by(GenerationRow.number.desc())
         .limit(LAUNCHES_LIMIT)
     )
     return tuple(Launch(at, node_ids) for at, node_ids in reversed(session.execute(query).all()))
@@ -715,21 +717,21 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
     """
     leases.guard(session, lease)
     session.execute(
-        update(Generation)
-        .where(Generation.run_id == lease.key, Generation.number == number, Generation.started_at.is_(None))
+        update(GenerationRow)
+        .where(GenerationRow.run_id == lease.key, GenerationRow.number == number, GenerationRow.started_at.is_(None))
         .values(started_at=now)
     )
 
 
-def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
+def generation(session: Session, run_id: str, number: int) -> SavedGeneration:
     """Return one generation with its plan.
 
     Numbers start with 1. Raises NotFound if the generation does not exist, or if retention has removed its plan.
     """
-    row = session.get(Generation, (run_id, number))
+    row = session.get(GenerationRow, (run_id, number))
     if row is None or not row.plan:
         raise NotFound("plan of the generation", f"{run_id}/{number}")
-    return GenerationRecord(
+    return SavedGeneration(
         number=row.number,
         revision=row.revision,
         parent=row.parent,
@@ -740,7 +742,7 @@ def generation(session: Session, run_id: str, number: int) -> GenerationRecord:
     )
 
 
-_GENERATION: Final = Generation.__table__.c
+_GENERATION: Final = GenerationRow.__table__.c
 _LINEAGE: Final = (
     select(
         _GENERATION.number,
@@ -763,22 +765,24 @@ def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
     """Return the nodes in a generation's plan. Empty if the generation does not exist."""
     found = session.scalar(
-        select(Generation.node_ids).where(Generation.run_id == run_id, Generation.number == generation)
+        select(GenerationRow.node_ids).where(GenerationRow.run_id == run_id, GenerationRow.number == generation)
     )
     return frozenset(found or ())
 
 
-def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
+def planned(session: Session, run_id: str) -> tuple[SavedGeneration, ...]:
     """Return the generations of a run whose plans are still stored, oldest first."""
-    query = select(Generation.number).where(Generation.run_id == run_id, Generation.plan != b"")
-    return tuple(generation(session, run_id, number) for number in session.scalars(query.order_by(Generation.number)))
+    query = select(GenerationRow.number).where(GenerationRow.run_id == run_id, GenerationRow.plan != b"")
+    return tuple(
+        generation(session, run_id, number) for number in session.scalars(query.order_by(GenerationRow.number))
+    )
 
 
-def record_of_row(row: Job | Row[*tuple[Any, ...]], project_quota: int | None = None) -> JobRecord:
+def record_of_row(row: JobRow | Row[*tuple[Any, ...]], project_quota: int | None = None) -> SavedJob:
     """Convert a row of the table of jobs to a record."""
-    return JobRecord(
-        **columns_of(row, JobRecord, leave_out=("spec", "transitions", "failures", "project_quota")),
-        spec=msgspec.convert(row.spec, JobSpec),
+    return SavedJob(
+        **columns_of(row, SavedJob, leave_out=("spec", "transitions", "failures", "project_quota")),
+        spec=msgspec.convert(row.spec, SavedJobSpec),
         transitions=tuple(msgspec.convert(entry, JobTransition) for entry in row.transitions),
         failures=tuple(row.failures),
         project_quota=project_quota,
@@ -800,5 +804,5 @@ def _transition(state: str, reason: str, at: datetime, *, is_paused: bool = Fals
     return entry
 
 
-resolve(JobSpec)
+resolve(SavedJobSpec)
 resolve(JobTransition)

@@ -21,15 +21,15 @@ from sqlalchemy import Select, Table, Update, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound, StaleLease
-from control_plane.db.models import Base, Export, Fleet, Job
+from control_plane.db.models import Base, ExportRow, FleetRow, JobRow
 from control_plane.db.session import changed_rows
 from control_plane.replica import is_predecessor
 
 LeaseKind = Literal["job", "fleet", "export"]
 _TABLES: Final[Mapping[LeaseKind, tuple[type[Base], str]]] = {
-    "job": (Job, "run_id"),
-    "fleet": (Fleet, "name"),
-    "export": (Export, "name"),
+    "job": (JobRow, "run_id"),
+    "fleet": (FleetRow, "name"),
+    "export": (ExportRow, "name"),
 }
 """The table of each kind of lease, with the name of the column that contains the lease's key."""
 

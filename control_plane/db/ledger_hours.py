@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from control_plane.core.ledger_hours import HOUR, Ledger
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import FleetHour, JobHour
+from control_plane.db.models import FleetHourRow, JobHourRow
 
 
 def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
@@ -33,7 +33,7 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
     """
     leases.guard(session, lease)
     session.add_all(
-        JobHour(
+        JobHourRow(
             run_id=lease.key,
             hour=ledger.at // HOUR,
             accounting=dict(ledger.spent),
@@ -56,6 +56,6 @@ def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> Non
     """
     leases.guard(session, lease)
     session.add_all(
-        FleetHour(fleet_name=lease.key, hour=ledger.at // HOUR, idle_microseconds=dict(ledger.spent))
+        FleetHourRow(fleet_name=lease.key, hour=ledger.at // HOUR, idle_microseconds=dict(ledger.spent))
         for ledger in hours
     )

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from control_plane.core.loss_curves import loss_name, newest_at, sampled_steps
 from control_plane.core.metrics import first_step
 from control_plane.db.metrics import unpack
-from control_plane.db.models import Job, Metric, MetricChunk
+from control_plane.db.models import JobRow, MetricChunkRow, MetricRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,12 @@ def read(session: Session, run_ids: Sequence[str], project: str | None, limit: i
         One curve per run, with points at equal distances. The last point is the newest value.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
-    listed = select(Metric.run_id, Metric.name).join(Job, Job.run_id == Metric.run_id).where(Job.run_id.in_(run_ids))
-    for run_id, name in session.execute(listed if project is None else listed.where(Job.project == project)):
+    listed = (
+        select(MetricRow.run_id, MetricRow.name)
+        .join(JobRow, JobRow.run_id == MetricRow.run_id)
+        .where(JobRow.run_id.in_(run_ids))
+    )
+    for run_id, name in session.execute(listed if project is None else listed.where(JobRow.project == project)):
         names[run_id].append(name)
     losses = {run_id: loss_name(found) for run_id, found in names.items()}
     wanted = {run_id: name for run_id, name in losses.items() if name is not None}
@@ -66,8 +70,8 @@ def _chunks(session: Session, wanted: Mapping[str, str]) -> Mapping[str, list[_C
     if not wanted:
         return found
     query = select(
-        MetricChunk.run_id, MetricChunk.width, MetricChunk.number, MetricChunk.points, MetricChunk.nodes
-    ).where(tuple_(MetricChunk.run_id, MetricChunk.name).in_(list(wanted.items())))
+        MetricChunkRow.run_id, MetricChunkRow.width, MetricChunkRow.number, MetricChunkRow.points, MetricChunkRow.nodes
+    ).where(tuple_(MetricChunkRow.run_id, MetricChunkRow.name).in_(list(wanted.items())))
     for run_id, width, number, packed, nodes in session.execute(query):
         found[run_id].append((first_step(number, width), width, packed, nodes))
     for chunks in found.values():

@@ -36,7 +36,7 @@ from control_plane.core import metrics
 from control_plane.core.breakdowns import decoded, encoded
 from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
 from control_plane.db import events
-from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
+from control_plane.db.models import GenerationRow, JobRow, MetricChunkRow, MetricLogRow, MetricRow
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import NodeId
 from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
@@ -96,11 +96,11 @@ def store(
         logged: newest values that the script logged on the job's ranks, by rank, in the generation of the batch's
             newest point. The function ignores names that rank 0 did not send here, too.
     """
-    if session.get(Job, batch.run) is None:
+    if session.get(JobRow, batch.run) is None:
         return
-    log = session.get(MetricLog, batch.run)
+    log = session.get(MetricLogRow, batch.run)
     if log is None:
-        log = MetricLog(
+        log = MetricLogRow(
             run_id=batch.run, generation=0, agent_id=agent_id, next_number=batch.first_number, dropped_count=0
         )
         session.add(log)
@@ -156,7 +156,7 @@ def _column(values: Mapping[_Key, Mapping[str, float]], name: str) -> dict[_Key,
     return {key: row[name] for key, row in values.items() if name in row}
 
 
-def _store_generation(session: Session, log: MetricLog, generation: int, points: Sequence[_Found]) -> int:
+def _store_generation(session: Session, log: MetricLogRow, generation: int, points: Sequence[_Found]) -> int:
     """Store the values of a batch that one generation logged. Return the number of dropped values."""
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
@@ -165,7 +165,7 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
             _forget_after(session, log.run_id, base)
         log.generation = generation
     superseded_after = _base_after(session, log.run_id, generation, log.generation)
-    held = {row.name: row for row in session.scalars(select(Metric).where(Metric.run_id == log.run_id))}
+    held = {row.name: row for row in session.scalars(select(MetricRow).where(MetricRow.run_id == log.run_id))}
     by_name: defaultdict[str, dict[int, Point]] = defaultdict(dict)
     dropped_count = 0
     for each in points:
@@ -189,14 +189,14 @@ def _store_generation(session: Session, log: MetricLog, generation: int, points:
 
 def _chunks(
     session: Session, run_id: str, by_name: Mapping[str, Collection[int]]
-) -> Mapping[tuple[str, int], MetricChunk]:
+) -> Mapping[tuple[str, int], MetricChunkRow]:
     """Return the stored chunks of points of the finest resolution for the given steps, by metric and chunk number.
 
     One statement reads all of them.
     """
     numbers = {metrics.chunk_of(step, 1) for steps in by_name.values() for step in steps}
-    query = select(MetricChunk).where(MetricChunk.run_id == run_id, MetricChunk.width == 1)
-    found = session.scalars(query.where(MetricChunk.name.in_(by_name), MetricChunk.number.in_(numbers)))
+    query = select(MetricChunkRow).where(MetricChunkRow.run_id == run_id, MetricChunkRow.width == 1)
+    found = session.scalars(query.where(MetricChunkRow.name.in_(by_name), MetricChunkRow.number.in_(numbers)))
     return {(row.name, row.number): row for row in found}
 
 
@@ -211,27 +211,27 @@ def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | 
     counts.
     """
     is_later = (
-        (Generation.number > before)
-        & (Generation.number <= upto)
-        & (Generation.started_at.is_not(None) | (Generation.number == upto))
+        (GenerationRow.number > before)
+        & (GenerationRow.number <= upto)
+        & (GenerationRow.started_at.is_not(None) | (GenerationRow.number == upto))
     )
-    return session.scalar(select(func.min(Generation.base_step)).where(Generation.run_id == run_id, is_later))
+    return session.scalar(select(func.min(GenerationRow.base_step)).where(GenerationRow.run_id == run_id, is_later))
 
 
 def _append(
     session: Session,
     run_id: str,
     name: str,
-    metric: Metric | None,
+    metric: MetricRow | None,
     fresh: Sequence[Point],
-    chunks: Mapping[tuple[str, int], MetricChunk],
+    chunks: Mapping[tuple[str, int], MetricChunkRow],
 ) -> None:
     fine_from = metric.fine_from_step if metric is not None else 0
     fresh = [point for point in fresh if point.step >= fine_from]
     if not fresh:
         return
     if metric is None:
-        metric = Metric(
+        metric = MetricRow(
             run_id=run_id, name=name, fine_from_step=0, last_step=-1, last_at=_moment(fresh[0].at), last_value="nan"
         )
         session.add(metric)
@@ -250,43 +250,49 @@ def _append(
         _note_last(metric, fresh[-1])
 
 
-def _merge(session: Session, key: tuple[str, str, int, int], row: MetricChunk | None, fresh: Iterable[Point]) -> bool:
+def _merge(
+    session: Session, key: tuple[str, str, int, int], row: MetricChunkRow | None, fresh: Iterable[Point]
+) -> bool:
     """Add points to a chunk (a row of points) of a metric, or create the row. Return whether the row is new."""
     is_new = row is None
     if row is None:
         run_id, name, width, chunk = key
-        row = MetricChunk(run_id=run_id, name=name, width=width, number=chunk, points=b"", nodes=())
+        row = MetricChunkRow(run_id=run_id, name=name, width=width, number=chunk, points=b"", nodes=())
         session.add(row)
     _put(row, metrics.replaced(_points(row), fresh))
     return is_new
 
 
-def _points(row: MetricChunk) -> tuple[Point, ...]:
+def _points(row: MetricChunkRow) -> tuple[Point, ...]:
     return unpack(row.points, row.width, row.nodes, row.breakdowns)
 
 
-def _put(row: MetricChunk, points: Sequence[Point]) -> None:
+def _put(row: MetricChunkRow, points: Sequence[Point]) -> None:
     row.points, row.nodes = pack(points, row.width)
     row.breakdowns = encoded([point.breakdown for point in points], row.points)
 
 
-def _fold(session: Session, metric: Metric) -> None:
+def _fold(session: Session, metric: MetricRow) -> None:
     """Join a metric's oldest points to points that cover more steps, until each resolution is within its limit.
 
     The limit is a number of chunks, the rows of the table `metric_chunk`.
     """
     width = 1
     while True:
-        of_width = (MetricChunk.run_id == metric.run_id, MetricChunk.name == metric.name, MetricChunk.width == width)
-        numbers = session.scalars(select(MetricChunk.number).where(*of_width).order_by(MetricChunk.number)).all()
+        of_width = (
+            MetricChunkRow.run_id == metric.run_id,
+            MetricChunkRow.name == metric.name,
+            MetricChunkRow.width == width,
+        )
+        numbers = session.scalars(select(MetricChunkRow.number).where(*of_width).order_by(MetricChunkRow.number)).all()
         surplus = numbers[: max(0, len(numbers) - metrics.kept_chunks(width))]
         if not surplus:
             return
         for number in surplus:
-            row = session.get_one(MetricChunk, (metric.run_id, metric.name, width, number))
+            row = session.get_one(MetricChunkRow, (metric.run_id, metric.name, width, number))
             wider = metrics.folded(_points(row), width * FOLD)
             key = (metric.run_id, metric.name, width * FOLD, number // FOLD)
-            _merge(session, key, session.get(MetricChunk, key), wider)
+            _merge(session, key, session.get(MetricChunkRow, key), wider)
             session.delete(row)
             if width == 1:
                 metric.fine_from_step = max(metric.fine_from_step, metrics.first_step(number + 1, 1))
@@ -310,11 +316,11 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
         for name, value in sorted(point.values.items()):
             if point.step <= base or "loss" not in name.lower() or name.startswith(OWN_METRICS):
                 continue
-            row = session.get(MetricChunk, (run_id, name, 1, metrics.chunk_of(point.step, 1)))
+            row = session.get(MetricChunkRow, (run_id, name, 1, metrics.chunk_of(point.step, 1)))
             before = next((held.last for held in _points(row) if held.step == point.step), value) if row else value
             if before == value or (math.isnan(before) and math.isnan(value)):
                 continue
-            job = session.get_one(Job, run_id)
+            job = session.get_one(JobRow, run_id)
             message = (
                 f"Warning: step {point.step} was repeated after a recovery, and its {name} is {value!r}; before the "
                 f"recovery it was {before!r}. The run is not deterministic, or a part of its state is not registered "
@@ -334,23 +340,25 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 def _forget_after(session: Session, run_id: str, step: int) -> None:
     """Delete the values of all steps after `step`, because the run repeats these steps."""
     start, end = (
-        MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK,
-        (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK,
+        MetricChunkRow.number * MetricChunkRow.width * POINTS_PER_CHUNK,
+        (MetricChunkRow.number + 1) * MetricChunkRow.width * POINTS_PER_CHUNK,
     )
     session.execute(
-        delete(MetricChunk).where(MetricChunk.run_id == run_id, start > step),
+        delete(MetricChunkRow).where(MetricChunkRow.run_id == run_id, start > step),
         execution_options={"synchronize_session": False},
     )
-    for row in session.scalars(select(MetricChunk).where(MetricChunk.run_id == run_id, end > step)).all():
+    for row in session.scalars(select(MetricChunkRow).where(MetricChunkRow.run_id == run_id, end > step)).all():
         points = metrics.until(_points(row), step)
         if points:
             _put(row, points)
         else:
             session.delete(row)
     session.flush()
-    for metric in session.scalars(select(Metric).where(Metric.run_id == run_id, Metric.last_step > step)).all():
-        of_metric = select(MetricChunk).where(MetricChunk.run_id == run_id, MetricChunk.name == metric.name)
-        newest = session.scalar(of_metric.order_by(MetricChunk.width, MetricChunk.number.desc()).limit(1))
+    for metric in session.scalars(
+        select(MetricRow).where(MetricRow.run_id == run_id, MetricRow.last_step > step)
+    ).all():
+        of_metric = select(MetricChunkRow).where(MetricChunkRow.run_id == run_id, MetricChunkRow.name == metric.name)
+        newest = session.scalar(of_metric.order_by(MetricChunkRow.width, MetricChunkRow.number.desc()).limit(1))
         if newest is None:
             session.delete(metric)
             continue
@@ -359,13 +367,13 @@ def _forget_after(session: Session, run_id: str, step: int) -> None:
     session.flush()
 
 
-def _note_last(metric: Metric, point: Point) -> None:
+def _note_last(metric: MetricRow, point: Point) -> None:
     metric.last_step, metric.last_at, metric.last_value = point.last_step, _moment(point.at), repr(point.last)
 
 
 def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
     """Return all metrics of a run, each with its newest value, sorted by name."""
-    rows = session.scalars(select(Metric).where(Metric.run_id == run_id).order_by(Metric.name))
+    rows = session.scalars(select(MetricRow).where(MetricRow.run_id == run_id).order_by(MetricRow.name))
     return tuple(
         MetricRecord(name=row.name, last_step=row.last_step, last_at=row.last_at, last_value=float(row.last_value))
         for row in rows
@@ -374,12 +382,12 @@ def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
 
 def dropped_count(session: Session, run_id: str) -> int:
     """Return how many values of a run are lost: the script logged them, but the database did not store them."""
-    return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
+    return session.scalar(select(MetricLogRow.dropped_count).where(MetricLogRow.run_id == run_id)) or 0
 
 
 def series_names(session: Session, run_id: str) -> frozenset[str]:
     """Return the names of a run's metrics that have values by node or by rank."""
-    query = select(MetricChunk.name).where(MetricChunk.run_id == run_id, MetricChunk.breakdowns.is_not(None))
+    query = select(MetricChunkRow.name).where(MetricChunkRow.run_id == run_id, MetricChunkRow.breakdowns.is_not(None))
     return frozenset(session.scalars(query.distinct()))
 
 
@@ -406,9 +414,9 @@ def read(
         Points by name, ordered by step.
     """
     query = chunk_query(run_id, name, has_breakdowns=has_breakdowns)
-    query = query.where((MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK > first_step)
+    query = query.where((MetricChunkRow.number + 1) * MetricChunkRow.width * POINTS_PER_CHUNK > first_step)
     if last_step is not None:
-        query = query.where(MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK <= last_step)
+        query = query.where(MetricChunkRow.number * MetricChunkRow.width * POINTS_PER_CHUNK <= last_step)
     found: defaultdict[str, list[Point]] = defaultdict(list)
     for each, width, packed, nodes, breakdowns in session.execute(query):
         found[each] += (
@@ -435,12 +443,12 @@ def chunk_query(
     Returns:
         A query for name, steps per point, packed points, ids of the extreme nodes, and encoded breakdowns.
     """
-    breakdowns = MetricChunk.breakdowns if has_breakdowns else cast(null(), LargeBinary)
-    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes, breakdowns)
-    query = query.where(MetricChunk.run_id == run_id)
+    breakdowns = MetricChunkRow.breakdowns if has_breakdowns else cast(null(), LargeBinary)
+    query = select(MetricChunkRow.name, MetricChunkRow.width, MetricChunkRow.points, MetricChunkRow.nodes, breakdowns)
+    query = query.where(MetricChunkRow.run_id == run_id)
     if name is not None:
-        query = query.where(MetricChunk.name == name)
-    return query.where(MetricChunk.breakdowns.is_not(None)) if has_breakdowns else query
+        query = query.where(MetricChunkRow.name == name)
+    return query.where(MetricChunkRow.breakdowns.is_not(None)) if has_breakdowns else query
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:

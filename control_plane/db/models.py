@@ -173,7 +173,7 @@ class Base(DeclarativeBase):
     }
 
 
-class Fleet(Base):
+class FleetRow(Base):
     """A registered Auto Scaling group."""
 
     __tablename__ = "fleet"
@@ -234,8 +234,8 @@ class Fleet(Base):
     lease_counter: Mapped[int] = mapped_column(default=0)
 
 
-class FleetHour(Base):
-    """The time counters of a fleet's nodes without a job (`Fleet.idle_microseconds`), as of a full hour.
+class FleetHourRow(Base):
+    """The time counters of a fleet's nodes without a job (`FleetRow.idle_microseconds`), as of a full hour.
 
     Reports compute the figures of a time range from the differences between hours.
     """
@@ -248,7 +248,7 @@ class FleetHour(Base):
     idle_microseconds: Mapped[dict[str, int]]
 
 
-class Node(Base):
+class NodeRow(Base):
     """One EC2 instance of a fleet, its state, and the run to which it is assigned."""
 
     __tablename__ = "node"
@@ -302,7 +302,7 @@ class Node(Base):
     ended_at: Mapped[datetime | None]
 
 
-class Notice(Base):
+class NoticeRow(Base):
     """An announcement by AWS about an instance, such as its end. Repeated deliveries of an event share one row."""
 
     __tablename__ = "notice"
@@ -316,7 +316,7 @@ class Notice(Base):
     recorded_at: Mapped[datetime]
 
 
-class Implication(Base):
+class ImplicationRow(Base):
     """An entry of a node's history: an incident involved the node.
 
     The row remains after the end of the job and the node.
@@ -335,7 +335,7 @@ class Implication(Base):
     remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
 
-class Job(Base):
+class JobRow(Base):
     """A submitted training job and its progress."""
 
     __tablename__ = "job"
@@ -355,11 +355,11 @@ class Job(Base):
     request_token: Mapped[str | None] = mapped_column(String(NAME_LENGTH), unique=True)
     """SHA-256 of the project and the request's ClientRequestToken. None without a token."""
     spec: Mapped[dict[str, Any]]
-    """The validated specification (`jobs.JobSpec`) of the newest revision."""
+    """The validated specification (`jobs.SavedJobSpec`) of the newest revision."""
     revision: Mapped[int] = mapped_column(default=1)
     """Number of the job's newest revision.
 
-    The running generation may use an earlier revision (`Generation.revision`).
+    The running generation may use an earlier revision (`GenerationRow.revision`).
     """
     state: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     reason: Mapped[str]
@@ -426,8 +426,8 @@ class Job(Base):
     )
 
 
-class JobHour(Base):
-    """The time counters of a job (`Job.accounting`), as of a full hour.
+class JobHourRow(Base):
+    """The time counters of a job (`JobRow.accounting`), as of a full hour.
 
     Reports compute the figures of a time range from the differences between hours.
     """
@@ -441,7 +441,7 @@ class JobHour(Base):
     node_microseconds: Mapped[int]
 
 
-class Quota(Base):
+class QuotaRow(Base):
     """Limits of a project's nodes, jobs and source archives, and the AWS resources that its submitters may use."""
 
     __tablename__ = "quota"
@@ -460,7 +460,7 @@ class Quota(Base):
     allowed_data: Mapped[tuple[str, ...]] = mapped_column(default=())
 
 
-class Generation(Base):
+class GenerationRow(Base):
     """One launch of all ranks of a job, with its plan. The plan never changes, but retention deletes old plans."""
 
     __tablename__ = "generation"
@@ -484,7 +484,7 @@ class Generation(Base):
     started_at: Mapped[datetime | None]
 
 
-class Revision(Base):
+class RevisionRow(Base):
     """A change of a job after its creation.
 
     The creation is revision 1 and has no row.
@@ -499,7 +499,7 @@ class Revision(Base):
     """The changed fields, each a `revisions.Change` as JSON."""
 
 
-class Shard(Base):
+class ShardRow(Base):
     """One rank's shard, as its owner's agent reported it last."""
 
     __tablename__ = "shard"
@@ -516,7 +516,7 @@ class Shard(Base):
     updated_at: Mapped[datetime]
 
 
-class Replica(Base):
+class ReplicaRow(Base):
     """One node that holds a shard. The owner's node has a row, too.
 
     The control plane writes the row only when the shard's holders or their view change, not at each step.
@@ -535,7 +535,7 @@ class Replica(Base):
     __table_args__ = (ForeignKeyConstraint(["run_id", "rank"], ["shard.run_id", "shard.rank"], ondelete="CASCADE"),)
 
 
-class Checkpoint(Base):
+class CheckpointRow(Base):
     """A set of shards in S3. A checkpoint is complete once S3 has its manifest."""
 
     __tablename__ = "checkpoint"
@@ -564,7 +564,7 @@ class Checkpoint(Base):
     """Faults that the last verification found. Empty if it found none."""
 
 
-class Incident(Base):
+class IncidentRow(Base):
     """A failure and its recovery."""
 
     __tablename__ = "incident"
@@ -616,7 +616,7 @@ class Incident(Base):
     __table_args__ = (Index(None, "opened_at", "id"),)  # This index serves the sort order of lists of incidents.
 
 
-class Note(Base):
+class NoteRow(Base):
     """A note that a user has written about a job or about one of its incidents."""
 
     __tablename__ = "note"
@@ -632,7 +632,7 @@ class Note(Base):
     """SHA-256 of the job, the incident, the author's token and the ClientRequestToken. None without a token."""
 
 
-class Drill(Base):
+class DrillRow(Base):
     """A fault that a user injects into a job deliberately."""
 
     __tablename__ = "drill"
@@ -655,7 +655,7 @@ class Drill(Base):
     outcome: Mapped[str] = mapped_column(default="")
 
 
-class MetricLog(Base):
+class MetricLogRow(Base):
     """The position up to which the database has stored the metrics that a run logs.
 
     The row names the agent that sends the metrics, the number of the agent's next value, and the count of dropped
@@ -673,7 +673,7 @@ class MetricLog(Base):
     dropped_count: Mapped[int]
 
 
-class Metric(Base):
+class MetricRow(Base):
     """A metric name of a run, with its newest value."""
 
     __tablename__ = "metric"
@@ -688,7 +688,7 @@ class Metric(Base):
     """The newest value, as text in Python's float format, because SQLite would store NaN as NULL."""
 
 
-class MetricChunk(Base):
+class MetricChunkRow(Base):
     """Consecutive points of one metric at one resolution, encoded by `metrics.pack`.
 
     The width of a chunk is its resolution: the number of steps per point.
@@ -713,7 +713,7 @@ class MetricChunk(Base):
     """
 
 
-class Event(Base):
+class EventRow(Base):
     """An entry of the event history. Events never change.
 
     No id is used twice, even after retention has deleted the newest events, because clients continue reading after an
@@ -734,7 +734,7 @@ class Event(Base):
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
-class AuditEntry(Base):
+class AuditEntryRow(Base):
     """One call of the API that may change something, with its caller and its outcome."""
 
     __tablename__ = "audit_entry"
@@ -756,7 +756,7 @@ class AuditEntry(Base):
     error_code: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
 
 
-class AutomationPause(Base):
+class AutomationPauseRow(Base):
     """The pause of all automatic actions. The table has at most one row."""
 
     __tablename__ = "automation_pause"
@@ -769,7 +769,7 @@ class AutomationPause(Base):
     reason: Mapped[str]
 
 
-class Export(Base):
+class ExportRow(Base):
     """The position up to which events have been exported to one EventBridge bus, SNS topic or webhook."""
 
     __tablename__ = "export"
@@ -783,7 +783,7 @@ class Export(Base):
     lease_counter: Mapped[int] = mapped_column(default=0)
 
 
-class LogExport(Base):
+class LogExportRow(Base):
     """The position up to which a run's log has been exported to the CloudWatch log group."""
 
     __tablename__ = "log_export"
@@ -795,7 +795,7 @@ class LogExport(Base):
     """Whether the log is complete and completely copied."""
 
 
-class Intent(Base):
+class IntentRow(Base):
     """A call to AWS or S3 with a side effect, recorded before its first attempt."""
 
     __tablename__ = "intent"
@@ -815,7 +815,7 @@ class Intent(Base):
     finished_at: Mapped[datetime | None]
 
 
-class Token(Base):
+class TokenRow(Base):
     """A bearer token. The row contains only the token's digest."""
 
     __tablename__ = "token"
@@ -834,7 +834,7 @@ class Token(Base):
     revoked_at: Mapped[datetime | None]
 
 
-class SpentNonce(Base):
+class SpentNonceRow(Base):
     """An id that must not be accepted again: a used nonce of an agent, or a browser session that a user signed out."""
 
     __tablename__ = "spent_nonce"
@@ -843,7 +843,7 @@ class SpentNonce(Base):
     ends_at: Mapped[datetime]
 
 
-class Source(Base):
+class SourceRow(Base):
     """A user's source archive, verified and stored."""
 
     __tablename__ = "source"
@@ -863,7 +863,7 @@ class Source(Base):
     created_at: Mapped[datetime]
 
 
-class SourceUpload(Base):
+class SourceUploadRow(Base):
     """Space in a project's quota that is reserved for an upload.
 
     The reservation ends when the source is stored or the upload expires.
@@ -877,7 +877,7 @@ class SourceUpload(Base):
     expires_at: Mapped[datetime]
 
 
-class SchemaSupport(Base):
+class SchemaSupportRow(Base):
     """An older revision of the schema whose servers can run on the database's current schema.
 
     The version that migrates the database writes the rows. A server of an older version reads them when it starts.

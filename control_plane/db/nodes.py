@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Node
+from control_plane.db.models import NodeRow
 from control_plane.db.session import changed_rows, columns_for, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class SavedNode:
     """A row of the table of nodes."""
 
     id: str
@@ -96,31 +96,31 @@ class AgentFacts:
     version: str
 
 
-def get(session: Session, node_id: str) -> NodeRecord:
+def get(session: Session, node_id: str) -> SavedNode:
     """Return one node.
 
     Raises NotFound if the node does not exist.
     """
-    row = session.get(Node, node_id)
+    row = session.get(NodeRow, node_id)
     if row is None:
         raise NotFound("node", node_id)
-    return record_of(row, NodeRecord)
+    return record_of(row, SavedNode)
 
 
-def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[NodeRecord, ...]:
+def of_fleet(session: Session, fleet_name: str | None = None, *, with_ended: bool = False) -> tuple[SavedNode, ...]:
     """Return the nodes of a fleet, or of all fleets, oldest first.
 
     The result contains ended nodes only if the caller requests them.
     """
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended)
-    return tuple(record_of(row, NodeRecord) for row in session.execute(query, {"of_fleet": fleet_name}))
+    return tuple(record_of(row, SavedNode) for row in session.execute(query, {"of_fleet": fleet_name}))
 
 
 @functools.cache
 def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[*tuple[Any, ...]]:
     """Return the SQL statement of the function `of_fleet`. Cached, because its construction takes time."""
-    columns = Node.__table__.c
-    query = select(*columns_for(Node, NodeRecord)).order_by(columns.created_at, columns.id)
+    columns = NodeRow.__table__.c
+    query = select(*columns_for(NodeRow, SavedNode)).order_by(columns.created_at, columns.id)
     if not of_all:
         query = query.where(columns.fleet_name == bindparam("of_fleet"))
     return query if with_ended else query.where(columns.ended_at.is_(None))
@@ -128,7 +128,7 @@ def _of_fleet(*, of_all: bool, with_ended: bool) -> Select[*tuple[Any, ...]]:
 
 def page(
     session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int
-) -> tuple[NodeRecord, ...]:
+) -> tuple[SavedNode, ...]:
     """Return one page of nodes, oldest first.
 
     Args:
@@ -143,24 +143,30 @@ def page(
     """
     query = _of_fleet(of_all=fleet_name is None, with_ended=with_ended).limit(limit)
     if after is not None:
-        columns = Node.__table__.c
+        columns = NodeRow.__table__.c
         query = query.where(tuple_(columns.created_at, columns.id) > after)
-    return tuple(record_of(row, NodeRecord) for row in session.execute(query, {"of_fleet": fleet_name}))
+    return tuple(record_of(row, SavedNode) for row in session.execute(query, {"of_fleet": fleet_name}))
 
 
-def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
+def of_run(session: Session, run_id: str) -> tuple[SavedNode, ...]:
     """Return the nodes that are assigned to a run, oldest first."""
     return tuple(
-        record_of(row, NodeRecord)
-        for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id))
+        record_of(row, SavedNode)
+        for row in session.scalars(
+            select(NodeRow).where(NodeRow.run_id == run_id).order_by(NodeRow.created_at, NodeRow.id)
+        )
     )
 
 
 _BY_RUN: Final = (
-    select(Node.run_id, Node.id).where(Node.run_id.in_(bindparam("run_ids", expanding=True))).order_by(Node.id)
+    select(NodeRow.run_id, NodeRow.id)
+    .where(NodeRow.run_id.in_(bindparam("run_ids", expanding=True)))
+    .order_by(NodeRow.id)
 )
 _IDS_OF_RUN: Final = (
-    select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
+    select(NodeRow.__table__.c.id)
+    .where(NodeRow.__table__.c.run_id == bindparam("of_run"))
+    .order_by(NodeRow.__table__.c.id)
 )
 """The SQL statement of `ids_of_run`.
 
@@ -191,18 +197,18 @@ def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, st
     Nodes whose domain AWS has not reported are missing in the result.
     """
     rows = session.execute(
-        select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None))
+        select(NodeRow.id, NodeRow.failure_domain).where(NodeRow.id.in_(node_ids), NodeRow.failure_domain.is_not(None))
     )
     return {node_id: domain for node_id, domain in rows if domain is not None}
 
 
-def among(session: Session, node_ids: Collection[str]) -> tuple[NodeRecord, ...]:
+def among(session: Session, node_ids: Collection[str]) -> tuple[SavedNode, ...]:
     """Return the nodes with the given ids, including ended nodes, ordered by id.
 
     Ids without a stored node are ignored.
     """
-    rows = session.scalars(select(Node).where(Node.id.in_(node_ids)).order_by(Node.id))
-    return tuple(record_of(row, NodeRecord) for row in rows)
+    rows = session.scalars(select(NodeRow).where(NodeRow.id.in_(node_ids)).order_by(NodeRow.id))
+    return tuple(record_of(row, SavedNode) for row in rows)
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
@@ -210,21 +216,21 @@ def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
 
     An arrival time starts when the group lacks an instance, and ends when the new instance's agent first connects.
     """
-    taken = Node.arrival_seconds
+    taken = NodeRow.arrival_seconds
     count, total = session.execute(
-        select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)
+        select(func.count(taken), func.sum(taken)).where(NodeRow.fleet_name == fleet_name)
     ).one()
     return count, total or 0.0
 
 
-def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> NodeRecord:
+def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: datetime) -> SavedNode:
     """Store the facts that an agent reports when it connects.
 
     A new node gets the state `initial_state`.
     """
-    row = session.get(Node, facts.node_id)
+    row = session.get(NodeRow, facts.node_id)
     if row is None:
-        row = Node(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
+        row = NodeRow(id=facts.node_id, fleet_name=facts.fleet_name, state=initial_state, created_at=now)
         session.add(row)
     elif row.connected_at is None:
         row.arrival_seconds = (now - (row.wanted_at or row.created_at)).total_seconds()
@@ -235,7 +241,7 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
     row.version = facts.version
     row.connected_at = now
     session.flush()
-    return record_of(row, NodeRecord)
+    return record_of(row, SavedNode)
 
 
 def has_joined(session: Session, node_id: str) -> bool:
@@ -243,7 +249,7 @@ def has_joined(session: Session, node_id: str) -> bool:
 
     Sessions before an administrator's last `everstep nodes reset-session` do not count.
     """
-    row = session.get(Node, node_id)
+    row = session.get(NodeRow, node_id)
     return row is not None and row.joined_at is not None
 
 
@@ -252,7 +258,7 @@ def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
 
     The caller has already stored the node with `note_hello`. Return False if an agent of the node had already joined.
     """
-    query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.joined_at.is_(None)).values(joined_at=now)
     return bool(changed_rows(session.execute(query)))
 
 
@@ -261,17 +267,17 @@ def reset_joined(session: Session, node_id: str) -> None:
 
     The caller revokes the node's session tokens in the same transaction.
     """
-    session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
+    session.execute(update(NodeRow).where(NodeRow.id == node_id).values(joined_at=None))
 
 
 _REPLACED_SINCE: Final = (
-    select(Node.replaced_at)
+    select(NodeRow.replaced_at)
     .where(
-        Node.fleet_name == bindparam("of_fleet"),
-        Node.replaced_at.is_not(None),
-        Node.replaced_at >= bindparam("moment"),
+        NodeRow.fleet_name == bindparam("of_fleet"),
+        NodeRow.replaced_at.is_not(None),
+        NodeRow.replaced_at >= bindparam("moment"),
     )
-    .order_by(Node.replaced_at)
+    .order_by(NodeRow.replaced_at)
 )
 
 
@@ -285,19 +291,19 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
 
 
 _NEWEST_JOINED: Final = (
-    select(func.max(Node.created_at))
-    .where(Node.fleet_name == bindparam("of_fleet"), Node.connected_at.is_not(None))
+    select(func.max(NodeRow.created_at))
+    .where(NodeRow.fleet_name == bindparam("of_fleet"), NodeRow.connected_at.is_not(None))
     .scalar_subquery()
 )
 _FAILED_JOINS: Final = (
     select(func.count())
-    .select_from(Node)
+    .select_from(NodeRow)
     .where(
-        Node.fleet_name == bindparam("of_fleet"),
-        Node.connected_at.is_(None),
-        Node.replaced_at.is_not(None),
-        Node.ended_at.is_not(None),
-        or_(_NEWEST_JOINED.is_(None), Node.created_at > _NEWEST_JOINED),
+        NodeRow.fleet_name == bindparam("of_fleet"),
+        NodeRow.connected_at.is_(None),
+        NodeRow.replaced_at.is_not(None),
+        NodeRow.ended_at.is_not(None),
+        or_(_NEWEST_JOINED.is_(None), NodeRow.created_at > _NEWEST_JOINED),
     )
 )
 
@@ -311,7 +317,7 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
     return session.scalar(_FAILED_JOINS, {"of_fleet": fleet_name}) or 0
 
 
-def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:
+def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> SavedNode:
     """Record a user's request about a node that its fleet keeps out of use: return it to service, or terminate it.
 
     The fleet loop executes the request.
@@ -333,7 +339,9 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
     node = get(session, node_id)
     if not changed_rows(
         session.execute(
-            update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now)
+            update(NodeRow)
+            .where(NodeRow.id == node_id, NodeRow.state == state)
+            .values(release=release, returned_at=now)
         )
     ):
         raise Conflict(f"the node {node_id} is {node.state}, not {state}")
@@ -346,13 +354,13 @@ def ask(session: Session, node_id: str, request: str, words: str) -> bool:
     Return False if the node already has a request. The fleet loop executes the request later. Until then, a user can
     withdraw it (`call_off`).
     """
-    query = update(Node).where(Node.id == node_id, Node.request == "")
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
 
 
 def call_off(session: Session, node_id: str) -> bool:
     """Withdraw a user's request to drain, replace, reboot or hold a node. Return False if there is no request."""
-    query = update(Node).where(Node.id == node_id, Node.request != "")
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request != "")
     return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 
 
@@ -373,8 +381,8 @@ def change(
         StaleLease: another control-plane server has taken the lease over. Nothing was written.
     """
     leases.guard(session, lease)
-    if session.get(Node, node_id) is None:
-        session.add(Node(id=node_id, fleet_name=lease.key, state=initial_state, created_at=now))
+    if session.get(NodeRow, node_id) is None:
+        session.add(NodeRow(id=node_id, fleet_name=lease.key, state=initial_state, created_at=now))
         session.flush()
     if changes:
-        session.execute(update(Node).where(Node.id == node_id).values(**changes))
+        session.execute(update(NodeRow).where(NodeRow.id == node_id).values(**changes))

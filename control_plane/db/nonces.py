@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import SpentNonce
+from control_plane.db.models import SpentNonceRow
 
 
 def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
@@ -29,11 +29,11 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
         True if the nonce was unused. False if an earlier call marked it.
     """
     digest = hashlib.sha256(nonce.encode()).hexdigest()
-    if session.get(SpentNonce, digest) is not None:
+    if session.get(SpentNonceRow, digest) is not None:
         return False
     try:
         with session.begin_nested():
-            session.add(SpentNonce(digest=digest, ends_at=ends_at))
+            session.add(SpentNonceRow(digest=digest, ends_at=ends_at))
     except IntegrityError:  # A concurrent transaction has used the nonce first.
         return False
     return True
@@ -41,4 +41,4 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
 
 def is_spent(session: Session, nonce: str) -> bool:
     """Return whether a nonce was used, or a browser session with this id was signed out."""
-    return session.get(SpentNonce, hashlib.sha256(nonce.encode()).hexdigest()) is not None
+    return session.get(SpentNonceRow, hashlib.sha256(nonce.encode()).hexdigest()) is not None

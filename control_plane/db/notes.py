@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict
-from control_plane.db.models import Note
+from control_plane.db.models import NoteRow
 from control_plane.db.session import record_of, values_of
 
 MAX_NOTES = 100
@@ -57,16 +57,16 @@ def create(session: Session, note: NewNote, now: datetime) -> tuple[NoteRecord, 
             `MAX_NOTES` notes.
     """
     if note.request_token is not None:
-        earlier = session.scalar(select(Note).where(Note.request_token == note.request_token))
+        earlier = session.scalar(select(NoteRow).where(NoteRow.request_token == note.request_token))
         if earlier is not None:
             if earlier.text != note.text:
                 raise Conflict("the ClientRequestToken was used for a note with another text; use a new token")
             return record_of(earlier, NoteRecord), False
     subject = _is_about(note.run_id, note.incident_id)
-    if (session.scalar(select(func.count()).select_from(Note).where(*subject)) or 0) >= MAX_NOTES:
+    if (session.scalar(select(func.count()).select_from(NoteRow).where(*subject)) or 0) >= MAX_NOTES:
         about = "the training job" if note.incident_id is None else f"the incident {note.incident_id!r}"
         raise Conflict(f"{about} has {MAX_NOTES} notes already, which is the maximum")
-    row = Note(**values_of(note), at=now)
+    row = NoteRow(**values_of(note), at=now)
     session.add(row)
     session.flush()
     return record_of(row, NoteRecord), True
@@ -77,9 +77,9 @@ def about(session: Session, run_id: str, incident_id: str | None) -> tuple[NoteR
 
     `session` comes from `Database.read` or `Database.write`.
     """
-    query = select(Note).where(*_is_about(run_id, incident_id)).order_by(Note.id)
+    query = select(NoteRow).where(*_is_about(run_id, incident_id)).order_by(NoteRow.id)
     return tuple(record_of(row, NoteRecord) for row in session.scalars(query))
 
 
 def _is_about(run_id: str, incident_id: str | None) -> tuple[ColumnElement[bool], ...]:
-    return Note.run_id == run_id, Note.incident_id == incident_id
+    return NoteRow.run_id == run_id, NoteRow.incident_id == incident_id

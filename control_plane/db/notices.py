@@ -17,7 +17,7 @@ from typing import Final
 from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Node, Notice
+from control_plane.db.models import NodeRow, NoticeRow
 from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 
@@ -61,10 +61,12 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
     If a row with the same event, node and kind exists, it stays unchanged. The function ignores an instance that is no
     node or has ended.
     """
-    is_node = session.scalar(select(Node.id).where(Node.id == notice.node_id, Node.ended_at.is_(None))) is not None
-    if not is_node or session.get(Notice, (notice.node_id, notice.kind, notice.event_id)) is not None:
+    is_node = (
+        session.scalar(select(NodeRow.id).where(NodeRow.id == notice.node_id, NodeRow.ended_at.is_(None))) is not None
+    )
+    if not is_node or session.get(NoticeRow, (notice.node_id, notice.kind, notice.event_id)) is not None:
         return False
-    session.add(Notice(**values_of(notice), recorded_at=now))
+    session.add(NoticeRow(**values_of(notice), recorded_at=now))
     session.flush()
     return True
 
@@ -90,7 +92,9 @@ def replace_polled(
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {
         (row.node_id, row.kind, row.event_id): row
-        for row in session.scalars(select(Notice).where(Notice.source == source, Notice.node_id.in_(sorted(node_ids))))
+        for row in session.scalars(
+            select(NoticeRow).where(NoticeRow.source == source, NoticeRow.node_id.in_(sorted(node_ids)))
+        )
     }
     changed = False
     for key in known.keys() - keys.keys():
@@ -114,14 +118,14 @@ def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
 
     Return False if the instance has no notice of such a hook.
     """
-    held = update(Notice).where(Notice.node_id == node_id, Notice.source == NoticeSource.GROUP)
+    held = update(NoticeRow).where(NoticeRow.node_id == node_id, NoticeRow.source == NoticeSource.GROUP)
     return changed_rows(session.execute(held.values(ends_at=ends_at))) > 0
 
 
-_NOTICES: Final = Notice.__table__
-_NODES: Final = Node.__table__
+_NOTICES: Final = NoticeRow.__table__
+_NODES: Final = NodeRow.__table__
 _OF_FLEET: Final = (
-    select(*columns_for(Notice, NoticeRecord))
+    select(*columns_for(NoticeRow, NoticeRecord))
     .select_from(_NOTICES.join(_NODES, _NODES.c.id == _NOTICES.c.node_id))
     .where(_NODES.c.fleet_name == bindparam("of_fleet"), _NODES.c.ended_at.is_(None))
     .order_by(_NOTICES.c.node_id, _NOTICES.c.kind, _NOTICES.c.event_id)
@@ -136,4 +140,4 @@ def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
 def forget(session: Session, node_ids: Collection[str]) -> None:
     """Delete the notices of ended nodes."""
     if node_ids:
-        session.execute(delete(Notice).where(Notice.node_id.in_(sorted(node_ids))))
+        session.execute(delete(NoticeRow).where(NoticeRow.node_id.in_(sorted(node_ids))))

@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import Node, Replica, Shard
+from control_plane.db.models import NodeRow, ReplicaRow, ShardRow
 
 _IN_VIEW = and_(
-    Replica.is_in_view,
-    ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
+    ReplicaRow.is_in_view,
+    ~exists().where(NodeRow.id == ReplicaRow.holder_node_id, NodeRow.ended_at.is_not(None)).correlate(ReplicaRow),
 )
 """SQL condition under which a holder counts as in view.
 
@@ -98,10 +98,10 @@ def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: d
     """
     leases.guard(session, lease)
     run_id, ranks = lease.key, [shard.rank for shard in shards]
-    of_shards = select(Shard).where(Shard.run_id == run_id, Shard.rank.in_(ranks))
+    of_shards = select(ShardRow).where(ShardRow.run_id == run_id, ShardRow.rank.in_(ranks))
     rows = {row.rank: row for row in session.scalars(of_shards)}
-    replicas: dict[int, dict[str, Replica]] = {rank: {} for rank in ranks}
-    for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank.in_(ranks))):
+    replicas: dict[int, dict[str, ReplicaRow]] = {rank: {} for rank in ranks}
+    for replica in session.scalars(select(ReplicaRow).where(ReplicaRow.run_id == run_id, ReplicaRow.rank.in_(ranks))):
         replicas[replica.rank][replica.holder_node_id] = replica
     for shard in shards:
         _record_shard(session, run_id, rows.get(shard.rank), shard, now)
@@ -118,18 +118,26 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (
-        select(Replica.run_id, Replica.rank, in_view, func.count().label("holders"))
-        .where(Replica.run_id.in_(generations))
-        .group_by(Replica.run_id, Replica.rank)
+        select(ReplicaRow.run_id, ReplicaRow.rank, in_view, func.count().label("holders"))
+        .where(ReplicaRow.run_id.in_(generations))
+        .group_by(ReplicaRow.run_id, ReplicaRow.rank)
         .subquery()
     )
-    fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((Shard.reason != "", 1), else_=0))
+    fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((ShardRow.reason != "", 1), else_=0))
     most_out = func.max(func.coalesce(held.c.holders - held.c.in_view, 0))
     query = (
-        select(Shard.run_id, Shard.generation, func.count(), fewest, most_out, func.min(Shard.committed_step), reasons)
-        .outerjoin(held, and_(held.c.run_id == Shard.run_id, held.c.rank == Shard.rank))
-        .where(Shard.run_id.in_(generations))
-        .group_by(Shard.run_id, Shard.generation)
+        select(
+            ShardRow.run_id,
+            ShardRow.generation,
+            func.count(),
+            fewest,
+            most_out,
+            func.min(ShardRow.committed_step),
+            reasons,
+        )
+        .outerjoin(held, and_(held.c.run_id == ShardRow.run_id, held.c.rank == ShardRow.rank))
+        .where(ShardRow.run_id.in_(generations))
+        .group_by(ShardRow.run_id, ShardRow.generation)
     )
     return {
         run_id: ShardTotals(
@@ -149,7 +157,9 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
 def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
     """Return the shards of a run as their owners last reported them, in the order of ranks."""
     holders: dict[int, list[HolderRecord]] = {}
-    found = select(Replica, _IN_VIEW).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)
+    found = (
+        select(ReplicaRow, _IN_VIEW).where(ReplicaRow.run_id == run_id).order_by(ReplicaRow.rank, ReplicaRow.position)
+    )
     for row, is_in_view in session.execute(found):
         holders.setdefault(row.rank, []).append(
             HolderRecord(node_id=row.holder_node_id, is_in_view=is_in_view, changed_at=row.changed_at)
@@ -168,13 +178,13 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
                 for each in row.verified
             ),
         )
-        for row in session.scalars(select(Shard).where(Shard.run_id == run_id).order_by(Shard.rank))
+        for row in session.scalars(select(ShardRow).where(ShardRow.run_id == run_id).order_by(ShardRow.rank))
     )
 
 
-def _record_shard(session: Session, run_id: str, row: Shard | None, shard: ShardRecord, now: datetime) -> None:
+def _record_shard(session: Session, run_id: str, row: ShardRow | None, shard: ShardRecord, now: datetime) -> None:
     if row is None:
-        row = Shard(run_id=run_id, rank=shard.rank)
+        row = ShardRow(run_id=run_id, rank=shard.rank)
         session.add(row)
     row.generation = shard.generation
     row.owner_node_id = shard.owner_node_id
@@ -186,14 +196,14 @@ def _record_shard(session: Session, run_id: str, row: Shard | None, shard: Shard
 
 
 def _record_holders(
-    session: Session, run_id: str, known: Mapping[str, Replica], shard: ShardRecord, now: datetime
+    session: Session, run_id: str, known: Mapping[str, ReplicaRow], shard: ShardRecord, now: datetime
 ) -> int:
     """Store the holders of a shard, and return how many changed. `known` contains the stored ones by node."""
     gone = known.keys() - {holder.node_id for holder in shard.holders}
     if gone:
         session.execute(
-            delete(Replica).where(
-                Replica.run_id == run_id, Replica.rank == shard.rank, Replica.holder_node_id.in_(gone)
+            delete(ReplicaRow).where(
+                ReplicaRow.run_id == run_id, ReplicaRow.rank == shard.rank, ReplicaRow.holder_node_id.in_(gone)
             )
         )
     change_count = len(gone)
@@ -202,7 +212,7 @@ def _record_holders(
         if replica is not None and (replica.position, replica.is_in_view) == (position, holder.is_in_view):
             continue
         if replica is None:
-            replica = Replica(run_id=run_id, rank=shard.rank, holder_node_id=holder.node_id)
+            replica = ReplicaRow(run_id=run_id, rank=shard.rank, holder_node_id=holder.node_id)
             session.add(replica)
         replica.position = position
         replica.is_in_view = holder.is_in_view

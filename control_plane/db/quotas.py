@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound
-from control_plane.db.models import Job, Quota
+from control_plane.db.models import JobRow, QuotaRow
 from control_plane.db.session import changed_rows, record_of, values_of
 
 
@@ -37,14 +37,14 @@ class QuotaRecord:
 
 def put(session: Session, quota: QuotaRecord) -> None:
     """Store a project's quota, and replace an existing quota."""
-    session.execute(delete(Quota).where(Quota.project == quota.project))
-    session.add(Quota(**values_of(quota)))
+    session.execute(delete(QuotaRow).where(QuotaRow.project == quota.project))
+    session.add(QuotaRow(**values_of(quota)))
     session.flush()
 
 
 def find(session: Session, project: str) -> QuotaRecord | None:
     """Return a project's quota, or None if the project has no limits."""
-    row = session.get(Quota, project)
+    row = session.get(QuotaRow, project)
     return None if row is None else record_of(row, QuotaRecord)
 
 
@@ -60,11 +60,11 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
     Returns:
         At most `limit` quotas.
     """
-    query = select(Quota).order_by(Quota.project).limit(limit)
+    query = select(QuotaRow).order_by(QuotaRow.project).limit(limit)
     if only_project is not None:
-        query = query.where(Quota.project == only_project)
+        query = query.where(QuotaRow.project == only_project)
     if after is not None:
-        query = query.where(Quota.project > after)
+        query = query.where(QuotaRow.project > after)
     return tuple(record_of(row, QuotaRecord) for row in session.scalars(query))
 
 
@@ -73,12 +73,15 @@ def remove(session: Session, project: str) -> None:
 
     `session` comes from `Database.write`. Raises NotFound if the project has no quota.
     """
-    if not changed_rows(session.execute(delete(Quota).where(Quota.project == project))):
+    if not changed_rows(session.execute(delete(QuotaRow).where(QuotaRow.project == project))):
         raise NotFound("quota of the project", project)
 
 
 def live_job_count(session: Session, project: str) -> int:
     """Return the number of a project's unfinished jobs."""
     return (
-        session.scalar(select(func.count()).select_from(Job).where(Job.project == project, Job.ended_at.is_(None))) or 0
+        session.scalar(
+            select(func.count()).select_from(JobRow).where(JobRow.project == project, JobRow.ended_at.is_(None))
+        )
+        or 0
     )

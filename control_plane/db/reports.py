@@ -21,18 +21,18 @@ from control_plane.core.ledger_hours import HOUR, Ledger
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.reports import FleetTime, IncidentTime, JobTime
 from control_plane.db.errors import TooMuch
-from control_plane.db.models import Fleet, FleetHour, Incident, Job, JobHour
+from control_plane.db.models import FleetHourRow, FleetRow, IncidentRow, JobHourRow, JobRow
 
 MOST_POINTS: Final = 50_000
 """Maximum number of hourly rows of jobs that one report reads: jobs × bounds of the report's time buckets."""
 MOST_INCIDENTS: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_JOB: Final = Job.__table__.c
-_JOB_HOUR: Final = JobHour.__table__.c
-_FLEET: Final = Fleet.__table__.c
-_FLEET_HOUR: Final = FleetHour.__table__.c
-_INCIDENT: Final = Incident.__table__.c
+_JOB: Final = JobRow.__table__.c
+_JOB_HOUR: Final = JobHourRow.__table__.c
+_FLEET: Final = FleetRow.__table__.c
+_FLEET_HOUR: Final = FleetHourRow.__table__.c
+_INCIDENT: Final = IncidentRow.__table__.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> Repo
     conditions = [_JOB.created_at < end, or_(_JOB.ended_at.is_(None), _JOB.ended_at > start)]
     conditions += _matching(which, _JOB.project, _JOB.fleet_name)
     overlaps = [_INCIDENT.failed_at < end, or_(_INCIDENT.closed_at.is_(None), _INCIDENT.closed_at >= start)]
-    of_jobs = Incident.__table__.join(Job.__table__, _INCIDENT.run_id == _JOB.run_id)
-    job_count = session.scalar(select(func.count()).select_from(Job.__table__).where(*conditions)) or 0
+    of_jobs = IncidentRow.__table__.join(JobRow.__table__, _INCIDENT.run_id == _JOB.run_id)
+    job_count = session.scalar(select(func.count()).select_from(JobRow.__table__).where(*conditions)) or 0
     if job_count * len(bounds) > MOST_POINTS:
         raise TooMuch(f"{job_count:,} jobs in {len(bounds) - 1} buckets", "a longer period, a shorter time range")
     found = session.scalar(select(func.count()).select_from(of_jobs).where(*conditions, *overlaps)) or 0
@@ -113,7 +113,7 @@ def _jobs(session: Session, conditions: list[ColumnElement[bool]], bounds: Colle
     hours: defaultdict[str, list[Ledger]] = defaultdict(list)
     query = (
         select(_JOB_HOUR.run_id, _JOB_HOUR.hour, _JOB_HOUR.accounting, _JOB_HOUR.node_microseconds)
-        .join(Job.__table__, _JOB.run_id == _JOB_HOUR.run_id)
+        .join(JobRow.__table__, _JOB.run_id == _JOB_HOUR.run_id)
         .where(*conditions, _JOB_HOUR.hour.in_([bound // HOUR for bound in bounds]))
         .order_by(_JOB_HOUR.run_id, _JOB_HOUR.hour)
     )
@@ -125,7 +125,7 @@ def _jobs(session: Session, conditions: list[ColumnElement[bool]], bounds: Colle
             _JOB.name,
             _JOB.project,
             _JOB.fleet_name,
-            Job.spec["ranks_per_node"].as_integer().label("ranks_per_node"),
+            JobRow.spec["ranks_per_node"].as_integer().label("ranks_per_node"),
             _JOB.created_at,
             _JOB.accounted_until,
             _JOB.accounting,
@@ -161,7 +161,7 @@ def _fleets(session: Session, conditions: list[ColumnElement[bool]], bounds: Col
     hours: defaultdict[str, list[Ledger]] = defaultdict(list)
     query = (
         select(_FLEET_HOUR.fleet_name, _FLEET_HOUR.hour, _FLEET_HOUR.idle_microseconds)
-        .join(Fleet.__table__, _FLEET.name == _FLEET_HOUR.fleet_name)
+        .join(FleetRow.__table__, _FLEET.name == _FLEET_HOUR.fleet_name)
         .where(*conditions, _FLEET_HOUR.hour.in_([bound // HOUR for bound in bounds]))
         .order_by(_FLEET_HOUR.fleet_name, _FLEET_HOUR.hour)
     )

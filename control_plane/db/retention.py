@@ -28,29 +28,29 @@ from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import (
-    AuditEntry,
+    AuditEntryRow,
     Base,
-    Event,
-    FleetHour,
-    Generation,
-    Implication,
-    Intent,
-    Job,
-    JobHour,
-    Metric,
-    MetricChunk,
-    Node,
-    Shard,
-    SpentNonce,
-    Token,
+    EventRow,
+    FleetHourRow,
+    GenerationRow,
+    ImplicationRow,
+    IntentRow,
+    JobHourRow,
+    JobRow,
+    MetricChunkRow,
+    MetricRow,
+    NodeRow,
+    ShardRow,
+    SpentNonceRow,
+    TokenRow,
 )
 
 LET_GO = b""
-"""Value of `Generation.plan` after retention has deleted the plan."""
+"""Value of `GenerationRow.plan` after retention has deleted the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class RowRetention:
     """Limits of retention: days for which each kind of rows is kept, plans kept per job, and rows per transaction."""
 
     intents: int = 7
@@ -66,10 +66,10 @@ class Retention:
     batch_rows: int = 1_000
 
 
-DEFAULT = Retention()
+DEFAULT = RowRetention()
 
 
-def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str, int]:
+def prune(session: Session, retention: RowRetention, now: datetime) -> Mapping[str, int]:
     """Delete rows beyond the limits in `retention`, and return the number of deleted rows per kind.
 
     `loop.runner` calls this function once a minute, and again immediately if a call has deleted `batch_rows` rows of a
@@ -79,42 +79,47 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
     def before(days: int) -> datetime:
         return now - timedelta(days=days)
 
-    alive = select(Node.id).where(Node.ended_at.is_(None))
-    ended = select(Job.run_id).where(Job.ended_at < before(retention.generations))
-    silent = select(Job.run_id).where(Job.ended_at < before(retention.protection))
-    unread = select(Job.run_id).where(Job.ended_at < before(retention.metrics))
-    newest = select(Job.generation).where(Job.run_id == Generation.run_id).scalar_subquery()
+    alive = select(NodeRow.id).where(NodeRow.ended_at.is_(None))
+    ended = select(JobRow.run_id).where(JobRow.ended_at < before(retention.generations))
+    silent = select(JobRow.run_id).where(JobRow.ended_at < before(retention.protection))
+    unread = select(JobRow.run_id).where(JobRow.ended_at < before(retention.metrics))
+    newest = select(JobRow.generation).where(JobRow.run_id == GenerationRow.run_id).scalar_subquery()
     is_of_a_node_that_is_gone = and_(
-        Token.node_id.is_not(None), Token.node_id.not_in(alive), Token.created_at < before(retention.tokens)
+        TokenRow.node_id.is_not(None), TokenRow.node_id.not_in(alive), TokenRow.created_at < before(retention.tokens)
     )
     rules: dict[str, tuple[type[Base], ColumnElement[bool]]] = {
-        "intents": (Intent, Intent.created_at < before(retention.intents)),
-        "events": (Event, Event.at < before(retention.events)),
-        "nodes": (Node, Node.ended_at < before(retention.nodes)),
-        "histories": (Implication, and_(Implication.at < before(retention.nodes), Implication.node_id.not_in(alive))),
+        "intents": (IntentRow, IntentRow.created_at < before(retention.intents)),
+        "events": (EventRow, EventRow.at < before(retention.events)),
+        "nodes": (NodeRow, NodeRow.ended_at < before(retention.nodes)),
+        "histories": (
+            ImplicationRow,
+            and_(ImplicationRow.at < before(retention.nodes), ImplicationRow.node_id.not_in(alive)),
+        ),
         "tokens": (
-            Token,
+            TokenRow,
             or_(
-                Token.revoked_at < before(retention.tokens),
-                Token.expires_at < before(retention.tokens),
+                TokenRow.revoked_at < before(retention.tokens),
+                TokenRow.expires_at < before(retention.tokens),
                 is_of_a_node_that_is_gone,
             ),
         ),
-        "nonces": (SpentNonce, SpentNonce.ends_at < now),
-        "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
-        "protection": (Shard, Shard.run_id.in_(silent)),
-        "metrics": (Metric, Metric.run_id.in_(unread)),
-        "audit entries": (AuditEntry, AuditEntry.at < before(retention.audit)),
-        "job hours": (JobHour, JobHour.hour < before(retention.hours).timestamp() // 3600),
-        "fleet hours": (FleetHour, FleetHour.hour < before(retention.hours).timestamp() // 3600),
-        "metric chunks": (MetricChunk, MetricChunk.run_id.in_(unread)),
+        "nonces": (SpentNonceRow, SpentNonceRow.ends_at < now),
+        "generations": (GenerationRow, and_(GenerationRow.run_id.in_(ended), GenerationRow.number < newest)),
+        "protection": (ShardRow, ShardRow.run_id.in_(silent)),
+        "metrics": (MetricRow, MetricRow.run_id.in_(unread)),
+        "audit entries": (AuditEntryRow, AuditEntryRow.at < before(retention.audit)),
+        "job hours": (JobHourRow, JobHourRow.hour < before(retention.hours).timestamp() // 3600),
+        "fleet hours": (FleetHourRow, FleetHourRow.hour < before(retention.hours).timestamp() // 3600),
+        "metric chunks": (MetricChunkRow, MetricChunkRow.run_id.in_(unread)),
     }
     counts = {kind: _delete(session, table, which, retention.batch_rows) for kind, (table, which) in rules.items()}
-    old = and_(Generation.number <= newest - retention.plans_per_job, Generation.plan != LET_GO)
-    found = _keys(session, Generation, old, retention.batch_rows)
+    old = and_(GenerationRow.number <= newest - retention.plans_per_job, GenerationRow.plan != LET_GO)
+    found = _keys(session, GenerationRow, old, retention.batch_rows)
     for run_id, number in found:
         session.execute(
-            update(Generation).where(Generation.run_id == run_id, Generation.number == number).values(plan=LET_GO)
+            update(GenerationRow)
+            .where(GenerationRow.run_id == run_id, GenerationRow.number == number)
+            .values(plan=LET_GO)
         )
     return {**counts, "plans": len(found)}
 

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from control_plane.db import jobs
 from control_plane.db.errors import Conflict
-from control_plane.db.jobs import JobRecord, JobSpec
-from control_plane.db.models import Job, Revision
+from control_plane.db.jobs import SavedJob, SavedJobSpec
+from control_plane.db.models import JobRow, RevisionRow
 from control_plane.db.session import changed_rows
 from everstep.protocol.codec import resolve
 
@@ -46,14 +46,14 @@ class RevisionRecord:
 
 def revise(
     session: Session,
-    job: JobRecord,
+    job: SavedJob,
     *,
-    spec: JobSpec,
+    spec: SavedJobSpec,
     priority: int,
     tags: Mapping[str, str],
     changes: tuple[Change, ...],
     now: datetime,
-) -> JobRecord:
+) -> SavedJob:
     """Store the job's next revision.
 
     Args:
@@ -82,17 +82,21 @@ def revise(
         "modified_at": now,
     }
     if not changed_rows(
-        session.execute(update(Job).where(Job.run_id == job.run_id, Job.revision == job.revision).values(**values))
+        session.execute(
+            update(JobRow).where(JobRow.run_id == job.run_id, JobRow.revision == job.revision).values(**values)
+        )
     ):
         raise Conflict(f"the training job {job.name!r} was changed by another request at the same time")
     session.add(
-        Revision(run_id=job.run_id, number=number, at=now, changes=[msgspec.to_builtins(change) for change in changes])
+        RevisionRow(
+            run_id=job.run_id, number=number, at=now, changes=[msgspec.to_builtins(change) for change in changes]
+        )
     )
     session.flush()
     return jobs.get_run(session, job.run_id)
 
 
-def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
+def page(session: Session, job: SavedJob, *, after: int, limit: int) -> tuple[RevisionRecord, ...]:
     """Return revisions of a job, oldest first. The first revision is the job's creation.
 
     Args:
@@ -106,9 +110,9 @@ def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[R
     """
     first = () if after else (RevisionRecord(number=1, at=job.created_at, changes=()),)
     query = (
-        select(Revision)
-        .where(Revision.run_id == job.run_id, Revision.number > after)
-        .order_by(Revision.number)
+        select(RevisionRow)
+        .where(RevisionRow.run_id == job.run_id, RevisionRow.number > after)
+        .order_by(RevisionRow.number)
         .limit(limit - len(first))
     )
     later = (

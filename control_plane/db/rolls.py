@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from control_plane.core.observed.rolls import FleetRoll, RollProgress
 from control_plane.db import fleets
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.models import Fleet
+from control_plane.db.models import FleetRow
 from everstep.protocol.codec import resolve
 
 resolve(FleetRoll)
@@ -60,5 +60,5 @@ def put(session: Session, name: str, roll: FleetRoll) -> FleetRecord:
     `session` comes from `Database.write`. Raises NotFound if the fleet does not exist.
     """
     fleets.get(session, name)
-    session.execute(update(Fleet).where(Fleet.name == name).values(roll=stored(roll)))
+    session.execute(update(FleetRow).where(FleetRow.name == name).values(roll=stored(roll)))
     return fleets.get(session, name)

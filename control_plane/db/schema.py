@@ -22,7 +22,7 @@ from sqlalchemy import Connection, delete, insert, inspect, select
 
 from alembic import command
 from control_plane.db.errors import SchemaMismatch
-from control_plane.db.models import SchemaSupport
+from control_plane.db.models import SchemaSupportRow
 from control_plane.db.session import Database
 
 log = logging.getLogger(__name__)
@@ -97,9 +97,9 @@ def upgrade(connection: Connection, folder: Path | None = None) -> None:
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     head, *older = supported(ScriptDirectory.from_config(config))
-    connection.execute(delete(SchemaSupport))
+    connection.execute(delete(SchemaSupportRow))
     if older:
-        connection.execute(insert(SchemaSupport), [{"revision": head, "server_revision": each} for each in older])
+        connection.execute(insert(SchemaSupportRow), [{"revision": head, "server_revision": each} for each in older])
 
 
 def supported(scripts: ScriptDirectory) -> Iterator[str]:
@@ -138,10 +138,12 @@ def _is_supported(database: Database, found: str) -> bool:
 
     The Everstep version that migrated the database wrote this table.
     """
-    wanted = select(SchemaSupport).where(SchemaSupport.revision == found, SchemaSupport.server_revision == newest())
+    wanted = select(SchemaSupportRow).where(
+        SchemaSupportRow.revision == found, SchemaSupportRow.server_revision == newest()
+    )
     with database.engine.connect() as connection:
         return (
-            inspect(connection).has_table(SchemaSupport.__tablename__)
+            inspect(connection).has_table(SchemaSupportRow.__tablename__)
             and connection.execute(wanted).first() is not None
         )
 

@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound
-from control_plane.db.models import Source, SourceUpload
+from control_plane.db.models import SourceRow, SourceUploadRow
 from control_plane.db.session import record_of, values_of
 
 
@@ -55,8 +55,8 @@ def find(session: Session, sha256: str, project: str | None) -> SourceRecord | N
 
     If `project` is None, the source of any project is returned.
     """
-    query = select(Source).where(Source.sha256 == sha256).order_by(Source.project).limit(1)
-    row = session.scalar(query if project is None else query.where(Source.project == project))
+    query = select(SourceRow).where(SourceRow.sha256 == sha256).order_by(SourceRow.project).limit(1)
+    row = session.scalar(query if project is None else query.where(SourceRow.project == project))
     return None if row is None else record_of(row, SourceRecord)
 
 
@@ -66,9 +66,9 @@ def add(session: Session, source: SourceRecord) -> SourceRecord:
     An existing row stays unchanged.
     """
     remove_upload(session, source.sha256, source.project)
-    row = session.get(Source, (source.sha256, source.project))
+    row = session.get(SourceRow, (source.sha256, source.project))
     if row is None:
-        row = Source(**values_of(source))
+        row = SourceRow(**values_of(source))
         session.add(row)
         session.flush()
     return record_of(row, SourceRecord)
@@ -86,9 +86,11 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
     Returns:
         Bytes. A stored archive whose upload is repeated counts once.
     """
-    stored = select(Source.sha256, Source.archive_bytes).where(Source.project == project, Source.sha256 != besides)
-    under_way = select(SourceUpload.sha256, SourceUpload.archive_bytes).where(
-        SourceUpload.project == project, SourceUpload.sha256 != besides, SourceUpload.expires_at > now
+    stored = select(SourceRow.sha256, SourceRow.archive_bytes).where(
+        SourceRow.project == project, SourceRow.sha256 != besides
+    )
+    under_way = select(SourceUploadRow.sha256, SourceUploadRow.archive_bytes).where(
+        SourceUploadRow.project == project, SourceUploadRow.sha256 != besides, SourceUploadRow.expires_at > now
     )
     both = stored.union(under_way).subquery()
     return int(session.scalar(select(func.coalesce(func.sum(both.c.archive_bytes), 0))) or 0)
@@ -103,12 +105,12 @@ def put_upload(
 
     The function also deletes expired reservations of all projects.
     """
-    session.execute(delete(SourceUpload).where(SourceUpload.expires_at <= now))
+    session.execute(delete(SourceUploadRow).where(SourceUploadRow.expires_at <= now))
     remove_upload(session, sha256, project)
-    session.add(SourceUpload(sha256=sha256, project=project, archive_bytes=archive_bytes, expires_at=expires_at))
+    session.add(SourceUploadRow(sha256=sha256, project=project, archive_bytes=archive_bytes, expires_at=expires_at))
     session.flush()
 
 
 def remove_upload(session: Session, sha256: str, project: str) -> None:
     """Release the quota that was reserved for an upload, if a reservation exists."""
-    session.execute(delete(SourceUpload).where(SourceUpload.sha256 == sha256, SourceUpload.project == project))
+    session.execute(delete(SourceUploadRow).where(SourceUploadRow.sha256 == sha256, SourceUploadRow.project == project))

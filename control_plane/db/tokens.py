@@ -22,7 +22,7 @@ from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict, NotFound
-from control_plane.db.models import Token
+from control_plane.db.models import TokenRow
 from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
@@ -103,7 +103,7 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
         The token and its record. The database does not contain the token itself, so the caller must show the token now.
     """
     token = secret or new_secret()
-    row = Token(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
+    row = TokenRow(**values_of(new), id="tok-" + secrets.token_hex(8), digest=_digest(token), created_at=now)
     session.add(row)
     session.flush()
     return token, record_of(row, TokenRecord)
@@ -113,8 +113,8 @@ def has_admin(session: Session) -> bool:
     """Return whether the database has an administrator's token that is not revoked."""
     return (
         session.scalar(
-            select(Token.id)
-            .where(Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None))
+            select(TokenRow.id)
+            .where(TokenRow.kind == TokenKind.USER, TokenRow.role == Role.ADMIN, TokenRow.revoked_at.is_(None))
             .limit(1)
         )
         is not None
@@ -146,19 +146,21 @@ def page(
         At most `limit` tokens.
     """
     query = (
-        select(Token)
-        .where(Token.kind.in_((TokenKind.USER, TokenKind.JOIN)))
-        .order_by(Token.created_at, Token.id)
+        select(TokenRow)
+        .where(TokenRow.kind.in_((TokenKind.USER, TokenKind.JOIN)))
+        .order_by(TokenRow.created_at, TokenRow.id)
         .limit(limit)
     )
     if project is not None:
-        query = query.where(Token.project == project, Token.kind == TokenKind.USER)
+        query = query.where(TokenRow.project == project, TokenRow.kind == TokenKind.USER)
     if not with_ended:
-        query = query.where(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
+        query = query.where(
+            TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
+        )
     if after is not None:
         created_at, token_id = after
         query = query.where(
-            or_(Token.created_at > created_at, and_(Token.created_at == created_at, Token.id > token_id))
+            or_(TokenRow.created_at > created_at, and_(TokenRow.created_at == created_at, TokenRow.id > token_id))
         )
     return tuple(record_of(row, TokenRecord) for row in session.scalars(query))
 
@@ -168,13 +170,13 @@ def get(session: Session, token_id: str) -> TokenRecord:
 
     Raises NotFound if no token has this id, or if the id belongs to a session token.
     """
-    row = session.get(Token, token_id)
+    row = session.get(TokenRow, token_id)
     if row is None or row.kind == TokenKind.SESSION:
         raise NotFound("token", token_id)
     return record_of(row, TokenRecord)
 
 
-_BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
+_BY_DIGEST: Final = select(TokenRow).where(TokenRow.digest == bindparam("digest"))
 """The SQL statement of `find`.
 
 It is a constant, because each API request executes it and its construction takes time.
@@ -199,14 +201,14 @@ def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | 
 
     The caller must already have verified that the client has the token, for example by a signed session cookie.
     """
-    row = session.get(Token, token_id)
+    row = session.get(TokenRow, token_id)
     return None if row is None else _good(row, now)
 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
     """Return the subset of `token_ids` whose tokens are valid at the time `now`."""
-    is_good = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
-    return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
+    is_good = and_(TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now))
+    return frozenset(session.scalars(select(TokenRow.id).where(TokenRow.id.in_(token_ids), is_good)))
 
 
 def is_revoked(session: Session, token_id: str) -> bool:
@@ -214,21 +216,21 @@ def is_revoked(session: Session, token_id: str) -> bool:
 
     A token that only expired does not count as revoked.
     """
-    row = session.get(Token, token_id)
+    row = session.get(TokenRow, token_id)
     return row is None or row.revoked_at is not None
 
 
 def expires_before(session: Session, token_id: str, at: datetime) -> bool:
     """Return whether a token expires before a time in UTC. A token without an expiry never does."""
-    row = session.get(Token, token_id)
+    row = session.get(TokenRow, token_id)
     return row is not None and row.expires_at is not None and row.expires_at < at
 
 
 def extend(session: Session, token_id: str, expires_at: datetime) -> None:
     """Set a later expiry for a token that has an expiry and was not revoked. Idempotent."""
     session.execute(
-        update(Token)
-        .where(Token.id == token_id, Token.revoked_at.is_(None), Token.expires_at < expires_at)
+        update(TokenRow)
+        .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None), TokenRow.expires_at < expires_at)
         .values(expires_at=expires_at)
     )
 
@@ -240,12 +242,12 @@ def require_another_admin(session: Session, token_id: str) -> None:
     an expiry.
     """
     lasting = (
-        Token.kind == TokenKind.USER,
-        Token.role == Role.ADMIN,
-        Token.revoked_at.is_(None),
-        Token.expires_at.is_(None),
+        TokenRow.kind == TokenKind.USER,
+        TokenRow.role == Role.ADMIN,
+        TokenRow.revoked_at.is_(None),
+        TokenRow.expires_at.is_(None),
     )
-    ids = set(session.scalars(select(Token.id).where(*lasting).limit(2)))
+    ids = set(session.scalars(select(TokenRow.id).where(*lasting).limit(2)))
     if ids == {token_id}:
         raise Conflict(
             f"the token {token_id} is the last administrator token without an expiry; create another one first"
@@ -257,7 +259,7 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
     return bool(
         changed_rows(
             session.execute(
-                update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=now)
+                update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None)).values(revoked_at=now)
             )
         )
     )
@@ -265,9 +267,11 @@ def revoke(session: Session, token_id: str, now: datetime) -> bool:
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
     """Revoke all session tokens of a node, except the token whose id is `but`."""
-    query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
+    query = update(TokenRow).where(
+        TokenRow.node_id == node_id, TokenRow.kind == TokenKind.SESSION, TokenRow.revoked_at.is_(None)
+    )
     if but is not None:
-        query = query.where(Token.id != but)
+        query = query.where(TokenRow.id != but)
     session.execute(query.values(revoked_at=now))
 
 
@@ -276,13 +280,13 @@ def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -
 
     The deletion of a fleet calls this function.
     """
-    query = update(Token).where(
-        Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)
+    query = update(TokenRow).where(
+        TokenRow.fleet_name == fleet_name, TokenRow.kind == TokenKind.SESSION, TokenRow.revoked_at.is_(None)
     )
     session.execute(query.values(revoked_at=now))
 
 
-def _good(row: Token, now: datetime) -> TokenRecord | None:
+def _good(row: TokenRow, now: datetime) -> TokenRecord | None:
     is_over = row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now)
     return None if is_over else record_of(row, TokenRecord)
 

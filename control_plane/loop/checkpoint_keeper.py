@@ -26,15 +26,15 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
-from control_plane.core.checkpoints import KeptCheckpoint, Retention, surplus, to_verify
+from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
+from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint, surplus, to_verify
 from control_plane.core.checkpoints import restorable as all_restorable
 from control_plane.core.observed.steps import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
 from control_plane.db import automation, checkpoints, events, jobs
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import NotFound
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.repeating import repeat
@@ -44,7 +44,7 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 5.0
+DELETION_CHECK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
 """Limit of checkpoints per job that one call of `delete_due` marks as deleting."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
@@ -54,14 +54,14 @@ _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 class CheckpointKeeper:
     """The loop that deletes checkpoints at a user's request, or by the limits of a job."""
 
-    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, objects: ServiceStore, now: Callable[[], datetime]) -> None:
         self._database = database
         self._objects = objects
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Call `delete_due` every `POLL_SECONDS` until `stop` is set."""
-        await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete checkpoints")
+        """Call `delete_due` every `DELETION_CHECK_SECONDS` until `stop` is set."""
+        await repeat(self.delete_due, stop, seconds=DELETION_CHECK_SECONDS, trouble="could not delete checkpoints")
 
     def delete_due(self) -> None:
         """Delete all checkpoints of all jobs that are due for deletion. This method blocks: call it in a thread."""
@@ -93,7 +93,7 @@ class CheckpointKeeper:
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
-            limits = Retention(
+            limits = CheckpointRetention(
                 max_count=job.spec.checkpoint_max_count,
                 keep_every_steps=job.spec.checkpoint_keep_every_steps,
                 max_age_seconds=job.spec.checkpoint_max_age_seconds,
@@ -132,25 +132,25 @@ class CheckpointKeeper:
                 checkpoints.ask_to_verify(session, run_id, found[candidate], now)
 
 
-def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
+def restorable(session: Session, job: SavedJob) -> RestorableCheckpoint | None:
     """Return the newest checkpoint from which the job could be restored, or None."""
     return max(_all_restorable(session, job), key=lambda each: (each.step, each.generation), default=None)
 
 
-def _all_restorable(session: Session, job: JobRecord) -> tuple[RestorableCheckpoint, ...]:
+def _all_restorable(session: Session, job: SavedJob) -> tuple[RestorableCheckpoint, ...]:
     known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
     lineage = records.lineage_of(job, jobs.lineage(session, job.run_id))
     return all_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
 
-def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
+def is_same(checkpoint: SavedCheckpoint, other: RestorableCheckpoint | None) -> bool:
     """Return whether a database row and the record that a decision used describe the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
 def delete(
-    database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime
-) -> CheckpointRecord:
+    database: Database, objects: ServiceStore, run_id: str, checkpoint: SavedCheckpoint, now: datetime
+) -> SavedCheckpoint:
     """Delete the objects of a checkpoint in state deleting, and record the event once.
 
     Blocks on S3.
@@ -194,7 +194,7 @@ def delete(
     return after
 
 
-def _delete_frozen(database: Database, objects: ObjectStore, job: JobRecord, checkpoint: CheckpointRecord) -> None:
+def _delete_frozen(database: Database, objects: ServiceStore, job: SavedJob, checkpoint: SavedCheckpoint) -> None:
     """Delete those frozen objects of a deleted checkpoint that no other checkpoint of its ended run needs.
 
     Frozen objects hold parameters that never change, and several checkpoints share them. The caller has already stored

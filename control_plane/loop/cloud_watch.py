@@ -32,7 +32,7 @@ from control_plane.core.capacity import failed_launches, waiting_words
 from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.jobs import FailedLaunches
 from control_plane.core.observed.nodes import InstanceCondition
-from control_plane.core.polling import POLL_SECONDS, backoff_seconds, interval_seconds
+from control_plane.core.polling import AWS_POLL_SECONDS, backoff_seconds, interval_seconds
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
@@ -145,9 +145,9 @@ class CloudWatch:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                poll = partial(self.poll, patience_seconds=POLL_SECONDS)
+                poll = partial(self.poll, patience_seconds=AWS_POLL_SECONDS)
                 group.create_task(self._repeat(stop, poll, self._look, self.poll_interval_seconds))
-                group.create_task(self._repeat(stop, self.survey, self._look_closer, lambda: POLL_SECONDS))
+                group.create_task(self._repeat(stop, self.survey, self._look_closer, lambda: AWS_POLL_SECONDS))
         finally:
             asking = [*self._asking.values(), *self._listing]
             for task in asking:

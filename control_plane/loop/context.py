@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from control_plane.cloud.notices import EventQueue
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
-from control_plane.db.retention import DEFAULT, Retention
+from control_plane.db.retention import DEFAULT, RowRetention
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.figures import LoopFigures
@@ -26,7 +26,7 @@ class LoopContext:
 
     database: Database
     operator: CloudOperator
-    objects: ObjectStore
+    objects: ServiceStore
     registry: AgentRegistry
     timeouts: Timeouts
     secret: bytes
@@ -39,7 +39,7 @@ class LoopContext:
     """The SQS queue of AWS events. None means that the server only polls AWS."""
     now: Callable[[], datetime] = steady_now
     monotonic: Callable[[], float] = time.monotonic
-    retention: Retention = DEFAULT
+    retention: RowRetention = DEFAULT
     tracer: Tracer = field(default_factory=Tracer)
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the loops update."""

@@ -261,7 +261,7 @@ class DecisionStore:
 
 
 def _keeps_its_turn(
-    session: Session, job: jobs.JobRecord, next_state: JobState, observed: JobObserved, now: float
+    session: Session, job: jobs.SavedJob, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
     """Return whether the fleet's queue still permits the decision that a job starts, pauses or is queued again.
 

@@ -25,7 +25,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
@@ -110,7 +110,7 @@ class Executor:
         database: Database,
         registry: AgentRegistry,
         operator: CloudOperator,
-        objects: ObjectStore,
+        objects: ServiceStore,
         secret: bytes,
         bucket: str,
         now: Callable[[], datetime],
@@ -479,7 +479,7 @@ class Executor:
         manifest = action.manifest
         total = sum(shard.object_bytes for shard in manifest.shards)
         total += sum(each.object_bytes for each in manifest.replicated)
-        checkpoint = checkpoints.CheckpointRecord(
+        checkpoint = checkpoints.SavedCheckpoint(
             generation=manifest.generation,
             step=manifest.step,
             state=checkpoints.COMPLETE,

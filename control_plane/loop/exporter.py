@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.sinks import ENTRIES_AT_ONCE, Entry, EventSink, detail_of
+from control_plane.cloud.sinks import ENTRIES_AT_ONCE, EventSink, SinkEntry, detail_of
 from control_plane.db import events, exports
 from control_plane.db.errors import StaleLease
 from control_plane.db.events import EventRecord
@@ -35,7 +35,7 @@ from control_plane.loop.repeating import pause
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 1.0
+EXPORT_POLL_SECONDS: Final = 1.0
 PAGE_LIMIT: Final = 200
 FIRST_RETRY_SECONDS: Final = 1.0
 MOST_RETRY_SECONDS: Final = 300.0
@@ -51,7 +51,7 @@ class Exporter(ABC):
     the same `leaser`.
     """
 
-    poll_seconds: ClassVar[float] = POLL_SECONDS
+    poll_seconds: ClassVar[float] = EXPORT_POLL_SECONDS
     """Pause after a successful call of `export_some`, in seconds."""
 
     def __init__(
@@ -186,7 +186,7 @@ class EventExporter(Exporter):
         self._note_success(lease, before, sent)
         return bool(page) and (sent < page[-1].id or len(page) == PAGE_LIMIT)
 
-    def _put(self, entries: Sequence[Entry]) -> CloudError | None:
+    def _put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
         try:
             return self._sink.put(entries)
         except CloudError as error:
@@ -205,7 +205,7 @@ class _Taken:
     """The events that one call sends to the bus, topic or webhook: the oldest unsent events, at most one per job."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[SinkEntry] = []
         self.position: int | None = None
         """Id of the last event of the page that is in `entries` or was skipped. Events without a job are skipped."""
 
@@ -227,7 +227,7 @@ def _first(page: Sequence[EventRecord]) -> _Taken:
     return taken
 
 
-def entry_of(event: EventRecord) -> Entry:
+def entry_of(event: EventRecord) -> SinkEntry:
     """Convert an event of a job to the entry that receivers get."""
     assert event.job_name is not None
     detail = {
@@ -241,7 +241,7 @@ def entry_of(event: EventRecord) -> Entry:
         "NodeId": event.node_id,
         "Detail": dict(event.detail),
     }
-    return Entry(
+    return SinkEntry(
         event_id=event.id,
         at=event.at,
         type=event.type,

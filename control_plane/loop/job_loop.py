@@ -90,7 +90,7 @@ class JobLoop:
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
         """Kinds and nodes of the messages that the last decision about each job sent. Traces omit repetitions."""
-        self._live: dict[RunId, jobs.JobRecord] = {}
+        self._live: dict[RunId, jobs.SavedJob] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
 
@@ -260,10 +260,10 @@ class JobLoop:
         followed = drills.follow(observed.drill, decision.record, plan, now, self._context.timeouts)
         if followed.drill != observed.drill:
             await asyncio.to_thread(self._store.apply_drill, lease, stored, followed.drill, now)
-        if followed.course is drills.Course.STRIKE and stored.fleet is not None:
+        if followed.course is drills.DrillCourse.STRIKE and stored.fleet is not None:
             self._executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
 
-    def _live_jobs(self) -> tuple[jobs.JobRecord, ...]:
+    def _live_jobs(self) -> tuple[jobs.SavedJob, ...]:
         with self._context.database.read() as session:
             return jobs.unfinished(session)
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Final
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.loop.agents import AgentRegistry
 from everstep.protocol.agent_messages import KeepEvidence
@@ -42,7 +42,7 @@ class LastLogs:
     def __init__(
         self,
         operator: CloudOperator,
-        objects: ObjectStore,
+        objects: ServiceStore,
         registry: AgentRegistry,
         bucket: str,
         now: Callable[[], datetime],

@@ -25,9 +25,9 @@ from datetime import datetime
 from typing import Final
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.sinks import LogSink
-from control_plane.core.log_batches import Line, batches
+from control_plane.core.log_batches import BatchLine, batches
 from control_plane.db import exports, jobs
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
@@ -38,7 +38,7 @@ from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 2.0
+LOG_EXPORT_POLL_SECONDS: Final = 2.0
 LINES_AT_ONCE: Final = 10_000
 """Limit of lines that one call of `export_some` copies per run."""
 CALLS_PER_PASS: Final = 100
@@ -56,12 +56,12 @@ class LogExporter(Exporter):
     the same `leaser`. The log group's name is part of the lease's key and of log messages.
     """
 
-    poll_seconds = POLL_SECONDS
+    poll_seconds = LOG_EXPORT_POLL_SECONDS
 
     def __init__(
         self,
         database: Database,
-        objects: ObjectStore,
+        objects: ServiceStore,
         group: str,
         sink: LogSink,
         leaser: Leaser,
@@ -150,8 +150,8 @@ def cursor_of(text: str) -> Cursor:
     )
 
 
-def _line(event: LogEvent) -> Line:
+def _line(event: LogEvent) -> BatchLine:
     said = {"generation": event.generation, "rank": event.rank, "stream": event.kind, "message": event.text}
-    return Line(
+    return BatchLine(
         event.at_ms, json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
     )

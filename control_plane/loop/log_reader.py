@@ -32,10 +32,10 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import NotFound
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import (
     FLUSH_SECONDS,
@@ -195,7 +195,7 @@ class LogReader:
 
     def __init__(
         self,
-        objects: ObjectStore,
+        objects: ServiceStore,
         place: ObjectReference,
         generations: Iterable[GenerationFacts],
         alive: frozenset[str],
@@ -485,7 +485,7 @@ class LogReader:
         return is_settled, gaps
 
 
-def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
+def facts_of(session: Session, job: SavedJob) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
     """Read the facts that a `LogReader` needs from the database.
 
     Return the job's generations (none before its first launch), the ids of the live nodes, and whether the job has

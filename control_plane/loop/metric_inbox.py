@@ -14,7 +14,7 @@ from everstep.protocol.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedBatch:
     """A batch of metric values and the agent that sent it."""
 
     agent_id: str
@@ -25,7 +25,7 @@ class MetricInbox:
     """Batches of metric values that wait for `MetricWriter`. Used on the server's event loop only."""
 
     def __init__(self) -> None:
-        self._received: dict[NodeId, Received] = {}
+        self._received: dict[NodeId, ReceivedBatch] = {}
         self.filled = asyncio.Event()
 
     def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
@@ -33,10 +33,10 @@ class MetricInbox:
 
         If an agent sends a batch again, the new copy replaces the earlier copy, so that the batch is stored once.
         """
-        self._received[node_id] = Received(agent_id, batch)
+        self._received[node_id] = ReceivedBatch(agent_id, batch)
         self.filled.set()
 
-    def empty(self) -> dict[NodeId, Received]:
+    def empty(self) -> dict[NodeId, ReceivedBatch]:
         """Remove all batches from the inbox, and return them."""
         received, self._received = self._received, {}
         self.filled.clear()

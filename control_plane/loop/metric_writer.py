@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.db import jobs, metrics
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
-from control_plane.loop.metric_inbox import Received
+from control_plane.loop.metric_inbox import ReceivedBatch
 from control_plane.loop.repeating import pause
 from everstep.protocol.agent_messages import MemberReport, MetricsStored
 from everstep.protocol.ids import NodeId
@@ -84,7 +84,7 @@ class MetricWriter:
                 node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points))
             )
 
-    def _store(self, node_id: NodeId, received: Received, reports: Mapping[NodeId, MemberReport]) -> None:
+    def _store(self, node_id: NodeId, received: ReceivedBatch, reports: Mapping[NodeId, MemberReport]) -> None:
         batch = received.batch
         with self._database.write() as session:
             planned = {

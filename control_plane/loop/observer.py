@@ -27,7 +27,7 @@ from control_plane.core.observed.fleets import FleetHistory, FleetObserved, Flee
 from control_plane.core.observed.jobs import JobObserved, JobSpec
 from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
-from control_plane.core.queue import Schedule, in_words
+from control_plane.core.queue import QueueSchedule, in_words
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import (
@@ -60,7 +60,7 @@ HISTORY_SECONDS = 60.0
 class StoredJob:
     """The database rows from which the input for a decision about one job is made."""
 
-    job: jobs.JobRecord
+    job: jobs.SavedJob
     plan: GenerationPlan | None
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
@@ -85,9 +85,9 @@ class StoredFleet:
     """The database rows from which the input for a decision about one fleet is made, read in one session."""
 
     fleet: fleets.FleetRecord
-    nodes: tuple[nodes.NodeRecord, ...]
+    nodes: tuple[nodes.SavedNode, ...]
     """The nodes that have not ended."""
-    jobs: tuple[jobs.JobRecord, ...]
+    jobs: tuple[jobs.SavedJob, ...]
     """The jobs that have not ended."""
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -114,7 +114,7 @@ class _Sight:
     """
 
     of: Surroundings
-    turns: Schedule
+    turns: QueueSchedule
     assigned: Mapping[RunId, tuple[NodeId, ...]]
     newest_node_at: float | None
     spare_count: int
@@ -420,7 +420,7 @@ class Observer:
         )
 
     def _node(
-        self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told
+        self, fleet: FleetName, node_id: NodeId, row: nodes.SavedNode | None, view: AgentView | None, told: _Told
     ) -> NodeObserved:
         silent_seconds = self._hearing.silent_seconds(fleet, view)
         reported, words = self._cloud.condition(fleet, node_id)
@@ -462,7 +462,7 @@ class Observer:
         )
 
 
-def _initial(session: Session, job: jobs.JobRecord) -> tuple[CheckpointRecord | None, ...]:
+def _initial(session: Session, job: jobs.SavedJob) -> tuple[CheckpointRecord | None, ...]:
     """Return the checkpoint of another job from which this job starts, in a tuple.
 
     Empty if the job starts from no such checkpoint, or if the checkpoint was removed.
@@ -477,7 +477,7 @@ def _initial(session: Session, job: jobs.JobRecord) -> tuple[CheckpointRecord | 
     return (records.initial_checkpoint(stored),)
 
 
-def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
+def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:
     is_open = (
         fleet.state == FleetStatus.ACTIVE
         and fleet.delete_requested_at is None

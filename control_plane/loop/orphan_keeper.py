@@ -17,8 +17,8 @@ from itertools import islice
 from typing import Final
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
-from control_plane.core.orphans import KEPT_SECONDS, StoredObject, orphans
+from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
+from control_plane.core.orphans import KEPT_SECONDS, ListedObject, orphans
 from control_plane.db import automation, checkpoints, jobs
 from control_plane.db.errors import NotFound
 from control_plane.db.jobs import LaunchedRun
@@ -31,7 +31,7 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 600.0
+ORPHAN_CHECK_SECONDS: Final = 600.0
 RUNS_AT_ONCE: Final = 50
 """Limit of runs that one call of `delete_due` examines.
 
@@ -45,7 +45,7 @@ class OrphanKeeper:
     Several servers may run this loop, because deletion is idempotent.
     """
 
-    def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, objects: ServiceStore, now: Callable[[], datetime]) -> None:
         self._database = database
         self._objects = objects
         self._now = now
@@ -57,8 +57,8 @@ class OrphanKeeper:
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete orphans (shards that no checkpoint can contain) once per `POLL_SECONDS` until `stop` is set."""
-        await repeat(self.delete_due, stop, seconds=POLL_SECONDS, trouble="could not delete orphaned shards")
+        """Delete orphans (shards that no checkpoint can contain) each `ORPHAN_CHECK_SECONDS` until `stop` is set."""
+        await repeat(self.delete_due, stop, seconds=ORPHAN_CHECK_SECONDS, trouble="could not delete orphaned shards")
 
     def delete_due(self) -> int:
         """Delete orphans (shards in S3 that no checkpoint can contain) of the runs whose generations ended since the
@@ -120,7 +120,7 @@ class OrphanKeeper:
                     keys = [shard.key for shard in manifest.shards] + [shared.key for shared in manifest.replicated]
                     named[each.generation, each.step] = frozenset({each.manifest_key, *keys})
         folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
-        found = (StoredObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
+        found = (ListedObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
         left = orphans(found, folder.key, named, frozen=frozen, ended_before=ended_before, now=self._now().timestamp())
         count = 0
         while keys := list(islice(left, DELETED_AT_ONCE)):

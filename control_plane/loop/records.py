@@ -80,7 +80,7 @@ def at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def job_spec(job: jobs.JobRecord) -> JobSpec:
+def job_spec(job: jobs.SavedJob) -> JobSpec:
     """Convert the specification in a job's row to the form that decisions (`control_plane.core`) use."""
     spec = job.spec
     return JobSpec(
@@ -121,36 +121,36 @@ def prefix_of(uri: str) -> ObjectReference:
     return ObjectReference(bucket=bucket, key=key if key.endswith("/") or not key else f"{key}/")
 
 
-def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
+def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
     """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
     stored = job.memo.get("suspicion")
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
 
-def checkpoint_pace_of(job: jobs.JobRecord) -> CheckpointPace:
+def checkpoint_pace_of(job: jobs.SavedJob) -> CheckpointPace:
     """Return when the job's next checkpoint is due, as its coordinator last reported."""
     return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
 
 
-def checkpoint_upload_of(job: jobs.JobRecord) -> CheckpointUpload | None:
+def checkpoint_upload_of(job: jobs.SavedJob) -> CheckpointUpload | None:
     """Return the progress of the checkpoint that the job's current generation uploads, or None."""
     stored = job.memo.get("uploading")
     upload = None if stored is None else msgspec.convert(stored, CheckpointUpload)
     return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
 
 
-def capacity_wait_of(job: jobs.JobRecord) -> CapacityWait | None:
+def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
     """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
     stored = None if job.ended_at is not None else job.memo.get("capacity_wait")
     return None if stored is None else msgspec.convert(stored, CapacityWait)
 
 
-def generation_node_count(job: jobs.JobRecord) -> int:
+def generation_node_count(job: jobs.SavedJob) -> int:
     """Return the number of nodes of a job's newest generation, or NodeCount before its first generation."""
     return int(job.memo.get("member_count") or job.spec.node_count)
 
 
-def job_record(job: jobs.JobRecord) -> JobRecord:
+def job_record(job: jobs.SavedJob) -> JobRecord:
     """Convert a row of the job table to the record that decisions (`control_plane.core`) use."""
     memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
     return JobRecord(
@@ -217,7 +217,7 @@ def _in_words(initial: jobs.InitialState) -> str:
     return f"the checkpoint of step {initial.step} of the job {initial.job_name} (run {initial.run_id})"
 
 
-def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
+def lineage_of(job: jobs.SavedJob, entries: Iterable[jobs.LineageEntry]) -> tuple[GenerationRecord, ...]:
     """Return a job's lineage (the records of all its generations with a plan) for decisions, oldest first.
 
     If the job starts from another job's checkpoint, the record of generation 0, which stands for it, comes first.
@@ -227,7 +227,7 @@ def lineage_of(job: jobs.JobRecord, entries: Iterable[jobs.LineageEntry]) -> tup
     return (*first, *(generation_record(entry) for entry in entries))
 
 
-def initial_checkpoint(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
+def initial_checkpoint(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
     """Convert another job's checkpoint, from which a job starts, to a record of generation 0 for decisions.
 
     Return None if the checkpoint is being deleted.
@@ -250,7 +250,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
     )
 
 
-def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
+def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord | None:
     """Convert a checkpoint's row to the record that decisions (`control_plane.core`) use.
 
     Return None if the checkpoint is incomplete or being deleted.
@@ -268,7 +268,7 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
     )
 
 
-def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> incidents.NewIncident:
+def new_incident(incident: IncidentRecord, job: jobs.SavedJob, now: float) -> incidents.NewIncident:
     """Return the row of an incident that is stored for the first time."""
     return incidents.NewIncident(
         **_as_stored(incident, incidents.NewIncident, "cause"),
@@ -317,7 +317,7 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
     )
 
 
-def _source(spec: jobs.JobSpec) -> SourceArchive:
+def _source(spec: jobs.SavedJobSpec) -> SourceArchive:
     return SourceArchive(
         object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key),
         sha256=spec.source_sha256,
@@ -325,7 +325,7 @@ def _source(spec: jobs.JobSpec) -> SourceArchive:
     )
 
 
-def fleet_job(job: jobs.JobRecord) -> FleetJob:
+def fleet_job(job: jobs.SavedJob) -> FleetJob:
     """Convert an unfinished job to the record that decisions about its fleet use."""
     record = job_record(job)
     return FleetJob(
@@ -354,7 +354,7 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
     )
 
 
-def node_record(node: nodes.NodeRecord) -> NodeRecord:
+def node_record(node: nodes.SavedNode) -> NodeRecord:
     """Convert a row of the node table to the record that decisions (`control_plane.core`) use."""
     return NodeRecord(
         node_id=NodeId(node.id),

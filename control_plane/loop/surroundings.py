@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.observed.nodes import Notice
-from control_plane.core.queue import Schedule, schedule
+from control_plane.core.queue import QueueSchedule, schedule
 from control_plane.core.states import NodeState
 from control_plane.db import automation, fleets, implications, jobs, nodes, notices
 from control_plane.loop import records
@@ -28,9 +28,9 @@ class Surroundings:
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
     """All fleets, by name."""
-    jobs: tuple[jobs.JobRecord, ...]
+    jobs: tuple[jobs.SavedJob, ...]
     """The fleet's jobs that have not ended."""
-    nodes: Mapping[NodeId, nodes.NodeRecord]
+    nodes: Mapping[NodeId, nodes.SavedNode]
     """The fleet's nodes. Ended nodes are included, because their end is evidence for decisions."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -91,12 +91,12 @@ def read_surroundings(session: Session, name: FleetName) -> Surroundings:
 
 def schedule_of(
     fleet: fleets.FleetRecord | None,
-    live: Iterable[jobs.JobRecord],
-    rows: Iterable[nodes.NodeRecord],
+    live: Iterable[jobs.SavedJob],
+    rows: Iterable[nodes.SavedNode],
     now: float,
     *,
     newcomer: FleetJob | None = None,
-) -> Schedule:
+) -> QueueSchedule:
     """Compute which jobs of a fleet may hold nodes now, and which wait in its queue.
 
     Args:

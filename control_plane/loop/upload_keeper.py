@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
+from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
 from control_plane.loop.repeating import repeat
 from everstep.protocol.plan import ObjectReference
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "uploads/"
 KEPT: Final = timedelta(days=1)
-POLL_SECONDS: Final = 3_600.0
+EXPIRY_CHECK_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
@@ -36,17 +36,17 @@ class UploadKeeper:
     Several servers may run this loop, because deletion is idempotent.
     """
 
-    def __init__(self, objects: ObjectStore, bucket: str, now: Callable[[], datetime]) -> None:
+    def __init__(self, objects: ServiceStore, bucket: str, now: Callable[[], datetime]) -> None:
         self._objects = objects
         self._bucket = bucket
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete abandoned uploads of source archives once per `POLL_SECONDS` until `stop` is set."""
+        """Delete abandoned uploads of source archives once per `EXPIRY_CHECK_SECONDS` until `stop` is set."""
         await repeat(
             self.delete_due,
             stop,
-            seconds=POLL_SECONDS,
+            seconds=EXPIRY_CHECK_SECONDS,
             trouble="could not delete source uploads that no client completed",
         )
 

@@ -29,9 +29,9 @@ from typing import Protocol
 import xxhash
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.db import checkpoints
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import CorruptObject, ProtocolError
@@ -42,7 +42,7 @@ from everstep.protocol.slot import chunk_count, chunk_range, shard_digest
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
+VERIFICATION_POLL_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
 IDLE_BYTES = 64 * 1024 * 1024
 """Bytes that the verifier may read from other objects while its connection to one object stays open and idle.
@@ -59,7 +59,7 @@ class Verifier:
     """
 
     def __init__(
-        self, database: Database, objects: ObjectStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
+        self, database: Database, objects: ServiceStore, now: Callable[[], datetime], *, idle_bytes: int = IDLE_BYTES
     ) -> None:
         self._idle_bytes = idle_bytes
         self._database = database
@@ -74,7 +74,7 @@ class Verifier:
         await repeat(
             partial(self.verify_next, stop.is_set),
             stop,
-            seconds=POLL_SECONDS,
+            seconds=VERIFICATION_POLL_SECONDS,
             trouble="could not verify a checkpoint",
         )
 
@@ -107,7 +107,7 @@ class Verifier:
         log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, verdict or "intact")
         return True
 
-    def _faults(self, checkpoint: CheckpointRecord, is_stopped: Callable[[], bool]) -> Iterator[str]:
+    def _faults(self, checkpoint: SavedCheckpoint, is_stopped: Callable[[], bool]) -> Iterator[str]:
         try:
             manifest = checkpoint.contents()
         except ProtocolError as error:
@@ -179,7 +179,7 @@ class KnownContents:
 
 
 def verify_shard(
-    objects: ObjectStore,
+    objects: ServiceStore,
     where: ObjectReference,
     shard: ManifestShard,
     is_stopped: Callable[[], bool],

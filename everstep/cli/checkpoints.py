@@ -25,7 +25,7 @@ MANY_FILES = 10
 """Minimum number of written files for which the command prints their number instead of their names."""
 
 
-class Format(StrEnum):
+class CheckpointFormat(StrEnum):
     """File formats to which a checkpoint can be exported."""
 
     HF = "hf"
@@ -41,7 +41,7 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
-class Source(StrEnum):
+class ExportSource(StrEnum):
     """Places that an export reads from."""
 
     S3 = "s3"
@@ -120,21 +120,21 @@ def export(
     to: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, that receives the files.")],
     step: Annotated[int | None, typer.Argument(min=0, help="Step of the checkpoint. Not with --from memory.")] = None,
     source: Annotated[
-        Source,
+        ExportSource,
         typer.Option(
             "--from",
             help="s3: a checkpoint. memory: the newest committed step of a running job, through the control plane.",
         ),
-    ] = Source.S3,
+    ] = ExportSource.S3,
     generation: OfGeneration = None,
     form: Annotated[
-        Format,
+        CheckpointFormat,
         typer.Option(
             "--format",
             help="hf: the model as safetensors files that Hugging Face libraries open. dcp: model and optimizer states "
             "for torch.distributed.checkpoint. deepspeed-universal: the same for DeepSpeed's load_universal.",
         ),
-    ] = Format.HF,
+    ] = CheckpointFormat.HF,
     strip: Annotated[
         str | None,
         typer.Option(
@@ -158,9 +158,9 @@ def export(
     from everstep.checkpoints.export import export_safetensors
     from everstep.checkpoints.memory import held
 
-    if form is not Format.HF and not (strip is None and dtype is None and config is None):
+    if form is not CheckpointFormat.HF and not (strip is None and dtype is None and config is None):
         raise typer.BadParameter("--strip, --dtype and --config need --format hf")
-    is_memory = source is Source.MEMORY
+    is_memory = source is ExportSource.MEMORY
     if is_memory and not (step is None and generation is None):
         raise typer.BadParameter("--from memory exports the newest committed step; leave out STEP and --generation")
     if not is_memory and step is None:
@@ -177,7 +177,7 @@ def export(
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        if form is Format.HF:
+        if form is CheckpointFormat.HF:
             exported = export_safetensors(
                 checkpoint,
                 to,
@@ -204,11 +204,11 @@ def export(
     return Shown(body, done, note)
 
 
-def _export_for_torch(form: Format) -> Any:
+def _export_for_torch(form: CheckpointFormat) -> Any:
     from everstep.checkpoints.errors import CheckpointError
 
     try:
-        if form is Format.DCP:
+        if form is CheckpointFormat.DCP:
             from everstep.checkpoints.dcp_export import export_dcp
 
             return export_dcp

@@ -15,7 +15,7 @@ from everstep.protocol.plan import CHECK_VARIABLE
 
 STEPS: Final = 8
 """Default of `--check-steps`: number of steps that a determinism check trains."""
-POLL_SECONDS: Final = 1.0
+VERDICT_POLL_SECONDS: Final = 1.0
 
 
 def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
@@ -56,7 +56,7 @@ def verdict_of(service: Any, name: str) -> Shown:
     from everstep.determinism import REPORT, conclude, read_report
 
     with Progress(service, name) as progress:
-        job = ended(service, name, show=progress.show, interval_seconds=POLL_SECONDS, timeout_seconds=None)
+        job = ended(service, name, show=progress.show, interval_seconds=VERDICT_POLL_SECONDS, timeout_seconds=None)
     logs = f"everstep jobs logs {name}"
     if job["TrainingJobStatus"] != "Completed":
         raise WaitFailed(f"{name} is {job['TrainingJobStatus']}: {job['Reason']}", hint=logs)

@@ -16,14 +16,14 @@ from everstep.cli.output import Json
 from everstep.cli.waiting import UNANSWERED_SECONDS
 from everstep.errors import ServiceFailed
 
-RETRY_SECONDS: Final = 1.0
+STREAM_RETRY_SECONDS: Final = 1.0
 _HELD_BACK: Final = "Does a proxy buffer complete responses? A stream never completes."
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
-class Stream(Protocol[T_co]):
+class FollowedStream(Protocol[T_co]):
     """One connection to a stream of the service."""
 
     def __iter__(self) -> Iterator[T_co]: ...
@@ -71,7 +71,7 @@ def events(
 
 
 def kept_up(
-    connect: Callable[[], Stream[T]],
+    connect: Callable[[], FollowedStream[T]],
     *,
     is_over: Callable[[], bool],
     has_spoken: Callable[[], bool] = lambda: False,
@@ -130,4 +130,4 @@ def kept_up(
             raise ServiceFailed(
                 f"{silence}: {trouble or 'it closes them'}", hint=_HELD_BACK, code=failures.UNAVAILABLE
             ) from trouble
-        pause(RETRY_SECONDS)
+        pause(STREAM_RETRY_SECONDS)

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 IncidentId = Annotated[str, typer.Argument(help="Id of the incident, as `everstep incidents list` shows it.")]
 
 
-class Format(StrEnum):
+class PostmortemFormat(StrEnum):
     """Format of an exported post-mortem."""
 
     MARKDOWN = "markdown"
@@ -111,7 +111,7 @@ def similar(service: Service, incident_id: IncidentId) -> Shown:
 def export(
     service: Service,
     incident_id: IncidentId,
-    format: Annotated[Format, typer.Option(help="Format of the document.")] = Format.MARKDOWN,
+    format: Annotated[PostmortemFormat, typer.Option(help="Format of the document.")] = PostmortemFormat.MARKDOWN,
 ) -> Shown:
     """Print the post-mortem of an incident: impact, timeline, evidence, log lines, notes and what to do."""
     answer = service.export_incident(IncidentId=incident_id, Format=format.value)

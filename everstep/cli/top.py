@@ -23,7 +23,7 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, without_none
 from everstep.errors import ServiceFailed
 
-POLL_SECONDS: Final = 2.0
+REFRESH_SECONDS: Final = 2.0
 Wait = Callable[[float], Json | None]
 """Function that waits for the next event, for at most the given seconds. It returns None if no event arrived."""
 
@@ -95,7 +95,7 @@ def boards(
                 raise
             seen = board.in_trouble(seen, "the service does not answer")
         yield seen, now()
-        event = wait(POLL_SECONDS)
+        event = wait(REFRESH_SECONDS)
         # Process all events that have arrived, and then poll the service once.
         while event is not None:
             seen = board.told(seen, event)

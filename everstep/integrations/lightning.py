@@ -21,8 +21,8 @@ follows:
 `on_train_end`. At this point, the loop has finished the step's logging, validation and callbacks. Several batches that
 accumulate gradients are one step.
 
-**Restore.** The session restores before `on_train_start`. The hooks that follow may change counters. `LoopState.apply`
-therefore sets all restored values again when the loop requests its first batch.
+**Restore.** The session restores before `on_train_start`. The hooks that follow may change counters.
+`LightningLoopState.apply` therefore sets all restored values again when the loop requests its first batch.
 
 Invariant: a resumed run has the same weights, optimizer state, schedule, counters, random numbers and logged values as
 an uninterrupted run.
@@ -63,7 +63,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 import everstep.training
 from everstep.integrations.checks import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption
-from everstep.integrations.lightning_loops import LoopState
+from everstep.integrations.lightning_loops import LightningLoopState
 from everstep.integrations.steps import StepBatches, metrics_of
 from everstep.training import SessionMisuse, TrainingSession, rng
 from everstep.training.adapters.deepspeed import is_engine
@@ -102,7 +102,7 @@ class EverstepCallback(Callback):
     def __init__(self, extra: Mapping[str, Stateful] | None = None) -> None:
         check_version("lightning")
         self._extra = dict(extra or {})
-        self._attachment: Attachment | None = None
+        self._attachment: LightningAttachment | None = None
 
     @property
     def session(self) -> TrainingSession:
@@ -141,7 +141,7 @@ class EverstepCallback(Callback):
                 "its own"
             )
         check_trainer(trainer, pl_module)
-        self._attachment = Attachment(trainer, self._extra)
+        self._attachment = LightningAttachment(trainer, self._extra)
 
 
 def check_trainer(trainer: Any, module: LightningModule) -> None:
@@ -294,7 +294,7 @@ class TrainBatches(StepBatches):
         return getattr(self._loader, name)
 
 
-class Attachment:
+class LightningAttachment:
     """Replaces methods of one trainer and its loops, and owns the trainer's session.
 
     Args:
@@ -307,7 +307,7 @@ class Attachment:
         self._extra = extra
         self._loop = trainer.fit_loop
         self._batches: TrainBatches | None = None
-        self._state: LoopState | None = None
+        self._state: LightningLoopState | None = None
         self.session: TrainingSession | None = None
         self._kept_count = 0
         """Number of optimizer steps that Lightning or DeepSpeed counted when the last finished step was reported."""
@@ -331,7 +331,7 @@ class Attachment:
         _check_data(self._trainer, combined)
         assert combined.limits is not None
         (loader,), count = combined.flattened, int(combined.limits[0])
-        state = self._state = LoopState(self._trainer, count)
+        state = self._state = LightningLoopState(self._trainer, count)
         session = self.session = self._create_session(state, loader)
         session.set_target(self._last_step(count))
         resume = functools.partial(_resume, state, rng.observe()) if session.restore() else None
@@ -339,7 +339,7 @@ class Attachment:
         self._batches = TrainBatches(session, self._end_step, resume, loader)
         combined.flattened = [self._batches]
 
-    def _create_session(self, state: LoopState, loader: Any) -> TrainingSession:
+    def _create_session(self, state: LightningLoopState, loader: Any) -> TrainingSession:
         trainer, strategy = self._trainer, self._trainer.strategy
         extra: dict[str, Any] = {"trainer": state, **self._extra}
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
@@ -452,7 +452,7 @@ class Attachment:
         return min(limits, default=0)
 
 
-def _resume(state: LoopState, generators: rng.RandomState) -> None:
+def _resume(state: LightningLoopState, generators: rng.RandomState) -> None:
     """Set the restored loop state and generators again, because hooks may have changed them since the restore."""
     state.apply()
     rng.restore(generators)

@@ -8,8 +8,8 @@
     callbacks    `state_dict` of each callback
     datamodule   `state_dict` of the data module
 
-The session registers a `LoopState`, so every snapshot contains these values. They are the values right before the loop
-requests a batch.
+The session registers a `LightningLoopState`, so every snapshot contains these values. They are the values right before
+the loop requests a batch.
 
 Invariant: after `apply`, called right before the loop requests a batch, the loop continues exactly like the loop whose
 state was stored.
@@ -62,7 +62,7 @@ _COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
 """Attributes of a torchmetrics `Metric` that affect its results, in addition to its registered states."""
 
 
-class LoopState:
+class LightningLoopState:
     """The state of one trainer's loop. The session registers this object, so every snapshot contains the state.
 
     Args:

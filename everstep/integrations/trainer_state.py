@@ -24,7 +24,7 @@ _TOKENS: Final = "_total_train_tokens"
 """Name of the attribute in which TRL's trainers count the tokens of all steps."""
 
 
-class LoopState:
+class TrainerLoopState:
     """The state of one trainer's loop, which the session registers.
 
     Args:

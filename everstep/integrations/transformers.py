@@ -41,12 +41,12 @@ from everstep.integrations import accelerate
 from everstep.integrations.checks import check_optimizer, modules_of
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.steps import StepBatches, metrics_of
-from everstep.integrations.trainer_state import LoopState, is_of_trl
+from everstep.integrations.trainer_state import TrainerLoopState, is_of_trl
 from everstep.training import SessionMisuse, TrainingSession, rng
 from everstep.training.versions import check_version
 
 _ATTACHED: Final = "_everstep"
-"""Attribute of a trainer that holds its `Attachment`."""
+"""Attribute of a trainer that holds its `TrainerAttachment`."""
 _RESUMED: Final = "everstep"
 """Value of `resume_from_checkpoint` that makes the trainer's loop continue in the middle of an epoch.
 
@@ -83,7 +83,7 @@ def attach(trainer: Trainer) -> None:
             "create another trainer"
         )
     _check_options(trainer)
-    setattr(trainer, _ATTACHED, Attachment(trainer))
+    setattr(trainer, _ATTACHED, TrainerAttachment(trainer))
 
 
 def session_of(trainer: Trainer) -> TrainingSession:
@@ -98,7 +98,7 @@ def session_of(trainer: Trainer) -> TrainingSession:
     Raises:
         SessionMisuse: the trainer is not attached, or its training has not begun.
     """
-    attachment: Attachment | None = getattr(trainer, _ATTACHED, None)
+    attachment: TrainerAttachment | None = getattr(trainer, _ATTACHED, None)
     if attachment is None or attachment.session is None:
         raise SessionMisuse("the trainer has no session; call attach(trainer) and trainer.train() before")
     return attachment.session
@@ -149,7 +149,7 @@ def _check_class(trainer: Trainer) -> None:
         )
 
 
-class Attachment:
+class TrainerAttachment:
     """Replaces methods of one trainer, and owns the trainer's session."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -157,7 +157,7 @@ class Attachment:
         self._model = trainer.model
         self._modules = _modules_of(trainer)
         self.session: TrainingSession | None = None
-        self._loop = LoopState(trainer)
+        self._loop = TrainerLoopState(trainer)
         self._loader: Any = None
         self._prepared: tuple[Any, StepBatches] | None = None
         self._kept_step = 0
@@ -350,12 +350,12 @@ def _load_nothing(_: object) -> None:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports the start of the trainer's loop and each log entry to the trainer's `Attachment`.
+    """Reports the start of the trainer's loop and each log entry to the trainer's `TrainerAttachment`.
 
     The attachment connects the trainer with Everstep, and detects other events by replacing methods of the trainer.
     """
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: TrainerAttachment) -> None:
         self._attachment = attachment
 
     def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002

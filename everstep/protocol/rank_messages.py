@@ -29,7 +29,7 @@ into slots.
     2064    8     boundary       rank         number of steps finished, -1 before the restore has returned
     2072    8     phase          rank         `Phase`
     2080    8     copying        rank         step that the copier is copying, or -1
-    2088    8     standing       rank         `Standing`
+    2088    8     standing       rank         `RankStanding`
     2096    8     echo_step      rank         step of the stop that the rank answered last, or -1
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
     2112    8     target         rank         the script's total number of steps, 0 if not declared
@@ -123,7 +123,7 @@ class Phase(IntEnum):
     WAIT = 6
 
 
-class Standing(IntEnum):
+class RankStanding(IntEnum):
     """Whether a rank trains, has stopped after a step, or has ended its session.
 
     - MOVING: the rank has not stopped.
@@ -194,7 +194,7 @@ class RankHalf:
     boundary: int = NONE
     phase: Phase = Phase.START
     copying: int = NONE
-    standing: Standing = Standing.MOVING
+    standing: RankStanding = RankStanding.MOVING
     echo_step: int = NONE
     echo: int = 0
     target: int = 0
@@ -331,7 +331,7 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
             boundary,
             Phase(phase),
             copying,
-            Standing(standing),
+            RankStanding(standing),
             echo_step,
             echo,
             target,

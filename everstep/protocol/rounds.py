@@ -16,7 +16,7 @@ from enum import IntEnum
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 
 
 class Pacing(IntEnum):
@@ -44,7 +44,7 @@ class RankRound(Message, frozen=True):
     """The newest proposed step that the rank's agent has received; -1 if it has received none."""
     vote: Vote
     """The vote of the rank's agent on the step `proposed`."""
-    standing: Standing = Standing.MOVING
+    standing: RankStanding = RankStanding.MOVING
     echo_step: Step = Step(-1)
     echo: int = 0
     """Whether the rank can stop at `echo_step`: 0 no answer, 1 yes, 2 no."""

@@ -84,7 +84,7 @@ class CopySizes:
 SIZES = CopySizes()
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """A mark in a CUDA stream. The stream reaches the mark after all work that was enqueued earlier."""
 
     def record(self, stream: Any) -> None:
@@ -122,11 +122,11 @@ class Device(Protocol):
         """Return whether the script captures a CUDA graph on the calling thread's current stream."""
         ...
 
-    def new_event(self) -> Event:
+    def new_event(self) -> CudaEvent:
         """Return a new CUDA event that records no times."""
         ...
 
-    def wait(self, stream: Any, event: Event) -> None:
+    def wait(self, stream: Any, event: CudaEvent) -> None:
         """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
@@ -193,10 +193,10 @@ class CudaDevice:
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
-    def new_event(self) -> Event:
+    def new_event(self) -> CudaEvent:
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # otherwise a waiting thread would spin
 
-    def wait(self, stream: Any, event: Event) -> None:
+    def wait(self, stream: Any, event: CudaEvent) -> None:
         stream.wait_event(event)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
@@ -241,7 +241,7 @@ class _Buffer:
     """One pinned host buffer of the ring (buffers that are reused in turn), and the copy that fills it."""
 
     memory: torch.Tensor
-    event: Event
+    event: CudaEvent
     target: torch.Tensor | None = None
     """The range of the slot into which the host copies the buffer's content when the copy from the device has ended.
 
@@ -274,7 +274,7 @@ class _Registered:
 class _Mark:
     """An event in the copier's stream, and the progress that the copy has made when the stream reaches the event."""
 
-    event: Event
+    event: CudaEvent
     complete_count: int = 0
     piece_bytes: int = 0
 
@@ -402,7 +402,7 @@ class CudaTicket(CopyTicket):
         event: CUDA event that follows the last piece of the copy in the copier's stream.
     """
 
-    def __init__(self, device: Device, event: Event) -> None:
+    def __init__(self, device: Device, event: CudaEvent) -> None:
         super().__init__()
         self._device = device
         self._event = event

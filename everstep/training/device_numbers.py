@@ -22,7 +22,7 @@ from typing import Final
 import torch
 
 from everstep.protocol.ids import Step
-from everstep.training.cuda_copier import CudaDevice, Device, Event
+from everstep.training.cuda_copier import CudaDevice, CudaEvent, Device
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
@@ -52,7 +52,7 @@ class _Coming:
     places: _Places
     taken: Mapping[str, int]
     """The index in the pinned memory to which the device copies each value, by the value's name."""
-    event: Event
+    event: CudaEvent
 
 
 @dataclass(frozen=True, slots=True)

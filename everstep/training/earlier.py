@@ -294,7 +294,7 @@ class EarlierTensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """A tensor that this rank loads, and the boxes (pieces of logical tensors) that fill it."""
 
     name: str

@@ -53,7 +53,7 @@ It returns the intervals of network use and the marked ends of iterations, on on
 """
 
 
-class Trace(Protocol):
+class ProfileTrace(Protocol):
     """Interface of a recorder that records when this rank uses the network."""
 
     def begin(self) -> bool:
@@ -77,7 +77,7 @@ class NetworkProfiler:
         trace: records the use of the network.
     """
 
-    def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: Trace) -> None:
+    def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: ProfileTrace) -> None:
         self._report = report
         self._trace = trace
         self._iterations: list[float] = []
@@ -153,7 +153,7 @@ class TorchTrace:
     """
 
     def begin(self) -> bool:
-        """Start to record, unless the script runs its own profiler (see `Trace.begin`)."""
+        """Start to record, unless the script runs its own profiler (see `ProfileTrace.begin`)."""
         if _is_somebody_profiling() or _profiler_enabled():
             return False
         try:
@@ -169,14 +169,14 @@ class TorchTrace:
         return True
 
     def mark(self) -> bool:
-        """Mark the end of an iteration by an empty event in the profiler's recording (see `Trace.mark`)."""
+        """Mark the end of an iteration by an empty event in the profiler's recording (see `ProfileTrace.mark`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return False
         with torch.profiler.record_function(BOUNDARY):
             return True
 
     def end(self) -> Read:
-        """End torch's profiler, and return a function that reads the recording (see `Trace.end`)."""
+        """End torch's profiler, and return a function that reads the recording (see `ProfileTrace.end`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return lambda: ([], [])
         return partial(_read, _disable_profiler())

@@ -29,7 +29,7 @@ from everstep.training.earlier import (
     EarlierShards,
     EarlierState,
     EarlierTensors,
-    Target,
+    LoadTarget,
     map_shard,
 )
 from everstep.training.errors import CannotRelayout, RestoreMismatch
@@ -118,8 +118,8 @@ def read_earlier(
     earlier = EarlierTensors()
     values: _Values | None = None
     cover = _Cover(earlier, shards.world_size)
-    targets: Sequence[Target] = ()
-    missing: Sequence[Target] = ()
+    targets: Sequence[LoadTarget] = ()
+    missing: Sequence[LoadTarget] = ()
     extent = None
     first = values_rank(shards.world_size, expected.rank, world_size, ranks_per_node)
     for rank in fetch_order(shards.world_size, shards.here, expected.rank, world_size, first):
@@ -196,7 +196,7 @@ class _Values:
             )
         return cls(state, pairs, others)
 
-    def targets(self, earlier: EarlierTensors) -> list[Target]:
+    def targets(self, earlier: EarlierTensors) -> list[LoadTarget]:
         pairs = zip(self.state.adapters, self.pairs, strict=True)
         return [target for adapter, values in pairs for target in adapter.targets(earlier, values)]
 
@@ -283,7 +283,7 @@ class _Piece:
 class _Reads:
     """A tensor of this rank, and the planned copies that fill it from shards of the launch that saved the step."""
 
-    target: Target
+    target: LoadTarget
     pieces: list[_Piece] = field(default_factory=list)
 
 
@@ -301,13 +301,13 @@ class _Cover:
         self._earlier = earlier
         self._earlier_size = earlier_size
 
-    def add_all(self, targets: Sequence[Target]) -> list[Target]:
+    def add_all(self, targets: Sequence[LoadTarget]) -> list[LoadTarget]:
         """Plan the copies that fill targets (tensors of this rank). Return the targets that need a further shard."""
         for name in self.reads.keys() - {target.name for target in targets}:
             del self.reads[name]
         return [target for target in targets if not self._is_covered(target)]
 
-    def _is_covered(self, target: Target) -> bool:
+    def _is_covered(self, target: LoadTarget) -> bool:
         known = self.reads.get(target.name)
         if known is not None and known.target == target:
             return True
@@ -323,7 +323,7 @@ class _Cover:
         self.reads[target.name] = reads
         return True
 
-    def _pieces(self, target: Target, part: TensorPart) -> list[_Piece] | None:
+    def _pieces(self, target: LoadTarget, part: TensorPart) -> list[_Piece] | None:
         """Return the copy operations that fill one piece of `target`, a tensor of this rank.
 
         None if the earlier shards that this rank has mapped so far lack a part of the piece.
@@ -341,7 +341,7 @@ class _Cover:
         found = [piece for place, box in boxes if (piece := _Piece.of(*place, box, part)) is not None]
         return found if sum(piece.source.numel() for piece in found) == part.elements else None
 
-    def _check_equal(self, target: Target, alternatives: Sequence[TensorPart]) -> None:
+    def _check_equal(self, target: LoadTarget, alternatives: Sequence[TensorPart]) -> None:
         values: dict[float, str] = {}
         for part in alternatives:
             if (held := self._earlier.get(part.name)) is not None:
@@ -354,7 +354,7 @@ class _Cover:
                 "earlier kind of training",
             )
 
-    def explain(self, target: Target) -> tuple[str, str]:
+    def explain(self, target: LoadTarget) -> tuple[str, str]:
         """Return the name of a tensor that all shards of the saved step together cannot fill, and the reason."""
         for alternatives in _places(target):
             part = alternatives[0]
@@ -370,7 +370,7 @@ class _Cover:
         return target.name, f"the {self._earlier_size} earlier shards do not cover it"
 
 
-def _places(target: Target) -> list[list[TensorPart]]:
+def _places(target: LoadTarget) -> list[list[TensorPart]]:
     """Return the boxes (pieces of whole tensors) that fill a target.
 
     Boxes in one inner list fill the same elements with equal content, so one of them suffices.

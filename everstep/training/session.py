@@ -53,7 +53,7 @@ from everstep.protocol.rank_messages import (
     Phase,
     RankFault,
     RankHalf,
-    Standing,
+    RankStanding,
     Welcome,
 )
 from everstep.training.agent_link import AgentLink
@@ -81,10 +81,10 @@ from everstep.training.restore import (
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
-from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
+from everstep.training.step_rules import RankView, StepDecision, decide, decide_alone, is_final_round_over
 from everstep.training.step_watch import StepWatch, uncompiled
 
-POLL_SECONDS = 0.05
+PAGE_POLL_SECONDS = 0.05
 """Maximum seconds between two reads of the shared page while a rank waits after a finished step.
 
 The rank polls the page, because the agent's wake-up message `WordChanged` may be lost.
@@ -131,7 +131,7 @@ class _Half(TypedDict, total=False):
     boundary: int
     phase: Phase
     copying: int
-    standing: Standing
+    standing: RankStanding
     echo_step: int
     echo: int
     target: int
@@ -378,7 +378,7 @@ class TrainingSession:
             if decision.is_stopped:
                 self._is_stopped = True
                 self._state.keep_passing()
-                self._publish(standing=Standing.STOPPED)
+                self._publish(standing=RankStanding.STOPPED)
         return Control(self._boundary, self._is_stopped)
 
     def fence(self) -> None:
@@ -480,14 +480,14 @@ class TrainingSession:
         self._ring.close()
         if self._link.has_agent and self._is_restored:
             if not failure:
-                self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSING)
+                self._publish(phase=Phase.CLOSE, limit=0, standing=RankStanding.CLOSING)
                 self._nudge()
                 self._final_round()
             elif self._snapshotter.settled != self._boundary:
                 # The script failed, so do not wait for a commit. Only log that the last step is not captured. The other
                 # ranks notice the failure when this process ends.
                 self._say_departure()
-        self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
+        self._publish(phase=Phase.CLOSE, limit=0, standing=RankStanding.CLOSED)
         self._nudge()
         self._snapshotter.close()
         self._link.close()
@@ -541,13 +541,13 @@ class TrainingSession:
                     self._say_departure()
                 self._snapshotter.prepare()
                 self._guard.reach()
-            self._link.wait(min(left, POLL_SECONDS))
+            self._link.wait(min(left, PAGE_POLL_SECONDS))
         logger.warning(
             "step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds
         )
 
-    def _await_upload(self) -> Decision:
-        """Wait while the upload of a finished step blocks training (`Decision.is_held`).
+    def _await_upload(self) -> StepDecision:
+        """Wait while the upload of a finished step blocks training (`StepDecision.is_held`).
 
         The rank reports the phase `checkpoint`, so a long upload does not count as a hang.
         """
@@ -555,39 +555,39 @@ class TrainingSession:
         with self.phase("checkpoint", limit_seconds=MAX_LIMIT_SECONDS):
             while True:
                 self._guard.reach()
-                self._link.wait(POLL_SECONDS)
+                self._link.wait(PAGE_POLL_SECONDS)
                 decision = self._attend()
                 if not decision.is_held:
                     self._guard.add_wait(self._clock() - begun)
                     return decision
 
-    def _await_stop(self) -> Decision:
+    def _await_stop(self) -> StepDecision:
         """Wait after the step of an announced stop, until the agent confirms or withdraws the stop.
 
         The rank also waits while the agent restarts or its page cannot be read.
         """
         while True:
             self._guard.reach()
-            self._link.wait(POLL_SECONDS)
+            self._link.wait(PAGE_POLL_SECONDS)
             decision = self._attend()
             if not decision.must_wait:
                 return decision
 
-    def _attend(self) -> Decision:
+    def _attend(self) -> StepDecision:
         """Read the agent's half of the shared page, call `step_rules` with it, and carry out the returned decision."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
-        return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
+        return decide_alone(self._view(), word) if (word := self._link.word) is not None else StepDecision()
 
-    def _may_wait(self, decision: Decision, passed_at: float) -> bool:
+    def _may_wait(self, decision: StepDecision, passed_at: float) -> bool:
         """Return whether the rank may report this finished step later, together with the next finished step.
 
         Fewer reports are better, because each report takes processor time from the running step.
         """
         return decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
 
-    def _act(self, half: AgentHalf) -> Decision:
+    def _act(self, half: AgentHalf) -> StepDecision:
         if half.proposed != self._snapshotter.settled:
             self._snapshotter.forget()
         decision = decide(self._view(), half)

@@ -50,7 +50,7 @@ from everstep.training.pauses import await_pause, is_main_thread
 from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
-POLL_SECONDS = 0.25
+CLOSE_CHECK_SECONDS = 0.25
 """Seconds between two checks whether the session is closed, while a background thread waits for the first slots.
 
 The thread notices immediately when the agent grants them.
@@ -351,7 +351,7 @@ class Snapshotter:
         self._may_map.wait()
         self._tell()
         while not self._is_closed and self._link.slots is None:
-            self._link.wait(POLL_SECONDS)
+            self._link.wait(CLOSE_CHECK_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
             with contextlib.suppress(OSError, ValueError):
                 # Ignore an error of the mapping, because the next capture maps the slots again and reports the error.

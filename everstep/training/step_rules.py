@@ -37,7 +37,7 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepDecision:
     """The actions that the rank must take after a finished step. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
@@ -64,7 +64,7 @@ class Decision:
     """
 
 
-def decide(view: RankView, half: AgentHalf) -> Decision:
+def decide(view: RankView, half: AgentHalf) -> StepDecision:
     """Return what the rank does next, from its own state and the agent's half of the shared page.
 
     The session calls this after every step, and repeatedly while the rank waits. Equal inputs give equal decisions.
@@ -78,7 +78,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
     """
     capture_slot, abandon = _on_proposal(view, half)
     is_here = half.stop == view.boundary
-    return Decision(
+    return StepDecision(
         capture_slot=capture_slot,
         abandon=abandon,
         echo=_on_stop(view, half),
@@ -89,7 +89,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
     )
 
 
-def decide_alone(view: RankView, word: AgentHalf) -> Decision:
+def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
     Without the agent, the rank captures no step and accepts no new stop request of the coordinator. It still stops at
@@ -106,7 +106,7 @@ def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
-    return Decision(
+    return StepDecision(
         must_wait=is_here and has_agreed and word.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and word.stop_state is StopState.CONFIRMED,
         is_held=0 < word.hold <= view.boundary,

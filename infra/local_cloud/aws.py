@@ -40,7 +40,7 @@ from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
 from infra.local_cloud.fault_kinds import FAULT
 from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
-from infra.local_cloud.gate import SERVICES, Gate, read
+from infra.local_cloud.gate import SERVICES, AwsGate, read
 from infra.local_cloud.injector import Injector, Places
 from infra.local_cloud.instance_refresh import InstanceRefreshes
 from infra.local_cloud.instances import InstanceRunner
@@ -48,7 +48,7 @@ from infra.local_cloud.metadata import MetadataService
 from infra.local_cloud.moto_api import install, session_key
 from infra.local_cloud.network import Network, remove
 from infra.local_cloud.service_errors import answer_of, denied, service_of, throttled
-from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKey, Received, stray, verify
+from infra.local_cloud.signatures import ADMIN_SERVICE, Denied, IssuedKey, SignedRequest, Signer, stray, verify
 from infra.local_cloud.visibility import DELAYED
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ MAX_API_BODY_BYTES = 16 * 1024 * 1024
 MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
 """Paths outside AWS's APIs that moto serves without a signature. The local cloud refuses them."""
 RECEIVED = "everstep.received"
-"""Key in a request's WSGI environ. The value, a `Received`, is the unparsed request line and headers."""
+"""Key in a request's WSGI environ. The value, a `SignedRequest`, is the unparsed request line and headers."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
@@ -116,7 +116,7 @@ class LocalAws:
         self._addresses = AddressPool(random.SystemRandom())
         self._announcements = Announcements(self.faults, time.monotonic)
         self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, options.answers)
-        self._gate = Gate(self.faults, self._ec2.zone_of, time.monotonic, options.answers.auto_scaling_rate)
+        self._gate = AwsGate(self.faults, self._ec2.zone_of, time.monotonic, options.answers.auto_scaling_rate)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         self._refreshes = InstanceRefreshes(self._auto_scaling)
         install(self._ec2, self._auto_scaling, self._refreshes)
@@ -217,7 +217,7 @@ class LocalAws:
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        received: Received = environ[RECEIVED]
+        received: SignedRequest = environ[RECEIVED]
         service = service_of(received.header("authorization"))
         if reason := stray(received, self._host):
             return _say(
@@ -295,7 +295,7 @@ class LocalAws:
         self._calls.add(service, body, statuses[-1], at)
         return answer
 
-    def _administer(self, environ: dict[str, Any], caller: Caller, start_response: StartResponse) -> Iterable[bytes]:
+    def _administer(self, environ: dict[str, Any], caller: Signer, start_response: StartResponse) -> Iterable[bytes]:
         if caller.is_owner and caller.service == ADMIN_SERVICE:
             status, body = self._answer(environ)
         else:
@@ -444,7 +444,7 @@ class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
 
     def make_environ(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().make_environ()
-        environ[RECEIVED] = Received(method=self.command, target=self.path, headers=tuple(self.headers.items()))
+        environ[RECEIVED] = SignedRequest(method=self.command, target=self.path, headers=tuple(self.headers.items()))
         return environ
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:

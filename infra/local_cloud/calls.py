@@ -18,7 +18,7 @@ READING: Final = ("Describe", "Get", "List")
 MAX_CALLS: Final = 20_000
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One API call that may have changed the state of the local cloud."""
 
     at: float
@@ -31,14 +31,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP status of the answer."""
 
 
-CALLS: Final = msgspec.json.Decoder(list[Call])
+CALLS: Final = msgspec.json.Decoder(list[RecordedCall])
 
 
 class CallRecord:
     """The newest calls of a local AWS, oldest first. The server adds calls under its lock."""
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque(maxlen=MAX_CALLS)
+        self._calls: deque[RecordedCall] = deque(maxlen=MAX_CALLS)
 
     def add(self, service: str, body: bytes, status: str, at: float) -> None:
         """Record a call, unless its operation is read-only.
@@ -54,8 +54,8 @@ class CallRecord:
         if service in RECORDED_SERVICES and action and not action.startswith(READING):
             given = {name: value for name, value in parameters.items() if name not in ("Action", "Version")}
             code = int(status.partition(" ")[0] or 0)
-            self._calls.append(Call(at=at, service=service, action=action, parameters=given, status=code))
+            self._calls.append(RecordedCall(at=at, service=service, action=action, parameters=given, status=code))
 
-    def every(self) -> list[Call]:
+    def every(self) -> list[RecordedCall]:
         """Return the recorded calls, oldest first."""
         return list(self._calls)

@@ -73,7 +73,7 @@ class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledEvent:
+class PlannedEvent:
     """A maintenance event that AWS has scheduled for an instance."""
 
     event_id: str
@@ -123,7 +123,7 @@ class Life:
     """The instance's state in the last event about it; empty before the first event."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
     """Failing status checks, each with the time at which the check began to fail."""
-    scheduled: tuple[ScheduledEvent, ...] = ()
+    scheduled: tuple[PlannedEvent, ...] = ()
     spot_action: Plan | None = None
     rebalance_at: datetime | None = None
     plan: Plan | None = None

@@ -19,7 +19,7 @@ from botocore.config import Config
 
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, url_host
-from infra.local_cloud.errors import EndpointRefused
+from infra.local_cloud.errors import LocalEndpointRefused
 from infra.local_cloud.signatures import signed_headers
 
 REGION: Final = "us-east-1"
@@ -69,7 +69,7 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
         EndpointRefused: the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
-        raise EndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
+        raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ACCESS_KEY_ID": keys.access_key_id,
@@ -122,7 +122,7 @@ def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
         EndpointRefused: the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
-        raise EndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
+        raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
     unread = {
         "profile": (None, None, None, None),
         "config_file": (None, None, "/dev/null", None),
@@ -175,6 +175,6 @@ def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_secon
 
 def _refuse_elsewhere(request: Any, **_: object) -> None:
     if not is_loopback(request.url):
-        raise EndpointRefused(
+        raise LocalEndpointRefused(
             f"a request to {url_host(request.url)} was refused: the local cloud is on this machine only"
         )

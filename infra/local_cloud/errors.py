@@ -29,7 +29,7 @@ class NotUp(LocalCloudError):
     """No local cloud is recorded in the state directory."""
 
 
-class EndpointRefused(LocalCloudError):
+class LocalEndpointRefused(LocalCloudError):
     """The endpoint is not on this machine. Clients of the local cloud connect to this machine only."""
 
 

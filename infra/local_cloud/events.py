@@ -50,7 +50,7 @@ EC2 and the metadata service use the same description.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class EventBridgeEvent:
     """An event of AWS, with the fields that the patterns of rules can match."""
 
     source: str
@@ -78,14 +78,14 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def state_change(owner: Owner, instance_id: str, state: str) -> Event:
+def state_change(owner: Owner, instance_id: str, state: str) -> EventBridgeEvent:
     """Return the event that AWS sends when an instance has entered the state `state`."""
     return _ec2(
         owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state}
     )
 
 
-def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
+def spot_interruption(owner: Owner, instance_id: str, action: str) -> EventBridgeEvent:
     """Return the warning that AWS sends two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
     return _ec2(
         owner,
@@ -95,17 +95,17 @@ def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
     )
 
 
-def rebalance_recommendation(owner: Owner, instance_id: str) -> Event:
+def rebalance_recommendation(owner: Owner, instance_id: str) -> EventBridgeEvent:
     """Return the recommendation to replace an instance that has an increased risk of interruption."""
     return _ec2(owner, "EC2 Instance Rebalance Recommendation", instance_id, {"instance-id": instance_id})
 
 
-def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Event:
+def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> EventBridgeEvent:
     """Return the warning that AWS sends 40 minutes before a Capacity Block ends.
 
     The event contains the id of the reservation, but no instance id.
     """
-    return Event(
+    return EventBridgeEvent(
         source="aws.ec2",
         detail_type="Capacity Block Reservation Expiration Warning",
         resources=(f"arn:aws:ec2:{owner.region}:{owner.account}:capacity-reservation/{reservation_id}",),
@@ -117,7 +117,7 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
 
 def scheduled_change(
     owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime
-) -> Event:
+) -> EventBridgeEvent:
     """Return AWS Health's event about a scheduled event of EC2.
 
     Args:
@@ -132,7 +132,7 @@ def scheduled_change(
         The event.
     """
     type_code, words = HEALTH_WORDS[code]
-    return Event(
+    return EventBridgeEvent(
         source="aws.health",
         detail_type="AWS Health Event",
         resources=(instance_id,),
@@ -161,10 +161,10 @@ def scheduled_change(
     )
 
 
-def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> Event:
+def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> EventBridgeEvent:
     """Return the event with which Auto Scaling announces that a lifecycle hook holds an instance."""
     kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
-    return Event(
+    return EventBridgeEvent(
         source="aws.autoscaling",
         detail_type=kind,
         resources=(group_arn,),
@@ -176,14 +176,14 @@ def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *,
 
 def scaling_outcome(
     owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool
-) -> Event:
+) -> EventBridgeEvent:
     """Return the event of a successful or failed launch or termination.
 
     `instance_id` is empty if a failed launch created no instance.
     """
     kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
     resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
-    return Event(
+    return EventBridgeEvent(
         source="aws.autoscaling",
         detail_type=kind,
         resources=resources,
@@ -206,15 +206,15 @@ class Announcements:
         self,
         faults: Faults,
         monotonic: Callable[[], float],
-        deliver: Callable[[Event, dict[str, Any]], None] | None = None,
+        deliver: Callable[[EventBridgeEvent, dict[str, Any]], None] | None = None,
     ) -> None:
         self._faults = faults
         self._monotonic = monotonic
         self._deliver = deliver or to_event_bridge
-        self._waiting: list[tuple[float, int, Event, dict[str, Any]]] = []
+        self._waiting: list[tuple[float, int, EventBridgeEvent, dict[str, Any]]] = []
         self._numbers = itertools.count()
 
-    def put(self, event: Event) -> None:
+    def put(self, event: EventBridgeEvent) -> None:
         """Schedule the delivery of an event whose cause happens now.
 
         Both copies of a duplicated event have the same id and time.
@@ -240,7 +240,7 @@ class Announcements:
             self._deliver(event, dict(body))
 
 
-def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
+def to_event_bridge(event: EventBridgeEvent, body: dict[str, Any]) -> None:
     """Send an event to the SQS targets of all matching rules on the default bus of its region.
 
     The function does not use PutEvents. In AWS, PutEvents refuses sources that begin with `aws.`, and moto's PutEvents
@@ -256,8 +256,8 @@ def to_event_bridge(event: Event, body: dict[str, Any]) -> None:
                 queues.send_message(queue_name=queue, message_body=json.dumps(body))
 
 
-def _ec2(owner: Owner, detail_type: str, instance_id: str, detail: Mapping[str, Any]) -> Event:
-    return Event(
+def _ec2(owner: Owner, detail_type: str, instance_id: str, detail: Mapping[str, Any]) -> EventBridgeEvent:
+    return EventBridgeEvent(
         source="aws.ec2",
         detail_type=detail_type,
         resources=(owner.instance_arn(instance_id),),

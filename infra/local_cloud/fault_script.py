@@ -212,7 +212,7 @@ def play(
             heapq.heappush(due, (over.at_seconds, next(order), over))
 
 
-def role_of(moment: Moment) -> roles.Role | None:
+def role_of(moment: Moment) -> roles.FaultRole | None:
     """Return the role, such as `job 0 node 2`, that is the target of a script's line; None without a role."""
     return roles.parse(getattr(moment.fault, "target", ""))
 

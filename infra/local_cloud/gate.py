@@ -40,7 +40,7 @@ MAX_WRONG_CALLS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AwsRequest:
     """One decoded call of EC2 or Auto Scaling."""
 
     service: str
@@ -61,7 +61,7 @@ class Refusal:
     message: str
 
 
-def read(service: str, body: bytes) -> Request:
+def read(service: str, body: bytes) -> AwsRequest:
     """Return the operation and the parameters of a call.
 
     Args:
@@ -74,13 +74,13 @@ def read(service: str, body: bytes) -> Request:
     values = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
     action, model = values.get("Action", ""), get_service_model(service)
     if action not in model.operation_names:
-        return Request(service, action, None, {})
+        return AwsRequest(service, action, None, {})
     operation = model.operation_model(action)
     parser = PROTOCOL_PARSERS[PROTOCOLS[service]](operation)
-    return Request(service, action, operation, parser.parse({"values": values}))
+    return AwsRequest(service, action, operation, parser.parse({"values": values}))
 
 
-class Gate:
+class AwsGate:
     """Refuses calls as AWS does. The server holds its lock while it calls the gate.
 
     Args:
@@ -106,7 +106,7 @@ class Gate:
         self.wrong_calls: list[str] = []
         """Undocumented calls, one sentence each, oldest first, at most `MAX_WRONG_CALLS`."""
 
-    def refusal(self, request: Request) -> Refusal | None:
+    def refusal(self, request: AwsRequest) -> Refusal | None:
         """Return the error with which the local AWS answers a call, or None if the call may proceed."""
         if not self._is_within_rate(request):
             return Refusal(*THROTTLED[request.service])
@@ -122,7 +122,7 @@ class Gate:
             return Refusal(*UNAVAILABLE)
         return None
 
-    def _is_within_rate(self, request: Request) -> bool:
+    def _is_within_rate(self, request: AwsRequest) -> bool:
         share = self._faults.conditions.api_rate_share
         if share != self._share:
             # After a change of the rate limits, all token buckets are full.

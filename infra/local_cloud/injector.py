@@ -23,7 +23,7 @@ import msgspec
 
 from infra.local_cloud import events, node_faults
 from infra.local_cloud.auto_scaling import AutoScaling, instance_types
-from infra.local_cloud.ec2 import Ec2, End, ScheduledEvent
+from infra.local_cloud.ec2 import Ec2, End, PlannedEvent
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
 from infra.local_cloud.fault_kinds import (
@@ -281,7 +281,7 @@ class Injector:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         begins = datetime.now(UTC) + timedelta(seconds=fault.after)
-        scheduled = ScheduledEvent(
+        scheduled = PlannedEvent(
             event_id=f"instance-event-{uuid.uuid4().hex[:17]}",
             code=fault.code,
             not_before=begins,
@@ -577,7 +577,7 @@ class Injector:
     def _condition(self, **changes: Any) -> None:
         self._places.faults.replace(msgspec.structs.replace(self._places.faults.conditions, **changes))
 
-    def _announce(self, event: events.Event) -> None:
+    def _announce(self, event: events.EventBridgeEvent) -> None:
         self._places.announcements.put(event)
 
     @staticmethod

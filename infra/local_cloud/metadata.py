@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
-from infra.local_cloud.signatures import Received, stray
+from infra.local_cloud.signatures import SignedRequest, stray
 
 PREFIX: Final = "/latest/meta-data/"
 TOKEN_PATH: Final = "/latest/api/token"
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         host, port = self.connection.getsockname()[:2]
-        request = Received(method=self.command, target=self.path, headers=tuple(self.headers.items()))
+        request = SignedRequest(method=self.command, target=self.path, headers=tuple(self.headers.items()))
         if stray(request, f"{host}:{port}") or "X-Forwarded-For" in self.headers:
             self._say(403)
             return False

@@ -112,7 +112,7 @@ def _locked(method: Callable[..., T]) -> Callable[..., T]:
 
 
 @dataclass(slots=True)
-class Link:
+class NodeLink:
     """The link between an instance's namespace and the bridge."""
 
     port: str
@@ -134,7 +134,7 @@ class Network:
         self.name = name
         self._services = tuple(services)
         self._allowed: dict[str, int] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, NodeLink] = {}
         self._blocks: set[str] = set()
         self._made = 0
         self._lock = threading.RLock()
@@ -222,7 +222,7 @@ class Network:
             # Remove the partly created link, because it would make the next attempt fail.
             _remove_line(port, namespace)
             raise
-        self._links[instance_id] = Link(port, address)
+        self._links[instance_id] = NodeLink(port, address)
         return namespace
 
     @_locked
@@ -265,7 +265,7 @@ class Network:
         link.bits_per_second = bits_per_second
         self._shape(instance_id, link)
 
-    def links(self) -> dict[str, Link]:
+    def links(self) -> dict[str, NodeLink]:
         """Return the network links of all instances, by instance id."""
         return dict(self._links)
 
@@ -289,13 +289,13 @@ class Network:
             ),
         }
 
-    def _link(self, instance_id: str) -> Link:
+    def _link(self, instance_id: str) -> NodeLink:
         link = self._links.get(instance_id)
         if link is None:
             raise FaultRefused(f"{instance_id} is not running, so it has no link")
         return link
 
-    def _shape(self, instance_id: str, link: Link) -> None:
+    def _shape(self, instance_id: str, link: NodeLink) -> None:
         rate = f"{link.bits_per_second}bit" if link.bits_per_second else UNLIMITED
         for device, direction, arguments in (
             (link.port, "src", ()),

@@ -35,7 +35,7 @@ _FORMS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class FaultRole:
     """A fault target that names a node, rank or shard of a running job."""
 
     job: int | None
@@ -49,7 +49,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class RoleShard:
     """The nodes that hold copies of one rank's shard."""
 
     rank: int
@@ -58,7 +58,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
+class RoleJob:
     """The nodes and shards of a running job, from which a role such as `job 0 node 2` selects the target of a fault."""
 
     name: str
@@ -66,7 +66,7 @@ class TrainingJob:
     """Instance ids by GROUP_RANK. Some instances may have ended."""
     ranks_per_node: int
     committed_step: int
-    shards: tuple[Shard, ...]
+    shards: tuple[RoleShard, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Hit:
     """The selected rank, or the owner of the selected shard. None if the role names a node."""
 
 
-def parse(target: str) -> Role | None:
+def parse(target: str) -> FaultRole | None:
     """Parse the target of a fault into a role.
 
     The result is None if the target is an instance id, the number of an instance, or empty: no role is then needed.
@@ -91,7 +91,7 @@ def parse(target: str) -> Role | None:
     found = _ROLE.fullmatch(target)
     if found is None:
         raise FaultRefused(f"{target!r} is not a target: {_FORMS}")
-    return Role(
+    return FaultRole(
         job=None if found["job"] is None else int(found["job"]),
         part=cast("Part", found["part"]),
         number=int(found["number"]),
@@ -112,25 +112,25 @@ def check(fault: AnyFault) -> None:
         raise FaultRefused(f"{str(role)!r} already selects a rank: remove `rank`")
 
 
-def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> TrainingJob:
+def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) -> RoleJob:
     """Return the facts from which `resolve` finds a job's nodes, from two answers of the API.
 
     `described` is the answer of DescribeTrainingJob. `protection` is the answer of DescribeProtection.
     """
     shards = sorted(protection["Shards"], key=lambda shard: int(shard["Rank"]))
-    return TrainingJob(
+    return RoleJob(
         name=described["TrainingJobName"],
         nodes=tuple(described["NodeIds"]),
         ranks_per_node=described["RanksPerNode"],
         committed_step=described["CommittedStep"],
         shards=tuple(
-            Shard(rank=shard["Rank"], holders=tuple(holder["NodeId"] for holder in shard["Holders"]))
+            RoleShard(rank=shard["Rank"], holders=tuple(holder["NodeId"] for holder in shard["Holders"]))
             for shard in shards
         ),
     )
 
 
-def with_nodes(jobs: Collection[TrainingJob], running: Collection[str]) -> list[TrainingJob]:
+def with_nodes(jobs: Collection[RoleJob], running: Collection[str]) -> list[RoleJob]:
     """Return the jobs that have a running node, sorted by name. Only these jobs can be selected.
 
     `running` contains the ids of the running instances.
@@ -138,7 +138,7 @@ def with_nodes(jobs: Collection[TrainingJob], running: Collection[str]) -> list[
     return sorted((job for job in jobs if any(node in running for node in job.nodes)), key=lambda job: job.name)
 
 
-def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str], last_job: str = "") -> Hit:
+def resolve(role: FaultRole, jobs: Collection[RoleJob], running: Collection[str], last_job: str = "") -> Hit:
     """Resolve a role to running instances.
 
     Args:
@@ -188,10 +188,10 @@ class Aim:
         running: returns the ids of the running instances.
     """
 
-    def __init__(self, jobs: Callable[[], Collection[TrainingJob]], running: Callable[[], Collection[str]]) -> None:
+    def __init__(self, jobs: Callable[[], Collection[RoleJob]], running: Callable[[], Collection[str]]) -> None:
         self._jobs = jobs
         self._running = running
-        self._seen: Collection[TrainingJob] = ()
+        self._seen: Collection[RoleJob] = ()
         self._last_job = ""
 
     def __call__(self, fault: AnyFault) -> list[AnyFault]:
@@ -228,7 +228,7 @@ def _target(fault: AnyFault) -> str:
     return str(getattr(fault, "target", ""))
 
 
-def _takes_rank(fault: AnyFault, role: Role) -> bool:
+def _takes_rank(fault: AnyFault, role: FaultRole) -> bool:
     """Return whether a fault's target, such as `job 0 rank 5`, also determines the fault's field `rank`.
 
     For the target `job 0 rank 5`, the field gets the selected rank. For the target `job 0 shard 0`, the field gets the

@@ -98,7 +98,7 @@ class IssuedKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class SignedRequest:
     """The request line and headers of a request, unparsed."""
 
     method: str
@@ -113,7 +113,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Signer:
     """The key that signed a request, and the service that the signature names."""
 
     access_key_id: str
@@ -121,7 +121,7 @@ class Caller:
     is_owner: bool
 
 
-def stray(request: Received, host: str) -> str:
+def stray(request: SignedRequest, host: str) -> str:
     """Return why a request does not come from a program on this machine; empty if it may come from one.
 
     A web page can reach loopback addresses through its visitor's browser. The function recognizes such requests by
@@ -139,8 +139,8 @@ def stray(request: Received, host: str) -> str:
 
 
 def verify(
-    request: Received, read_body: Callable[[], bytes], issued: Callable[[str], IssuedKey | None], now: datetime
-) -> Caller:
+    request: SignedRequest, read_body: Callable[[], bytes], issued: Callable[[str], IssuedKey | None], now: datetime
+) -> Signer:
     """Check the signature of a request and return its signer.
 
     Args:
@@ -192,7 +192,7 @@ def verify(
         and not hmac.compare_digest(hashlib.sha256(read_body()).hexdigest(), digest)
     ):
         raise Denied(Denial.MISMATCH, "The provided x-amz-content-sha256 header does not match what was computed.")
-    return Caller(access_key_id=signature.access_key_id, service=signature.service, is_owner=key.is_owner)
+    return Signer(access_key_id=signature.access_key_id, service=signature.service, is_owner=key.is_owner)
 
 
 def signed_headers(method: str, url: str, content: bytes, keys: LocalKeys) -> dict[str, str]:
@@ -279,7 +279,7 @@ def _check_time(timestamp: str, signature: _Signature, now: datetime) -> None:
         )
 
 
-def _expected(request: Received, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
+def _expected(request: SignedRequest, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
     """Compute the signature that the owner of the key would send. Raise `Denied` if required headers are not signed."""
     present = {name.lower() for name, _ in request.headers}
     must = {"host", *(name for name in present if name.startswith("x-amz-"))}

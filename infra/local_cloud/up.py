@@ -37,7 +37,7 @@ from everstep.config import ClientConfig
 from everstep.errors import EverstepError
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
-from infra.local_cloud.calls import CALLS, Call
+from infra.local_cloud.calls import CALLS, RecordedCall
 from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.fault_kinds import (
@@ -100,7 +100,7 @@ immediately.
 NODES_POLL_SECONDS: Final = 0.1
 
 
-class Progress(Protocol):
+class StartProgress(Protocol):
     """Receives the steps of `up` to show them to the user."""
 
     def step(self, title: str) -> AbstractContextManager[None]:
@@ -108,7 +108,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Receives the progress of `up`, and shows nothing. Replaces `Progress` where no user watches."""
+    """Receives the progress of `up`, and shows nothing. Replaces `StartProgress` where no user watches."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context manager that does nothing, because this class shows no progress."""
@@ -220,7 +220,7 @@ class LocalCluster:
         progress: receives the steps of `up`; None: no output.
     """
 
-    def __init__(self, state_dir: Path, *, progress: Progress | None = None) -> None:
+    def __init__(self, state_dir: Path, *, progress: StartProgress | None = None) -> None:
         self.state_dir = state_dir.resolve()
         self.logs = self.state_dir / "logs"
         self.nodes_directory = self.state_dir / "nodes"
@@ -449,7 +449,7 @@ class LocalCluster:
             return self._replace_control_plane(fault)
         return EFFECT.decode(_accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault))).content)
 
-    def training_jobs(self) -> list[roles.TrainingJob]:
+    def training_jobs(self) -> list[roles.RoleJob]:
         """Return the running jobs as the control plane reports them.
 
         Returns:
@@ -506,7 +506,7 @@ class LocalCluster:
         ).json()
         return said
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RecordedCall]:
         """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
 
         Returns:

@@ -24,7 +24,7 @@ import msgspec
 from everstep.errors import EverstepError
 from everstep.failures import translated
 from infra.local_cloud import network
-from infra.local_cloud.calls import Call
+from infra.local_cloud.calls import RecordedCall
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
 from tests.bad_day import facts, rules
 from tests.bad_day.plan import plan, temptation
@@ -460,7 +460,7 @@ def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
             yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])
 
 
-def _call(call: Call) -> facts.Call:
+def _call(call: RecordedCall) -> facts.Call:
     desired = call.parameters.get("DesiredCapacity")
     return facts.Call(
         at=call.at,

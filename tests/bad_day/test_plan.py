@@ -10,7 +10,7 @@ import pytest
 
 from infra.local_cloud import fault_script
 from infra.local_cloud.fault_kinds import LASTING, AnyFault, Effect, KillControlPlane, KillRank, Terminate, name_of
-from infra.local_cloud.roles import Aim, Shard, TrainingJob
+from infra.local_cloud.roles import Aim, RoleJob, RoleShard
 from tests.bad_day.plan import SERVER_ROUND, Line, faults, plan, script, temptation
 from tests.bad_day.rules import KINDS, RECOVERIES_HIT_PER_MINUTE, STRIKES_PER_KIND_PER_MINUTE, STRIKES_PER_MINUTE
 
@@ -35,12 +35,12 @@ def test_a_plan_is_a_bad_day(seed: int, minutes: float, has_servers: bool) -> No
 
 A, B, C, D, E, F = (f"i-{letter}" for letter in "abcdef")
 JOBS = [
-    TrainingJob(
+    RoleJob(
         name=name,
         nodes=nodes,
         ranks_per_node=1,
         committed_step=3,
-        shards=tuple(Shard(rank=rank, holders=nodes[:2]) for rank in range(3)),
+        shards=tuple(RoleShard(rank=rank, holders=nodes[:2]) for rank in range(3)),
     )
     for name, nodes in (("early", (A, B, C)), ("long", (D, E, F)))
 ]

@@ -45,7 +45,7 @@ class Watch(threading.Thread):
         self.disrupted_at = 0.0
         """Newest time at which AWS refused a call of this watch because of a disrupted zone."""
         self.jobs: dict[str, Json] = {}
-        self._training: dict[str, roles.TrainingJob] = {}
+        self._training: dict[str, roles.RoleJob] = {}
         """Newest observation of each job that trains, by name."""
         self._cluster = cluster
         self._names = job_names
@@ -110,7 +110,7 @@ class Watch(threading.Thread):
 
     # Methods that strikes call
 
-    def training_jobs(self) -> list[roles.TrainingJob]:
+    def training_jobs(self) -> list[roles.RoleJob]:
         """Return the jobs that were training at the last poll, as targets for faults."""
         return list(self._training.values())
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from control_plane.cloud.errors import NotFound, ObjectChanged
-from control_plane.cloud.s3 import S3ObjectStore as ServerStore
+from control_plane.cloud.s3 import S3ServiceStore as ServerStore
 from everstep import uploads
 from everstep.bucket_checks import bucket_facts
 from everstep.protocol.ids import RunId
@@ -147,7 +147,7 @@ def test_the_server_stores_large_files_and_lets_others_upload(server: ServerStor
     digest = hashlib.sha256(b"content").hexdigest()
     signed = server.sign_upload(reference("signed"), sha256=digest, size_bytes=7, seconds=900)
     assert signed is not None
-    assert uploads.put(signed.url, signed.headers, io.BytesIO(b"content")) is uploads.Outcome.TAKEN
+    assert uploads.put(signed.url, signed.headers, io.BytesIO(b"content")) is uploads.UploadOutcome.TAKEN
     assert server.get(reference("signed")) == b"content"
 
 

@@ -1,4 +1,4 @@
-"""`control_plane.cloud.objects.ObjectStore`: the same tests run in memory and with boto3 on the local S3."""
+"""`control_plane.cloud.objects.ServiceStore`: the same tests run in memory and with boto3 on the local S3."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import NotFound, ObjectChanged
-from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectStore
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ServiceStore
+from control_plane.cloud.s3 import S3ServiceStore
 from everstep import uploads
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.cloud import MemoryObjectStore
@@ -31,11 +31,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 
 @pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest) -> ObjectStore:
+def store(request: pytest.FixtureRequest) -> ServiceStore:
     if request.param == "memory":
         return MemoryObjectStore(BUCKET)
     served: ServedAws = request.getfixturevalue("served")
-    return S3ObjectStore(served.connection())
+    return S3ServiceStore(served.connection())
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def below(prefix: ObjectReference, name: str) -> ObjectReference:
     return ObjectReference(bucket=prefix.bucket, key=prefix.key + name)
 
 
-def test_what_is_put_is_what_is_got(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_what_is_put_is_what_is_got(store: ServiceStore, prefix: ObjectReference) -> None:
     reference, body = below(prefix, "a=1/b c+d.json"), b"content"
     info = store.put(reference, body)
     assert (info.reference, info.size_bytes) == (reference, 7)
@@ -60,7 +60,7 @@ def test_what_is_put_is_what_is_got(store: ObjectStore, prefix: ObjectReference)
 
 
 def test_of_two_writers_only_the_first_or_the_one_that_read_the_newest_object_writes(
-    store: ObjectStore, prefix: ObjectReference
+    store: ServiceStore, prefix: ObjectReference
 ) -> None:
     reference = below(prefix, "manifest.json")
     first = store.put_if_unchanged(reference, b"first")
@@ -75,7 +75,7 @@ def test_of_two_writers_only_the_first_or_the_one_that_read_the_newest_object_wr
     assert (store.get(reference), store.head(reference)) == (b"second", second)
 
 
-def test_the_beginning_of_an_object_is_streamed(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_the_beginning_of_an_object_is_streamed(store: ServiceStore, prefix: ObjectReference) -> None:
     reference = below(prefix, "log")
     body = bytes(range(256)) * (STREAM_CHUNK_BYTES // 256) * 2 + b"end"
     store.put(reference, body)
@@ -89,7 +89,7 @@ def test_the_beginning_of_an_object_is_streamed(store: ObjectStore, prefix: Obje
     assert list(store.stream(reference, end=0)) == []
 
 
-def test_a_stream_may_be_left_early(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_a_stream_may_be_left_early(store: ServiceStore, prefix: ObjectReference) -> None:
     reference = below(prefix, "log")
     store.put(reference, bytes(3 * STREAM_CHUNK_BYTES))
     stream = iter(store.stream(reference))
@@ -97,7 +97,7 @@ def test_a_stream_may_be_left_early(store: ObjectStore, prefix: ObjectReference)
     stream.close()  # type: ignore[attr-defined]
 
 
-def test_a_large_file_is_put_and_stays_its_openers(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_a_large_file_is_put_and_stays_its_openers(store: ServiceStore, prefix: ObjectReference) -> None:
     reference = below(prefix, "source.tar.gz")
     body = hashlib.sha256(b"seed").digest() * (18 * 1024 * 1024 // 32)
     file = io.BytesIO(b"skipped" + body)
@@ -107,7 +107,7 @@ def test_a_large_file_is_put_and_stays_its_openers(store: ObjectStore, prefix: O
     assert hashlib.sha256(b"".join(store.stream(reference))).digest() == hashlib.sha256(body).digest()
 
 
-def test_listing_is_by_prefix_in_key_order(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_listing_is_by_prefix_in_key_order(store: ServiceStore, prefix: ObjectReference) -> None:
     for name in ("b", "a/2", "a/1", "c"):
         store.put(below(prefix, name), name.encode())
     assert [info.reference.key.removeprefix(prefix.key) for info in store.list(prefix)] == ["a/1", "a/2", "b", "c"]
@@ -115,7 +115,7 @@ def test_listing_is_by_prefix_in_key_order(store: ObjectStore, prefix: ObjectRef
     assert list(store.list(below(prefix, "none"))) == []
 
 
-def test_what_is_missing_is_not_found(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_what_is_missing_is_not_found(store: ServiceStore, prefix: ObjectReference) -> None:
     reference = below(prefix, "none")
     for call in (lambda: store.get(reference), lambda: store.head(reference), lambda: list(store.stream(reference))):
         with pytest.raises(NotFound):
@@ -126,7 +126,7 @@ def test_what_is_missing_is_not_found(store: ObjectStore, prefix: ObjectReferenc
             call()
 
 
-def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: ServiceStore, prefix: ObjectReference) -> None:
     for name in ("a", "b", "c d+e"):
         store.put(below(prefix, name), b"x")
     store.delete(BUCKET, [below(prefix, "a").key, below(prefix, "c d+e").key, below(prefix, "never").key])
@@ -137,7 +137,7 @@ def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: ObjectStore, pr
         store.delete("no-such-bucket", ["a"])
 
 
-def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectReference) -> None:
+def test_others_may_put_what_was_signed_for(store: ServiceStore, prefix: ObjectReference) -> None:
     reference, body = below(prefix, "a+b.tar.gz"), b"content"
     digest = hashlib.sha256(body)
     signed = store.sign_upload(reference, sha256=digest.hexdigest(), size_bytes=len(body), seconds=900)
@@ -153,7 +153,7 @@ def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectRe
     assert signed.url not in repr(signed)
     with pytest.raises(NotFound):
         store.head(reference)
-    assert uploads.put(signed.url, signed.headers, io.BytesIO(body)) is uploads.Outcome.TAKEN
+    assert uploads.put(signed.url, signed.headers, io.BytesIO(body)) is uploads.UploadOutcome.TAKEN
     assert store.get(reference) == body
 
 
@@ -165,7 +165,7 @@ def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatc
     """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    store = S3ObjectStore(Connection(CloudSettings(mode=CloudMode.AWS, region=region)))
+    store = S3ServiceStore(Connection(CloudSettings(mode=CloudMode.AWS, region=region)))
     signed = store.sign_upload(ObjectReference(bucket="bucket", key="k"), sha256="0" * 64, size_bytes=1, seconds=900)
     assert signed is not None
     assert signed.url.startswith(

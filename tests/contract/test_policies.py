@@ -18,10 +18,10 @@ from control_plane.cloud.connection import Connection
 from control_plane.cloud.contract import TERMINATION_HOOK
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.notices import SqsQueue
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import LogGroupSink, sink_of
-from control_plane.core.log_batches import Line
+from control_plane.core.log_batches import BatchLine
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
 from infra.local_cloud.environment import aws_variables
@@ -130,13 +130,13 @@ def act_as_server(aws: ServedAws, places: Mapping[str, str]) -> list[Request]:
         connection.identify()
         change_group(aws, AwsOperator(connection), group)
         AwsOperator(connection).describe_group(mixed)
-        use_objects(S3ObjectStore(connection))
-        fail_upload(S3ObjectStore(connection), connection)
+        use_objects(S3ServiceStore(connection))
+        fail_upload(S3ServiceStore(connection), connection)
         ManagedSecrets(connection, "everstep/").kept("server_secret", lambda: "ab" * 32)
         connection.client("secretsmanager").get_secret_value(SecretId="rds!db")
         for arn in (places["event_bus_arns"], places["topic_arns"]):
             assert sink_of(connection, arn).put(entries("a")) is None
-        LogGroupSink(connection, "/jobs/lines").put_lines("gpt/r1/i-1", [Line(at_ms=1, message="a line")])
+        LogGroupSink(connection, "/jobs/lines").put_lines("gpt/r1/i-1", [BatchLine(at_ms=1, message="a line")])
         queue = SqsQueue(connection, places["queue_url"])
         aws.client("sqs").send_message(QueueUrl=places["queue_url"], MessageBody="{}")
         queue.delete([message.receipt for message in queue.receive()])
@@ -182,7 +182,7 @@ def change_group(aws: ServedAws, operator: AwsOperator, name: str) -> None:
     operator.terminate_member(member, decrement=False)
 
 
-def use_objects(store: S3ObjectStore) -> None:
+def use_objects(store: S3ServiceStore) -> None:
     """Make each call of a server's object store that succeeds."""
     source, job = (
         ObjectReference(bucket=BUCKET, key=f"projects/team/{key}") for key in ("sources/1.tar.gz", "jobs/gpt/manifest")
@@ -196,7 +196,7 @@ def use_objects(store: S3ObjectStore) -> None:
     store.delete(BUCKET, [source.key, job.key])
 
 
-def fail_upload(store: S3ObjectStore, connection: Connection) -> None:
+def fail_upload(store: S3ServiceStore, connection: Connection) -> None:
     """Upload a file of which S3 refuses a part. boto3 then aborts the upload."""
     client = connection.client("s3")
 

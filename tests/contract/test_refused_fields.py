@@ -29,7 +29,7 @@ from control_plane.api.json_body import MAX_DEPTH
 from control_plane.api.surface import make_surface, operations
 from control_plane.db import drills
 from control_plane.db.drills import NewDrill
-from control_plane.db.models import Drill
+from control_plane.db.models import DrillRow
 from everstep.protocol.constraints import path_of, unknown
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import GROUP, START, Service
@@ -174,7 +174,7 @@ def fill(service: Service, client: Any, job: Job) -> None:
             made = drills.create(
                 session, NewDrill(**what, node_id=f"i-{number}", requested_by="a", requested_at=START, state="absorbed")
             )
-            session.get(Drill, made.id).ended_at = START
+            session.get(DrillRow, made.id).ended_at = START
 
 
 @pytest.fixture(scope="module")

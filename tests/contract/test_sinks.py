@@ -15,8 +15,8 @@ import pytest
 
 from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.sinks import ARN, Entry, EventBusSink, LogGroupSink, TopicSink, sink_of
-from control_plane.core.log_batches import Line
+from control_plane.cloud.sinks import ARN, EventBusSink, LogGroupSink, SinkEntry, TopicSink, sink_of
+from control_plane.core.log_batches import BatchLine
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -33,9 +33,11 @@ def connection(served: ServedAws) -> Connection:
     return served.connection()
 
 
-def entries(*jobs: str) -> list[Entry]:
+def entries(*jobs: str) -> list[SinkEntry]:
     return [
-        Entry(event_id=n, at=NOW, type="JobStateChanged", job_name=job, project="p", detail=json.dumps({"EventId": n}))
+        SinkEntry(
+            event_id=n, at=NOW, type="JobStateChanged", job_name=job, project="p", detail=json.dumps({"EventId": n})
+        )
         for n, job in enumerate(jobs, start=1)
     ]
 
@@ -123,8 +125,8 @@ def test_a_log_group_takes_lines_and_makes_streams(connection: Connection) -> No
     logs.create_log_group(logGroupName="/everstep/jobs")
     sink = LogGroupSink(connection, "/everstep/jobs")
     now = int(time.time() * 1000)
-    assert sink.put_lines("gpt/run/i-0", [Line(now, "a"), Line(now + 1, "b")]) == 0
-    assert sink.put_lines("gpt/run/i-0", [Line(now + 2, "c")]) == 0
+    assert sink.put_lines("gpt/run/i-0", [BatchLine(now, "a"), BatchLine(now + 1, "b")]) == 0
+    assert sink.put_lines("gpt/run/i-0", [BatchLine(now + 2, "c")]) == 0
     found = logs.get_log_events(logGroupName="/everstep/jobs", logStreamName="gpt/run/i-0", startFromHead=True)[
         "events"
     ]
@@ -136,10 +138,10 @@ def test_lines_that_are_too_old_or_too_far_ahead_are_counted(connection: Connect
     now, day = int(time.time() * 1000), 24 * 3600 * 1000
     sink = LogGroupSink(connection, "/everstep/late")
     # Moto reports an index that is one less than the index that AWS documents.
-    assert sink.put_lines("s", [Line(now - 15 * day, "old"), Line(now - 15 * day + 1, "old")]) > 0
-    assert sink.put_lines("s", [Line(now, "now"), Line(now + 3 * 3600 * 1000, "ahead")]) == 1
+    assert sink.put_lines("s", [BatchLine(now - 15 * day, "old"), BatchLine(now - 15 * day + 1, "old")]) > 0
+    assert sink.put_lines("s", [BatchLine(now, "now"), BatchLine(now + 3 * 3600 * 1000, "ahead")]) == 1
 
 
 def test_a_group_that_is_not_there_is_a_cloud_error(connection: Connection) -> None:
     with pytest.raises(CloudError):
-        LogGroupSink(connection, "/nowhere").put_lines("s", [Line(1, "a")])
+        LogGroupSink(connection, "/nowhere").put_lines("s", [BatchLine(1, "a")])

@@ -24,7 +24,7 @@ from control_plane.cloud.errors import (
     ObjectChanged,
     Throttled,
 )
-from control_plane.cloud.s3 import S3ObjectStore as ControlStore
+from control_plane.cloud.s3 import S3ServiceStore as ControlStore
 from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.stores import S3

@@ -18,7 +18,7 @@ import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudUnavailable, ObjectChanged
-from control_plane.cloud.s3 import S3ObjectStore as ControlStore
+from control_plane.cloud.s3 import S3ServiceStore as ControlStore
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
 from tests.contract.test_object_store import environment

@@ -19,7 +19,7 @@ from sqlalchemy import insert, update
 
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.jobs import JobTransition
-from control_plane.db.models import Event, Generation, Incident, Job, Node, Replica, Shard
+from control_plane.db.models import EventRow, GenerationRow, IncidentRow, JobRow, NodeRow, ReplicaRow, ShardRow
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation as Number
 from everstep.protocol.ids import JobName, NodeId, Rank, RunId
@@ -82,12 +82,12 @@ class Many:
                     "target_step": 500,
                     "reason": f"It made {number} steps.",
                 }
-                session.execute(update(Job).where(Job.name == f"run-{number:03d}").values(**values))
+                session.execute(update(JobRow).where(JobRow.name == f"run-{number:03d}").values(**values))
 
     def _wide(self) -> None:
         run, now = self.world.job(WIDE).run_id, self.world.now
         begun = now - timedelta(days=7)
-        self._add(Node, [self._node(number, node_id, run) for number, node_id in enumerate(self.nodes)])
+        self._add(NodeRow, [self._node(number, node_id, run) for number, node_id in enumerate(self.nodes)])
         for number, ids in ((1, self.nodes), (2, [*self.nodes[1:], self.nodes[0]][:-1])):
             ranks = tuple(
                 RankPlan(rank=Rank(rank), holders=(NodeId(node), NodeId(ids[(rank + 1) % len(ids)])))
@@ -116,13 +116,15 @@ class Many:
                 "plan": encode(made),
                 "node_ids": tuple(ids),
             }
-            self._add(Generation, [{**row, "created_at": at, "started_at": at}])
+            self._add(GenerationRow, [{**row, "created_at": at, "started_at": at}])
         rest = self.nodes[1:]
         at = now.timestamp()
         self._add(
-            Shard, [self._shard(rank, node, rest[(rank + 1) % len(rest)], run, at) for rank, node in enumerate(rest)]
+            ShardRow, [self._shard(rank, node, rest[(rank + 1) % len(rest)], run, at) for rank, node in enumerate(rest)]
         )
-        self._add(Replica, [self._replica(rank, place, rest, run) for rank in range(len(rest)) for place in range(2)])
+        self._add(
+            ReplicaRow, [self._replica(rank, place, rest, run) for rank in range(len(rest)) for place in range(2)]
+        )
         with self.world.database.write() as session:
             story = [
                 JobTransition(JobState.QUEUED.value, "", begun),
@@ -145,7 +147,7 @@ class Many:
                 "accounted_until": now,
                 "spec": msgspec.to_builtins(replace(self.world.job(WIDE).spec, node_count=len(rest))),
             }
-            session.execute(update(Job).where(Job.name == WIDE).values(**values))
+            session.execute(update(JobRow).where(JobRow.name == WIDE).values(**values))
 
     def _node(self, number: int, node_id: str, run: str) -> dict[str, Any]:
         texts = dict.fromkeys(("address", "agent_id", "version", "reason", "release", "request", "request_words"), "")
@@ -205,11 +207,11 @@ class Many:
             }
             for number in range(EVENTS)
         ]
-        self._add(Event, rows)
+        self._add(EventRow, rows)
 
     def _incidents(self) -> None:
         run = self.world.job(WIDE).run_id
-        self._add(Incident, [self._incident(number, run) for number in range(INCIDENTS)])
+        self._add(IncidentRow, [self._incident(number, run) for number in range(INCIDENTS)])
 
     def _incident(self, number: int, run: str) -> dict[str, Any]:
         at = self.world.now - timedelta(minutes=30 * (INCIDENTS - number))

@@ -119,7 +119,7 @@ class RandomStory:
         )
         self.moments.append(moment)
 
-    def _log(self, job: jobs.JobRecord) -> None:
+    def _log(self, job: jobs.SavedJob) -> None:
         """Store the metrics of the steps that the job has completed since the last moment."""
         first = self.logged.get(job.run_id, 0)
         numbers = range(max(first, job.boundary - MOST_POINTS), job.boundary)
@@ -157,11 +157,11 @@ class RandomStory:
                 self._advance(job)
             await self.world.tick(self.random.choice((0.5, 1.0, 3.0, 10.0)))
 
-    def _jobs(self) -> list[jobs.JobRecord]:
+    def _jobs(self) -> list[jobs.SavedJob]:
         with self.world.database.read() as session:
             return list(jobs.unfinished(session, FLEET))
 
-    def _advance(self, job: jobs.JobRecord) -> None:
+    def _advance(self, job: jobs.SavedJob) -> None:
         team = self._team(job)
         if not team or any(agent.exits for agent in team):
             return
@@ -172,7 +172,7 @@ class RandomStory:
         elif all(self.world.serves(agent.node_id) for agent in team):
             self.world.complete_steps(self.random.randrange(self.steps_per_tick + 1), job.name)
 
-    def _team(self, job: jobs.JobRecord) -> list[Agent]:
+    def _team(self, job: jobs.SavedJob) -> list[Agent]:
         """Return a job's agents if the ranks of all its nodes run the newest generation, otherwise no agents."""
         if job.generation == 0 or job.state not in RUNS:
             return []
@@ -184,14 +184,14 @@ class RandomStory:
         ]
         return team if len(team) == len(plan.nodes) and all(agent.boundary for agent in team) else []
 
-    def _store(self, job: jobs.JobRecord, step: int) -> None:
+    def _store(self, job: jobs.SavedJob, step: int) -> None:
         """Make the agents of a job report that they have uploaded a step."""
         self.world.report_uploads(step, job.name)
 
-    def _running(self) -> list[tuple[jobs.JobRecord, list[Agent]]]:
+    def _running(self) -> list[tuple[jobs.SavedJob, list[Agent]]]:
         return [(job, team) for job in self._jobs() if (team := self._team(job)) and not any(a.exits for a in team)]
 
-    def _hit(self) -> tuple[jobs.JobRecord, Agent] | None:
+    def _hit(self) -> tuple[jobs.SavedJob, Agent] | None:
         """Choose a random agent of a random job that trains. Return None if no job trains."""
         found = self._running()
         if not found:

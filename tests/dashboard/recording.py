@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Column, DefaultClause, Table, insert, select
 
-from control_plane.cloud.objects import ObjectStore
+from control_plane.cloud.objects import ServiceStore
 from control_plane.core import metrics
 from control_plane.db.metrics import pack, unpack
 from control_plane.db.models import Base, UtcDateTime
@@ -180,7 +180,7 @@ def _plain(row: Mapping[str, Any]) -> Row:
 # Loading recordings into a database
 
 
-def load(recordings: Iterable[Recording], database: Database, objects: ObjectStore) -> None:
+def load(recordings: Iterable[Recording], database: Database, objects: ServiceStore) -> None:
     """Store recordings in an empty database, and their logs in an object store.
 
     Args:

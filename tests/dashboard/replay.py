@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from control_plane.core.states import NodeState
-from control_plane.db.models import Node
+from control_plane.db.models import NodeRow
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from everstep.protocol.agent_messages import Hello
@@ -57,7 +57,9 @@ class Replay:
 
     def _connect_agents(self) -> None:
         with self.database.read() as session:
-            rows = session.execute(select(Node.id, Node.fleet_name, Node.address).where(Node.state.in_(CONNECTED)))
+            rows = session.execute(
+                select(NodeRow.id, NodeRow.fleet_name, NodeRow.address).where(NodeRow.state.in_(CONNECTED))
+            )
             nodes = [(NodeId(row.id), FleetName(row.fleet_name), row.address) for row in rows]
         for node_id, fleet, address in nodes:
             hello = Hello(

@@ -465,19 +465,19 @@ class FakeOperator:
 
 
 class MemoryObjectStore:
-    """`ObjectStore` in memory. The constructor takes the names of the buckets that exist."""
+    """`ServiceStore` in memory. The constructor takes the names of the buckets that exist."""
 
     def __init__(self, *buckets: str) -> None:
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {bucket: {} for bucket in buckets}
 
     def put(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
-        """Write a small object (see `ObjectStore.put`)."""
+        """Write a small object (see `ServiceStore.put`)."""
         with self._lock:
             return self._write(reference, body)
 
     def put_if_unchanged(self, reference: ObjectReference, body: bytes, *, etag: str = "") -> ObjectInfo:
-        """Write a small object unless another writer has written it (see `ObjectStore.put_if_unchanged`)."""
+        """Write a small object unless another writer has written it (see `ServiceStore.put_if_unchanged`)."""
         with self._lock:
             found = self._bucket(reference).get(reference.key)
             if (found[1].etag if found else "") != etag:
@@ -485,27 +485,27 @@ class MemoryObjectStore:
             return self._write(reference, body)
 
     def put_file(self, reference: ObjectReference, file: BinaryIO) -> ObjectInfo:
-        """Write a large object from a file (see `ObjectStore.put_file`)."""
+        """Write a large object from a file (see `ServiceStore.put_file`)."""
         return self.put(reference, file.read())
 
     def get(self, reference: ObjectReference) -> bytes:
-        """Return the whole content of an object (see `ObjectStore.get`)."""
+        """Return the whole content of an object (see `ServiceStore.get`)."""
         with self._lock:
             return self._object(reference)[0]
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield a range of an object; see `ObjectStore`."""
+        """Yield a range of an object; see `ServiceStore`."""
         body = self.get(reference)[begin:end]
         for offset in range(0, len(body), STREAM_CHUNK_BYTES):
             yield body[offset : offset + STREAM_CHUNK_BYTES]
 
     def head(self, reference: ObjectReference) -> ObjectInfo:
-        """Return an object's size and ETag; see `ObjectStore`."""
+        """Return an object's size and ETag; see `ServiceStore`."""
         with self._lock:
             return self._object(reference)[1]
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys have a prefix (see `ObjectStore.list`)."""
+        """Yield the objects whose keys have a prefix (see `ServiceStore.list`)."""
         with self._lock:
             found = [
                 info
@@ -522,11 +522,11 @@ class MemoryObjectStore:
         size_bytes: int,
         seconds: int,
     ) -> SignedUpload | None:
-        """Return None, because no client can reach an object in memory; see `ObjectStore`."""
+        """Return None, because no client can reach an object in memory; see `ServiceStore`."""
         return None
 
     def delete(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete the objects with these keys (see `ObjectStore.delete`)."""
+        """Delete the objects with these keys (see `ServiceStore.delete`)."""
         with self._lock:
             objects = self._bucket(ObjectReference(bucket=bucket, key=""))
             for key in keys:

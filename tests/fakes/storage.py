@@ -17,7 +17,16 @@ from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace
-from worker.storage.object_store import ObjectReader, ObjectStore, OnStored, Piece, Read, Share, Span, StoredObject
+from worker.storage.object_store import (
+    ObjectReader,
+    ObjectStore,
+    OnStored,
+    Piece,
+    Read,
+    Span,
+    StoredObject,
+    UploadShare,
+)
 
 
 class MemoryObjectStore:
@@ -68,7 +77,7 @@ class MemoryObjectStore:
         size: int,
         *,
         read: Read,
-        share: Share,
+        share: UploadShare,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
         """See `ObjectStore.put_shared`."""

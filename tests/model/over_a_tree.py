@@ -4,7 +4,7 @@ agents.
 The models reuse `tests.model.step_protocol` and `tests.model.stop_agreement`, and replace only the transport of their
 messages. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded. A node may
 connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message than
-another relay did. Relays store their state in the real `worker.core.tree.Reports`; a restarted agent loses this state.
+another relay did. Relays store their state in the real `worker.core.tree.TreeReports`; a restarted agent loses this state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -25,7 +25,7 @@ from tests.model import step_protocol, stop_agreement
 from tests.model.explore import Event, Explored, Found, Searchable, W, walk
 from tests.model.stop_agreement import RARELY, Options
 from tests.model.world import Shape, World, put
-from worker.core.tree import NO_TERM, Reports, RoundTree
+from worker.core.tree import NO_TERM, RoundTree, TreeReports
 
 Word = tuple[Any, ...]
 """The content of the coordinator's announcement."""
@@ -126,7 +126,7 @@ class Relay(NamedTuple):
     announcement.
     """
 
-    known: Reports = Reports()
+    known: TreeReports = TreeReports()
     announced: Announced = Announced()
     sequence: int = 0
     is_restarted: bool = False
@@ -146,17 +146,17 @@ class TreeWorld(NamedTuple, Generic[W]):
     """Number of the newest announcement since the coordinator's last restart."""
 
 
-class AnyTerm(Reports):
+class AnyTerm(TreeReports):
     """A planted bug: a restarted coordinator still counts reports that nodes sent before its restart."""
 
-    def begin_term(self, term: int) -> Reports:
+    def begin_term(self, term: int) -> TreeReports:
         kept = {
             node: NodeReport(node_id=node, term=term, sequence=each.sequence, ranks=each.ranks)
             for node, each in self.newest.items()
         }
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
-    def take(self, *reports: NodeReport) -> Reports:
+    def take(self, *reports: NodeReport) -> TreeReports:
         """Add reports as the real class does. The returned object has the same planted bug."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
@@ -179,7 +179,7 @@ class TreeModel(Generic[W]):
 
     model: Rounds[W]
     tree: RoundTree
-    reports: type[Reports] = Reports
+    reports: type[TreeReports] = TreeReports
     hears_all: bool = False
     """A planted bug: if True, nodes accept announcements that are older than the newest one that they received."""
 
@@ -191,7 +191,7 @@ class TreeModel(Generic[W]):
         `BUGS` that is planted in the model.
         """
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
-        return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
+        return cls(model, tree, AnyTerm if bug == "any-term" else TreeReports, bug == "hears-all")
 
     def first(self) -> TreeWorld[W]:
         """Return the model's first state, with relays that have received nothing."""

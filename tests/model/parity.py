@@ -41,14 +41,14 @@ from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.parity import Contribution, Rebuild, holder_of, is_share, share_owner
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rank_messages import RankStanding, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
 from tests.model.step_protocol import Violation
 from tests.model.world import NONE, Pair, empty_pair, put
 from worker.core import parity, slots
-from worker.core.parity import Share
+from worker.core.parity import ParityShare
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import EMPTY, Content, SlotView
 
@@ -104,7 +104,7 @@ class ShareSlot(NamedTuple):
     view: SlotView = EMPTY
     value: frozenset[Token] = frozenset()
     """Stands for the slot's bytes: the names of the shards that were combined into it an odd number of times."""
-    share: Share | None = None
+    share: ParityShare | None = None
     """The contributions so far. None unless the slot is WRITING."""
     header: frozenset[Contribution] = frozenset()
     """The contributions that the header of a sealed slot names."""
@@ -209,7 +209,7 @@ class Rules:
     """All decisions that the model calls. A planted bug replaces one of them."""
 
     shard: type[Shard] = Shard
-    share: type[Share] = Share
+    share: type[ParityShare] = ParityShare
     writable: Callable[..., int | None] = slots.writable
     kept: Callable[..., frozenset[Content]] = slots.kept
     place: Callable[..., int | None] = parity.place
@@ -411,7 +411,7 @@ class Model:
             proposed=shard.proposed,
             vote=shard.vote,
             is_late=shard.is_late,
-            standing=Standing.MOVING,
+            standing=RankStanding.MOVING,
         )
         if report not in coordinator.ranks:
             yield ("report", seat), self._coordinated(world, coordinator.report(report))
@@ -1036,7 +1036,7 @@ def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> Worl
 # -- planted bugs
 
 
-class AppliesTwice(Share):
+class AppliesTwice(ParityShare):
     """Planted bug: the holder applies a repeated chunk to the slot a second time, which removes the chunk."""
 
     __slots__ = ()
@@ -1045,7 +1045,7 @@ class AppliesTwice(Share):
         return True
 
 
-class SealsEarly(Share):
+class SealsEarly(ParityShare):
     """Planted bug: the holder seals a share while one contribution is missing."""
 
     __slots__ = ()
@@ -1055,12 +1055,12 @@ class SealsEarly(Share):
         return len(self.complete) >= len(self.contributors) - 1
 
 
-class CountsBegun(Share):
+class CountsBegun(ParityShare):
     """Planted bug: the holder counts a contribution as complete before its chunk has arrived."""
 
     __slots__ = ()
 
-    def begin(self, contribution: Contribution) -> Share:
+    def begin(self, contribution: Contribution) -> ParityShare:
         begun = super().begin(contribution)
         return replace(begun, complete=begun.complete | {contribution.rank})
 

@@ -35,7 +35,7 @@ from control_plane.core import recovery
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.rank_messages import AgentHalf, Standing, Vote
+from everstep.protocol.rank_messages import AgentHalf, RankStanding, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
@@ -285,7 +285,7 @@ class Model:
             proposed=shard.proposed,
             vote=shard.vote,
             is_late=shard.is_late,
-            standing=Standing.CLOSING if world.processes[rank].is_closing else Standing.MOVING,
+            standing=RankStanding.CLOSING if world.processes[rank].is_closing else RankStanding.MOVING,
             pinned_steps=self.pins(world, rank),
         )
 

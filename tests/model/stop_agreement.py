@@ -24,7 +24,16 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, AgentHalf, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_YES,
+    FINISHED,
+    AgentHalf,
+    RankHalf,
+    RankStanding,
+    StopState,
+    Vote,
+)
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
@@ -57,7 +66,7 @@ class Mode(IntEnum):
     CLOSED = 5
 
 
-STANDING = {Mode.STOPPED: Standing.STOPPED, Mode.CLOSING: Standing.CLOSING, Mode.CLOSED: Standing.CLOSED}
+STANDING = {Mode.STOPPED: RankStanding.STOPPED, Mode.CLOSING: RankStanding.CLOSING, Mode.CLOSED: RankStanding.CLOSED}
 
 
 class Process(NamedTuple):
@@ -72,8 +81,8 @@ class Process(NamedTuple):
     is_late: bool = False
 
     @property
-    def standing(self) -> Standing:
-        return STANDING.get(self.mode, Standing.MOVING)
+    def standing(self) -> RankStanding:
+        return STANDING.get(self.mode, RankStanding.MOVING)
 
 
 class Word(NamedTuple):
@@ -153,7 +162,7 @@ class Options:
     """
     coordinator: type[Coordinator] = Coordinator
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
-    decide: Callable[[step_rules.RankView, AgentHalf], step_rules.Decision] = step_rules.decide
+    decide: Callable[[step_rules.RankView, AgentHalf], step_rules.StepDecision] = step_rules.decide
     begins_again: bool = True
     """True if an agent that finishes an upload then starts the upload that the coordinator marked meanwhile."""
 
@@ -305,7 +314,9 @@ class Model:
     def _agent(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent, process = world.agents[rank], world.processes[rank]
         step = agent.shard.proposed
-        can_capture = process.boundary < step or (process.boundary == step and process.standing is not Standing.MOVING)
+        can_capture = process.boundary < step or (
+            process.boundary == step and process.standing is not RankStanding.MOVING
+        )
         if step != NONE and step not in agent.shard.sealed and agent.granted == NONE and can_capture:
             keep = kept(self._content(agent.shard.committed) if agent.shard.committed != NONE else None, (), None)
             index = being_written(agent.slots, self._content(step))
@@ -619,7 +630,7 @@ class MostEchoes(Coordinator):
         return super()._stopping()
 
 
-def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.Decision:
+def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.StepDecision:
     """Planted bug: a rank that agreed to an announced stop does not wait there."""
     return replace(step_rules.decide(view, half), must_wait=False)
 

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.db.models import Fleet, Job
+from control_plane.db.models import FleetRow, JobRow
 from control_plane.db.session import Database
 
 LOOK_SECONDS: Final = 0.1
@@ -66,7 +66,7 @@ class LeaseWatch(threading.Thread):
             while not self._over.wait(LOOK_SECONDS):
                 with suppress(SQLAlchemyError), database.read() as session:
                     rows = [
-                        *session.execute(select(Fleet.name, Fleet.lease_owner, Fleet.lease_counter)),
-                        *session.execute(select(Job.run_id, Job.lease_owner, Job.lease_counter)),
+                        *session.execute(select(FleetRow.name, FleetRow.lease_owner, FleetRow.lease_counter)),
+                        *session.execute(select(JobRow.run_id, JobRow.lease_owner, JobRow.lease_counter)),
                     ]
                     self.samples += [Sample(*row) for row in rows]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.core.orphans import KEPT_SECONDS, PLACE
 from control_plane.db import checks
 from control_plane.db.session import Database
@@ -62,14 +62,14 @@ def _step(key: str) -> str:
     return key[: place.end()] if place else key
 
 
-def _store(cluster: LocalCluster) -> S3ObjectStore:
+def _store(cluster: LocalCluster) -> S3ServiceStore:
     settings = CloudSettings(
         mode=CloudMode.LOCAL,
         endpoint_url=cluster.aws_url,
         s3_endpoint_url=cluster.environment().get("AWS_ENDPOINT_URL_S3"),
         keys=cluster.keys,
     )
-    return S3ObjectStore(Connection(settings))
+    return S3ServiceStore(Connection(settings))
 
 
 def _all(client: Any, operation: str, key: str, **query: Any) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import httpx
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from control_plane.db.models import Fleet
+from control_plane.db.models import FleetRow
 from control_plane.db.session import Database as Connected
 from control_plane.replica import url_of
 from everstep.protocol.local_keys import LocalKeys
@@ -85,7 +85,7 @@ class Servers:
     def holder(self) -> str:
         """Return the part that holds the fleet's lease. Empty if none of the two does or the database is away."""
         with suppress(DBAPIError), closing(Connected(self.database.url)) as opened, opened.read() as session:
-            owner = session.scalar(select(Fleet.lease_owner).where(Fleet.name == FLEET))
+            owner = session.scalar(select(FleetRow.lease_owner).where(FleetRow.name == FLEET))
             return {url: part for part, url in self.urls.items()}.get(url_of(owner or ""), "")
         return ""
 

@@ -24,7 +24,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import DBAPIError
 
 from control_plane.db.leases import Lease, guard
-from control_plane.db.models import Fleet
+from control_plane.db.models import FleetRow
 from control_plane.db.session import Database as Connected
 from everstep import sdk
 from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
@@ -144,16 +144,18 @@ def promote_the_standby_in_a_transaction(production: Production) -> None:
 
         def write_while_the_primary_is_lost() -> None:
             with opened.write() as session:
-                row = session.execute(select(Fleet.lease_owner, Fleet.lease_counter).where(Fleet.name == FLEET)).one()
+                row = session.execute(
+                    select(FleetRow.lease_owner, FleetRow.lease_counter).where(FleetRow.name == FLEET)
+                ).one()
                 guard(session, Lease("fleet", FLEET, row.lease_owner, row.lease_counter))
-                session.execute(update(Fleet).where(Fleet.name == FLEET).values(reason="never committed"))
+                session.execute(update(FleetRow).where(FleetRow.name == FLEET).values(reason="never committed"))
                 session.flush()
                 database.promote()
 
         with pytest.raises(DBAPIError):
             write_while_the_primary_is_lost()
         with opened.read() as session:
-            assert session.scalar(select(Fleet.reason).where(Fleet.name == FLEET)) != "never committed"
+            assert session.scalar(select(FleetRow.reason).where(FleetRow.name == FLEET)) != "never committed"
 
 
 def holder_and_other(production: Production) -> tuple[str, str]:

@@ -30,14 +30,14 @@ from worker.agent.outputs import EndedOutputs
 from worker.agent.own_log import Evidence, OwnLog
 from worker.agent.prometheus import MetricsEndpoint, snapshot_seconds
 from worker.agent.promise import CurrentPromise, PromiseFile
-from worker.agent.reports import Reports
+from worker.agent.reports import AgentReports
 from worker.agent.settings import AgentSettings
 from worker.agent.snapshot_requests import SnapshotRequests
 from worker.agent.sources import SourcePrefetch
 from worker.agent.usage import Usage
 from worker.core.metric_outbox import MetricOutbox
 from worker.logs.outputs import RankOutputs
-from worker.member.member import Node
+from worker.member.member import LocalNode
 from worker.node import metadata_rule
 from worker.node.full_disks import FullDisks
 from worker.node.health.watch import HealthWatch
@@ -132,7 +132,7 @@ class Agent:
         )
         self.snapshots = SnapshotRequests(self.control.send_answer)
         self.snapshot_seconds = snapshot_seconds()
-        node = Node(
+        node = LocalNode(
             node_id=settings.node_id,
             address=settings.address,
             state=state,
@@ -188,7 +188,7 @@ class Agent:
             identity=identity,
             on_change=changed,
         )
-        self.reports = Reports(
+        self.reports = AgentReports(
             settings,
             agent_id,
             self.lifecycle,

@@ -27,7 +27,7 @@ TIMEOUT_SECONDS: Final = 15.0
 MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
-class Credentials(Protocol):
+class AwsCredentials(Protocol):
     """Short-lived AWS credentials of a role, with botocore's attribute names."""
 
     access_key: str
@@ -46,7 +46,7 @@ class Claim:
     """Id of the control plane for which the agent signs. The operator configures it; a server cannot change it."""
 
 
-def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
+def sign(claim: Claim, credentials: AwsCredentials, nonce: str) -> dict[str, str]:
     """Return the headers that the signature adds to the STS request.
 
     Args:

@@ -43,7 +43,7 @@ from worker.node.sockets import tune
 from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+SERVER_PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
 """Maximum seconds until a server has accepted a connection; then the client tries the next server.
 
@@ -160,7 +160,9 @@ class ControlClient:
                 failures = 0 if self.is_connected else failures + 1
             finally:
                 self.is_connected = False
-            await asyncio.sleep(min(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], self._open_seconds / 2))
+            await asyncio.sleep(
+                min(SERVER_PAUSES_SECONDS[min(failures, len(SERVER_PAUSES_SECONDS) - 1)], self._open_seconds / 2)
+            )
 
     async def _token(self, url: str) -> str:
         if self._session is None:

@@ -36,11 +36,11 @@ from worker.agent.lines import RankLogLines
 from worker.agent.outputs import EndedOutputs
 from worker.agent.promise import CurrentPromise, Promise
 from worker.agent.settings import AgentSettings
-from worker.core.generation import Answer, Event, Membership, answer_prepare, may_load
+from worker.core.generation import MemberAnswer, MemberEvent, Membership, answer_prepare, may_load
 from worker.core.task_limit import refused_task
 from worker.errors import LoadFailed, RanksNotGone
 from worker.logs.outputs import RankOutputs
-from worker.member.member import Member, Node
+from worker.member.member import LocalNode, Member
 from worker.node.full_disks import FullDisks
 from worker.node.rank_user import user_of
 from worker.provisioning.supplies import Supplies, wait_for_start
@@ -78,7 +78,7 @@ class Lifecycle:
     def __init__(
         self,
         settings: AgentSettings,
-        node: Node,
+        node: LocalNode,
         promise: CurrentPromise,
         *,
         supervisor: Supervisor,
@@ -168,9 +168,9 @@ class Lifecycle:
         The result is False if the node has already promised this generation or a newer one of the same run.
         """
         answer = answer_prepare(self.promise.membership, command.run, command.generation)
-        if answer is not Answer.PROMISE:
+        if answer is not MemberAnswer.PROMISE:
             log.debug("Prepare of generation %d: %s", command.generation, answer)
-        return answer is Answer.PROMISE
+        return answer is MemberAnswer.PROMISE
 
     async def prepare(self, command: Prepare) -> None:
         """Promise to join the generation that a Prepare command of the control plane names.
@@ -261,7 +261,7 @@ class Lifecycle:
             await together(supply_ranks(), member.base.load())
             assert watching is not None
             self.load_seconds = loop.time() - begun
-            self._finish(Event.LOADED)
+            self._finish(MemberEvent.LOADED)
             log.info(
                 "generation %d loaded in %.3f s: base step %d",
                 member.plan.generation,
@@ -276,7 +276,7 @@ class Lifecycle:
                 self._full_disks.note_words(str(error))
             fault = NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent)
             self.faults = (*self.faults, fault)
-            self._finish(Event.LOAD_FAILED)
+            self._finish(MemberEvent.LOAD_FAILED)
         finally:
             await end(watching)
 
@@ -295,7 +295,7 @@ class Lifecycle:
         promise, member = self.promise.value, self.member
         if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
             return
-        if not self.promise.begin(Event.START):
+        if not self.promise.begin(MemberEvent.START):
             return
         await end(self._working)
         member.begin_rounds(is_restarted=False)
@@ -345,7 +345,7 @@ class Lifecycle:
             member.lines.faults.report("output_missing", missing)
         self._stored = None if every else member
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.RUNNING:
-            self._finish(Event.EXITED)
+            self._finish(MemberEvent.EXITED)
 
     async def _watch_exits(self, promise: Promise, member: Member) -> None:
         while len(self.exits) < len(member.here.ranks):
@@ -399,7 +399,7 @@ class Lifecycle:
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
         self._on_change()
 
-    def _finish(self, event: Event) -> None:
+    def _finish(self, event: MemberEvent) -> None:
         """Store the phase that follows `event` in the promise on disk, and report it to the control plane."""
         self.promise.finish(event)
         self._on_change()
@@ -422,6 +422,6 @@ class Lifecycle:
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
             # The control plane waits for the end of every load.
-            self._finish(Event.LOAD_FAILED)
+            self._finish(MemberEvent.LOAD_FAILED)
         else:
             self._on_change()

@@ -15,7 +15,7 @@ import msgspec
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan
-from worker.core.generation import Event, Membership
+from worker.core.generation import MemberEvent, Membership
 from worker.node.full_disks import FullDisks
 from worker.node.state_directory import sync, write_durably
 
@@ -148,14 +148,14 @@ class CurrentPromise:
         self.set(promise)
         return True
 
-    def begin(self, event: Event) -> bool:
+    def begin(self, event: MemberEvent) -> bool:
         """Store the generation's phase (such as LOADING or RUNNING) that follows `event`, and then enter it.
 
         Return False, without a change, if the disk refuses the write.
         """
         return self.store(self._after(event))
 
-    def finish(self, event: Event) -> None:
+    def finish(self, event: MemberEvent) -> None:
         """Enter the phase of this node's generation that follows `event`, even if the disk cannot store the phase.
 
         If the write failed, a restarted agent repeats the previous phase and reaches the same outcome.
@@ -164,7 +164,7 @@ class CurrentPromise:
         if not self.store(promise):
             self.set(promise)
 
-    def _after(self, event: Event) -> Promise:
+    def _after(self, event: MemberEvent) -> Promise:
         assert self.value is not None
         return msgspec.structs.replace(self.value, phase=self.value.membership.on(event).phase)
 

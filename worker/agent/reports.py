@@ -30,7 +30,7 @@ from worker.replication.nixl import OpenedTransport
 from worker.replication.tcp import PeerListener
 
 
-class Reports:
+class AgentReports:
     """Builds the agent's reports from the state of the agent's other parts."""
 
     def __init__(

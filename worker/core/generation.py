@@ -17,7 +17,7 @@ from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, JobName, RunId
 
 
-class Event(StrEnum):
+class MemberEvent(StrEnum):
     """The events that change a node's phase in a generation (promise, load, start, exit).
 
     LOAD: A plan arrived.
@@ -34,12 +34,12 @@ class Event(StrEnum):
     EXITED = "exited"
 
 
-TRANSITIONS: Mapping[tuple[MemberPhase, Event], MemberPhase] = {
-    (MemberPhase.PROMISED, Event.LOAD): MemberPhase.LOADING,
-    (MemberPhase.LOADING, Event.LOADED): MemberPhase.LOADED,
-    (MemberPhase.LOADING, Event.LOAD_FAILED): MemberPhase.LOAD_FAILED,
-    (MemberPhase.LOADED, Event.START): MemberPhase.RUNNING,
-    (MemberPhase.RUNNING, Event.EXITED): MemberPhase.EXITED,
+TRANSITIONS: Mapping[tuple[MemberPhase, MemberEvent], MemberPhase] = {
+    (MemberPhase.PROMISED, MemberEvent.LOAD): MemberPhase.LOADING,
+    (MemberPhase.LOADING, MemberEvent.LOADED): MemberPhase.LOADED,
+    (MemberPhase.LOADING, MemberEvent.LOAD_FAILED): MemberPhase.LOAD_FAILED,
+    (MemberPhase.LOADED, MemberEvent.START): MemberPhase.RUNNING,
+    (MemberPhase.RUNNING, MemberEvent.EXITED): MemberPhase.EXITED,
 }
 """The next phase, for each current phase and event.
 
@@ -48,10 +48,10 @@ every phase.
 """
 
 
-class InvalidTransition(Exception):
+class InvalidMemberTransition(Exception):
     """Raised if `TRANSITIONS` has no entry for an event in the current phase of this node's generation."""
 
-    def __init__(self, member: Membership, event: Event) -> None:
+    def __init__(self, member: Membership, event: MemberEvent) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")
 
 
@@ -64,7 +64,7 @@ class Membership:
     generation: Generation
     phase: MemberPhase
 
-    def on(self, event: Event) -> Membership:
+    def on(self, event: MemberEvent) -> Membership:
         """Return this node's membership of its generation, in the phase that follows `event`.
 
         Args:
@@ -78,11 +78,11 @@ class Membership:
         """
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:
-            raise InvalidTransition(self, event)
+            raise InvalidMemberTransition(self, event)
         return replace(self, phase=phase)
 
 
-class Answer(StrEnum):
+class MemberAnswer(StrEnum):
     """The agent's reaction to Prepare, the command to promise a generation."""
 
     PROMISE = "promise"
@@ -100,15 +100,15 @@ class Answer(StrEnum):
     """The Prepare is late: its generation is below the promised generation."""
 
 
-def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
+def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> MemberAnswer:
     """Return how a node answers a Prepare: it promises the generation, repeats its promise, or refuses.
 
     If a Prepare names a different run than the promise, the node accepts any generation, because the control plane
     alone decides which run a node works for.
     """
     if member is None or member.run != run or generation > member.generation:
-        return Answer.PROMISE
-    return Answer.REPEAT if generation == member.generation else Answer.REFUSE
+        return MemberAnswer.PROMISE
+    return MemberAnswer.REPEAT if generation == member.generation else MemberAnswer.REFUSE
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:

@@ -161,7 +161,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ParityShare:
     """State of a parity share while other ranks contribute to it, kept by the holder's agent.
 
     The agent combines a chunk with the slot only if `accepts` returns True, and then records it with `apply`, both
@@ -181,14 +181,14 @@ class Share:
     complete: frozenset[Rank] = frozenset()
     """Ranks whose whole contribution (part of a shard) is combined into this share."""
 
-    def begin(self, contribution: Contribution) -> Share:
+    def begin(self, contribution: Contribution) -> ParityShare:
         """Record that a member of the stripe has announced the shard that it contributes.
 
         If the member has announced a shard with another digest before, the share becomes empty. The agent then asks all
         members for their contributions again.
         """
         earlier = {each for each in self.announced if each.rank == contribution.rank}
-        share = Share(self.contributors) if earlier - {contribution} else self
+        share = ParityShare(self.contributors) if earlier - {contribution} else self
         return replace(share, announced=share.announced | {contribution})
 
     def accepts(self, rank: Rank, row: int) -> bool:
@@ -205,12 +205,12 @@ class Share:
         """
         return any(rows >> row & 1 for _, rows in self.applied)
 
-    def apply(self, rank: Rank, row: int) -> Share:
+    def apply(self, rank: Rank, row: int) -> ParityShare:
         """Record that row `row` of the share now contains the chunk of `rank`."""
         rows = self._rows(rank)
         return replace(self, applied=self.applied - {(rank, rows)} | {(rank, rows | 1 << row)})
 
-    def finish(self, rank: Rank, rows: Iterable[int]) -> Share:
+    def finish(self, rank: Rank, rows: Iterable[int]) -> ParityShare:
         """Record that `rank` has sent its last chunk for this share.
 
         `rows` are the rows to which the rank's shard contributes a chunk; a short shard does not reach all rows. The

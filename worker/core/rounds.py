@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
 from everstep.protocol.plan import Snapshots
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
 
@@ -237,7 +237,7 @@ class Shard:
         if self.proposed == NONE or self.proposed in self.sealed:
             return False
         is_before = half.boundary < self.proposed
-        return is_before or (half.boundary == self.proposed and half.standing is not Standing.MOVING)
+        return is_before or (half.boundary == self.proposed and half.standing is not RankStanding.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
         """Put `peer` back into the view if it holds the committed step (before the first commit: the base).
@@ -601,7 +601,7 @@ class Coordinator:
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
         if self.stop_state is StopState.NONE:
-            closing = any(each.standing >= Standing.CLOSING for each in self.ranks)
+            closing = any(each.standing >= RankStanding.CLOSING for each in self.ranks)
             if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks):
                 return self
             return replace(
@@ -622,7 +622,7 @@ class Coordinator:
         """
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
-        standing = [each for each in self.ranks if each.standing is not Standing.MOVING]
+        standing = [each for each in self.ranks if each.standing is not RankStanding.MOVING]
         if len(standing) < self.world_size:
             return self
         boundaries = {each.boundary for each in standing}

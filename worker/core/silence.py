@@ -27,7 +27,7 @@ LATE_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class HolderSilence:
     """Measures how long one holder has been silent or failing. The owner's agent holds one object per holder.
 
     Times are seconds of any monotonic clock.
@@ -55,7 +55,7 @@ class Silence:
     apart_seconds: float = 0.0
     """Seconds for which the holder had to stay dropped after the last drop. The next drop at least doubles them."""
 
-    def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
+    def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
         """Return the state after the owner's next periodic check of the holder.
 
         While `is_owed` and `is_asked` are True, the time since the last check counts as silence. It does not count if
@@ -78,7 +78,7 @@ class Silence:
         looked = replace(self, looked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing)
         return looked if is_owed else looked.succeeded()
 
-    def progressed(self) -> Silence:
+    def progressed(self) -> HolderSilence:
         """Record that the holder has made progress: it has answered, or accepted data."""
         return (
             self
@@ -86,7 +86,7 @@ class Silence:
             else replace(self, owed_since=None, has_progressed=True)
         )
 
-    def failed(self, now: float) -> Silence:
+    def failed(self, now: float) -> HolderSilence:
         """Record a failed attempt to send to the holder.
 
         An attempt without any progress of the holder changes nothing here, because its time already counts as silence.
@@ -97,15 +97,15 @@ class Silence:
             return self
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
 
-    def answered(self) -> Silence:
+    def answered(self) -> HolderSilence:
         """Record that a holder outside the view answers again. Its failures before this answer no longer count."""
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
-    def succeeded(self) -> Silence:
+    def succeeded(self) -> HolderSilence:
         """Record that the holder has sealed the sent step, or has reported that it lacks no step."""
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
-    def given_up(self) -> Silence:
+    def given_up(self) -> HolderSilence:
         """Record that the owner dropped the holder from the view, and set how long the holder must stay out.
 
         A call during that time (`may_return` is False) changes nothing.

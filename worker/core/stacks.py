@@ -13,7 +13,7 @@ MAIN_THREAD = "MainThread"
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One function call (frame) of a thread's stack."""
 
     function: str
@@ -26,7 +26,7 @@ class ThreadStack:
     """One thread's stack, innermost frame first."""
 
     name: str
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
 
 def describe(threads: Sequence[ThreadStack]) -> str:

@@ -90,22 +90,22 @@ class RoundTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
+class TreeReports:
     """The newest report of each node below an agent, for the current term of the coordinator."""
 
     term: int = NO_TERM
     """The highest term that this node has received. Reports with a lower term are ignored."""
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
-    def begin_term(self, term: int) -> Reports:
+    def begin_term(self, term: int) -> TreeReports:
         """Start a new term after the coordinator's agent has started or restarted.
 
         Earlier reports are discarded: every node must report again to the restarted coordinator. A call with an older
         term changes nothing.
         """
-        return Reports(term) if term > self.term else self
+        return TreeReports(term) if term > self.term else self
 
-    def take(self, *reports: NodeReport) -> Reports:
+    def take(self, *reports: NodeReport) -> TreeReports:
         """Return the newest reports after `reports` have arrived. Outdated reports are ignored.
 
         A report is outdated if it is for an earlier coordinator process (a lower term) or has a lower sequence number.
@@ -117,13 +117,13 @@ class Reports:
                 each.node_id not in newest or each.sequence > newest[each.node_id].sequence
             ):
                 newest[each.node_id] = each
-        return Reports(known.term, MappingProxyType(newest))
+        return TreeReports(known.term, MappingProxyType(newest))
 
-    def since(self, sent: Reports) -> tuple[NodeReport, ...]:
+    def since(self, sent: TreeReports) -> tuple[NodeReport, ...]:
         """Return the reports of nodes that differ from those in `sent`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if sent.newest.get(node) is not each)
 
-    def is_pressing(self, sent: Reports, members: frozenset[NodeId]) -> bool:
+    def is_pressing(self, sent: TreeReports, members: frozenset[NodeId]) -> bool:
         """Return whether the unsent reports must be sent to the coordinator immediately.
 
         Finished steps and single votes can wait for a message with several reports, because the coordinator acts only
@@ -143,7 +143,7 @@ class Reports:
                 return True
         return self._voted(members) not in (None, sent._voted(members))
 
-    def is_progress(self, sent: Reports) -> bool:
+    def is_progress(self, sent: TreeReports) -> bool:
         """Return whether the unsent reports say only that ranks finished steps or received the coordinator's messages.
 
         The agent may delay such reports until its ranks vote, because the report with the vote contains the same facts.

@@ -33,7 +33,7 @@ from worker.storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS: Final = 3
-RETRY_SECONDS: Final = 1.0
+TAIL_RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class HeldLines:
                     return error
             else:
                 return None
-            await asyncio.sleep(RETRY_SECONDS * attempt)
+            await asyncio.sleep(TAIL_RETRY_SECONDS * attempt)
         raise AssertionError
 
 

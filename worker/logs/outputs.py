@@ -35,8 +35,8 @@ STILL_SECONDS = 30.0
 """
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
-RETRY_SECONDS = 1.0
-POLL_SECONDS = 1.0
+OUTPUT_RETRY_SECONDS = 1.0
+OUTPUT_POLL_SECONDS = 1.0
 MAX_SENTENCES = 20
 """Maximum number of sentences about missing objects in a node's report. The agent's log contains all sentences."""
 
@@ -70,7 +70,7 @@ class RankOutputs:
         user: RankUser | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         *,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float = OUTPUT_RETRY_SECONDS,
     ) -> None:
         """Create the object; no output file is uploaded yet.
 
@@ -83,7 +83,7 @@ class RankOutputs:
         """
         self._retry_seconds = retry_seconds
         self.monotonic = monotonic
-        self.poll_seconds = POLL_SECONDS
+        self.poll_seconds = OUTPUT_POLL_SECONDS
         """Seconds between two checks of the progress of uploads."""
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}

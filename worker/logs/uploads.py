@@ -22,7 +22,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
 from worker.logs.journal import LIMITS, JournalLimits, LogJournal
-from worker.logs.outputs import MAX_ATTEMPTS, RETRY_SECONDS, FileStore
+from worker.logs.outputs import MAX_ATTEMPTS, OUTPUT_RETRY_SECONDS, FileStore
 from worker.ranks.files import RankFiles
 from worker.tasks import end, finish
 
@@ -49,7 +49,7 @@ class ShipperOptions:
 
     They read older lines from the object store.
     """
-    retry_seconds: float = RETRY_SECONDS
+    retry_seconds: float = OUTPUT_RETRY_SECONDS
     """Seconds to wait after the first failed upload at the end of a generation. Later waits are multiples of it."""
 
 

@@ -73,7 +73,7 @@ AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LocalNode:
     """Objects of the agent, such as slots and the S3 client, that all `Member` objects of this node use."""
 
     node_id: NodeId
@@ -107,7 +107,7 @@ class Member:
     that finds running ranks calls `adopt` instead.
     """
 
-    def __init__(self, node: Node, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, node: LocalNode, plan: GenerationPlan, key: bytes, *, on_change: Callable[[], None]) -> None:
         """Create the objects that run the generation on this node; `open` or `adopt` starts them.
 
         Args:

@@ -26,7 +26,7 @@ from worker.replication.transport import Dialler, Session
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = 0.1
+HELPER_RETRY_SECONDS = 0.1
 """Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
 
 
@@ -113,7 +113,7 @@ async def dial(dialler: Dialler) -> Session:
             return await dialler.session()
         except PeerError as error:
             log.debug("a helper node of a load cannot be reached yet: %s", error)
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(HELPER_RETRY_SECONDS)
 
 
 async def deliver(streams: Streams, line: socket.socket, receiver: Receiver) -> None:

@@ -13,7 +13,7 @@ from worker.replication.identity import PeerIdentity
 from worker.replication.nixl import Nixl
 from worker.replication.routes import Address, Ways
 from worker.replication.tcp import TcpSession, dial
-from worker.replication.transport import Credentials, Dialler, Session
+from worker.replication.transport import Dialler, PeerCredentials, Session
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PeerSessions:
             nixl: this node's NIXL agent, used unless the plan requires TLS; None without NIXL.
         """
         assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
-        self.credentials = Credentials(
+        self.credentials = PeerCredentials(
             plan.job,
             plan.run,
             plan.generation,

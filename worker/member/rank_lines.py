@@ -31,8 +31,8 @@ from everstep.protocol.rank_messages import (
     Logged,
     RankFault,
     RankHello,
+    RankStanding,
     SlotsRequest,
-    Standing,
     Welcome,
     WordChanged,
 )
@@ -295,7 +295,7 @@ class RankLines:
         half = shard.page.rank()
         # A rank that has stopped, or waits in `close`, can still capture its last step if the step is proposed after
         # the rank has finished it.
-        if half.standing is not Standing.MOVING:
+        if half.standing is not RankStanding.MOVING:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
             self._on_change()

@@ -49,7 +49,7 @@ from worker.storage.shard_parts import ShardParts
 from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.1
+LOAD_CHECK_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helper nodes, while a load waits for their parts."""
 TRANSFER = 1
 
@@ -120,7 +120,7 @@ class HelpedLoad(PartSharing):
                 self._state, place = self._state.take_missing()
                 if place is not None or self._state.is_settled:
                     return None if place is None else self._numbers[place - 1]
-                self._changed.wait(POLL_SECONDS)
+                self._changed.wait(LOAD_CHECK_SECONDS)
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
         """Record a chunk that a helper node has sent. If the chunk is wrong, stop asking this helper for parts.

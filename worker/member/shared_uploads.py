@@ -45,7 +45,7 @@ MAX_HELPED_PARTS = 4
 
 Each part occupies a thread of the agent's only thread pool.
 """
-POLL_SECONDS = 0.1
+UPLOAD_CHECK_SECONDS = 0.1
 """Seconds between two checks for cancellation and late helper nodes, while an upload waits for their parts."""
 
 
@@ -130,7 +130,7 @@ class HelpedUpload(PartSharing):
                 self._state, number = self._state.take_missing()
                 if number is not None or self._state.is_settled:
                     return number
-                self._changed.wait(POLL_SECONDS)
+                self._changed.wait(UPLOAD_CHECK_SECONDS)
 
     def stored(self) -> Sequence[StoredPart]:
         """Return the parts of the multipart upload that helper nodes have stored in S3 (see `Helpers.stored`)."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank, Step
-from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, Standing
+from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, RankStanding
 from everstep.protocol.rounds import Pacing
 from worker.core.budget import Budget
 from worker.core.chunks import Link, usable
@@ -151,7 +151,7 @@ class Traffic:
         """
         if rank != self._speaker:
             return None
-        if half.standing is not Standing.MOVING or half.phase is not Phase.TRAIN:
+        if half.standing is not RankStanding.MOVING or half.phase is not Phase.TRAIN:
             self._passed_at = self._trying = None
             self._pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):

@@ -30,7 +30,7 @@ from everstep.protocol.loopback import url_host
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 5.0
+NOTICE_POLL_SECONDS = 5.0
 """Seconds between two polls, as AWS recommends for spot interruptions."""
 TIMEOUT_SECONDS = 1.0
 TOKEN_SECONDS = 21_600
@@ -121,10 +121,10 @@ class InstanceMetadata:
         return InstanceIdentity(*found)
 
     async def run(self) -> None:
-        """Poll the metadata service every `POLL_SECONDS` until the task is cancelled."""
+        """Poll the metadata service every `NOTICE_POLL_SECONDS` until the task is cancelled."""
         while True:
             await self.poll()
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(NOTICE_POLL_SECONDS)
 
     async def poll(self) -> None:
         """Read all of AWS's notices for this instance once."""

@@ -83,7 +83,7 @@ For each user, the program (as root) sets its effective uid to the user's uid, s
 processes. Its real and saved uids stay different, so the user's processes cannot signal the program. Source: kill(2).
 """
 TURNS: Final = "rank_users"
-_LOOK_SECONDS = 0.02
+_KILLED_CHECK_SECONDS = 0.02
 _taking_turns = threading.Lock()
 _killed = threading.Event()
 """Event that is never set: a thread waits on it to pause between two checks for killed processes."""
@@ -229,7 +229,7 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
                 if left
                 else f"processes of {user.name}, perhaps: {problem}"
             )
-        _killed.wait(_LOOK_SECONDS)
+        _killed.wait(_KILLED_CHECK_SECONDS)
 
 
 def end_memory(user: RankUser) -> None:

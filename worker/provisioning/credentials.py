@@ -37,7 +37,7 @@ RENEW_SECONDS: Final = 1200.0
 
 SDKs request new credentials in the last 900 s of the lifetime.
 """
-RETRY_SECONDS: Final = 5.0
+STS_RETRY_SECONDS: Final = 5.0
 """Seconds between two requests for new credentials while STS does not answer."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 5.0
@@ -179,7 +179,7 @@ class RoleCredentials:
         """Return valid credentials of the job's role. Request new ones in the background before the old ones expire."""
         left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
         is_idle = self._renewing is None or self._renewing.done()
-        if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):
+        if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= STS_RETRY_SECONDS):
             self._asked_at = self._now()
             self._renewing = asyncio.create_task(self._renew(), name="keys of a role")
             self._renewing.add_done_callback(_heard)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 FETCHES_AT_ONCE = 8
 MAX_ATTEMPTS = 4
-RETRY_SECONDS = 1.0
+INPUT_RETRY_SECONDS = 1.0
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects in one input channel."""
 SPARED_PART = 0.05
@@ -111,7 +111,7 @@ class InputCache:
         limit_bytes: int | None = None,
         user: RankUser | None = None,
         *,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float = INPUT_RETRY_SECONDS,
     ) -> None:
         self._retry_seconds = retry_seconds
         self._state = state

@@ -70,7 +70,7 @@ LAYERS_PART = 0.25
 LAST_LINES_BYTES = 1200
 END_SECONDS = 15.0
 """Maximum seconds to wait for the end of the killed processes of pip."""
-_LOOK_SECONDS = 0.2
+_LOCK_POLL_SECONDS = 0.2
 """Seconds between two attempts to take the installation lock, while another agent process of this node holds it."""
 _PASSED_ON = frozenset(
     {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
@@ -89,7 +89,7 @@ _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class InstallationOrder:
     """A job's request to install the packages of its requirements file."""
 
     project: str
@@ -143,7 +143,7 @@ class PackageLayers:
         self._user = user
         self._allows_builds = allows_builds
 
-    async def install(self, order: Order) -> Packages:
+    async def install(self, order: InstallationOrder) -> Packages:
         """Install the packages of a requirements file. Idempotent: a repeated call installs nothing.
 
         Args:
@@ -183,10 +183,10 @@ class PackageLayers:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_LOCK_POLL_SECONDS)
             yield
 
-    async def _make(self, layer: Path, order: Order) -> Packages:
+    async def _make(self, layer: Path, order: InstallationOrder) -> Packages:
         await asyncio.to_thread(self._make_room)
         scratch = layer.with_name(f"{layer.name}.{secrets.token_hex(4)}.new")
         log.info("installing %s", order.requirements)
@@ -209,7 +209,7 @@ class PackageLayers:
         assert packages is not None, "it was sealed"
         return packages
 
-    async def _pip(self, folder: Path, work: Path, order: Order) -> None:
+    async def _pip(self, folder: Path, work: Path, order: InstallationOrder) -> None:
         """Run pip to its end, or kill it on cancellation. On return, all processes that pip started have ended."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
@@ -252,7 +252,7 @@ class PackageLayers:
         for layer in layers[: max(0, len(layers) - MAX_LAYERS + 1)]:
             shutil.rmtree(layer, ignore_errors=True)
 
-    def _bound(self, scratch: Path, order: Order) -> None:
+    def _bound(self, scratch: Path, order: InstallationOrder) -> None:
         """Delete the least recently used package folders (layers) until the new layer fits the size limit."""
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
@@ -277,7 +277,7 @@ class PackageLayers:
         return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
-def read_requirements(order: Order) -> bytes:
+def read_requirements(order: InstallationOrder) -> bytes:
     """Read a job's requirements file, and check that an installation supports its lines.
 
     Args:
@@ -305,7 +305,7 @@ def read_requirements(order: Order) -> bytes:
     return data
 
 
-def _key(order: Order, allows_builds: bool = False) -> str:
+def _key(order: InstallationOrder, allows_builds: bool = False) -> str:
     """Return the name of a package layer: a digest of everything that determines its content."""
     data = read_requirements(order)
     libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
@@ -331,7 +331,7 @@ def _make_environment(folder: Path, user: RankUser | None) -> None:
         give(folder, user)
 
 
-def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
+def _make_workplace(work: Path, order: InstallationOrder, *, is_built: bool) -> InstallationOrder:
     """Create pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
 
     Args:
@@ -413,7 +413,7 @@ def _end_users(user: RankUser | None) -> None:
         raise RequirementsRefused(f"processes of pip cannot be ended: {left}")
 
 
-def _names_files(order: Order) -> bool:
+def _names_files(order: InstallationOrder) -> bool:
     return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
 
 

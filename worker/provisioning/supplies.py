@@ -22,7 +22,7 @@ from worker.node.full_disks import says_full
 from worker.node.rank_user import RankUser, user_of
 from worker.provisioning.credentials import RoleCredentials
 from worker.provisioning.inputs import InputCache
-from worker.provisioning.packages import Order, PackageLayers
+from worker.provisioning.packages import InstallationOrder, PackageLayers
 from worker.ranks.environment import Packages, Supplied, source_folder
 from worker.ranks.files import RankFiles
 from worker.shm.store import in_thread
@@ -175,7 +175,7 @@ class Supplies:
                 f"{plan.script.requirements} (--index-url …)"
             )
             raise LoadFailed.lacking(plan.parent, "requirements_failed", words, is_passing=False)
-        order = Order(
+        order = InstallationOrder(
             project=plan.script.project or plan.run,
             source=source_folder(entry, plan.script.entry_point),
             source_sha256=plan.script.source.sha256,

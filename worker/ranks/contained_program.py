@@ -35,7 +35,7 @@ END_SECONDS = 5.0
 
 If the agent is not root, a child may have changed to another user (`sudo`) and cannot be killed.
 """
-_LOOK_SECONDS = 0.05
+_EXIT_POLL_SECONDS = 0.05
 _PR_SET_NO_NEW_PRIVS = 38
 _CANNOT_RUN = 127
 
@@ -117,7 +117,7 @@ def _end_rest() -> None:
             return
         for child in processes.children(os.getpid()):
             processes.kill_tree(child)
-        signal.sigtimedwait([signal.SIGCHLD], _LOOK_SECONDS)
+        signal.sigtimedwait([signal.SIGCHLD], _EXIT_POLL_SECONDS)
 
 
 if __name__ == "__main__":

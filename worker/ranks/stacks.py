@@ -21,13 +21,13 @@ import msgspec
 
 from everstep.protocol.agent_messages import RankStacks
 from everstep.protocol.ids import Rank
-from worker.core.stacks import MAIN_THREAD, Frame, Look, ThreadStack, compare, describe
+from worker.core.stacks import MAIN_THREAD, Look, StackFrame, ThreadStack, compare, describe
 from worker.ranks.shim import processes
 from worker.ranks.shim.messages import RankRecord
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 5.0
+STACK_SAMPLE_SECONDS = 5.0
 """Maximum seconds for the sample of one rank.
 
 A sample takes 40 ms (measured), and longer if the rank's memory is in swap.
@@ -70,7 +70,7 @@ class Unreadable(Exception):
     """Raised if the stacks of a process cannot be read. The text contains the reason."""
 
 
-async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
+async def stacks_of(pid: int, *, limit_seconds: float = STACK_SAMPLE_SECONDS) -> str:
     """Return the Python stacks of a process as text (see `describe`).
 
     Args:
@@ -127,7 +127,10 @@ async def _look(program: str, pid: int) -> str:
         [
             ThreadStack(
                 thread.name,
-                tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames),
+                tuple(
+                    StackFrame(frame.name, frame.short_filename or frame.filename, frame.line)
+                    for frame in thread.frames
+                ),
             )
             for thread in threads
         ]

@@ -79,7 +79,7 @@ from worker.ranks.shim.messages import (
     StopRanks,
 )
 from worker.ranks.shim.preload import DEFAULT_MODULES, can_preload
-from worker.ranks.shim.records import RETRY_SECONDS, RankRecords
+from worker.ranks.shim.records import RECORD_RETRY_SECONDS, RankRecords
 from worker.tasks import Signal, end
 
 log = logging.getLogger(__name__)
@@ -702,7 +702,7 @@ class Supervisor:
                 if str(error) != told:
                     told = str(error)
                     log.error("no rank can be started until a new shim runs: %s", told)
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(RECORD_RETRY_SECONDS)
 
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
         match message:
@@ -828,7 +828,7 @@ class Supervisor:
 
     async def _write_owed(self) -> None:
         while True:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(RECORD_RETRY_SECONDS)
             self._disk.write_owed()
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:

@@ -22,7 +22,7 @@ from everstep.protocol.rank_messages import StopState, Vote
 from everstep.protocol.rounds import Announcement, NodeReport, Pacing
 from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.rounds import NONE, Coordinator
-from worker.core.tree import Reports
+from worker.core.tree import TreeReports
 from worker.tasks import Signal
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class RoundServer:
         self.term = new_life()
         self.committed_at_seconds = 0.0
         self.changed = Signal()
-        self._known = Reports(self.term)
+        self._known = TreeReports(self.term)
         self._generation = generation
         self._final_round_seconds = final_round_seconds
         self._now = now

@@ -37,7 +37,7 @@ from worker.tasks import finish, first_of
 log = logging.getLogger(__name__)
 Told = Callable[[], Awaitable[ShardDigests | EndShard]]
 """Type of a function that waits for the holder's next message about an announced shard, and returns it."""
-RETRY_SECONDS = 0.1
+FETCH_RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
 """Progress reports of a receiving thread per `silence_seconds`, so that a slow chunk does not count as silence."""
 
@@ -189,4 +189,4 @@ async def _dial(dialler: Dialler, rank: Rank) -> Session:
             return await dialler.session()
         except PeerError as error:
             log.debug("fetch of rank %d: %s", rank, error)
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(FETCH_RETRY_SECONDS)

@@ -40,12 +40,12 @@ POOL_BYTES: Final = 256 * 1024 * 1024
 BLOCKS_PER_LINE: Final = 2
 """Blocks of each stream on each side: the sender fills one while the receiver reads the other."""
 READ_SECONDS: Final = 5.0
-RETRY_SECONDS: Final = 600.0
+NIXL_RETRY_SECONDS: Final = 600.0
 CUT_SECONDS: Final = 0.5
 """Maximum seconds for which a read may still run after its stream was cut. Afterwards its block is abandoned."""
 SMALL_BYTES: Final = 64 * 1024
 """Size in bytes below which a piece travels over TCP, because NIXL's extra round trip would cost more."""
-POLL_SECONDS: Final = 50e-6
+READ_POLL_SECONDS: Final = 50e-6
 PROGRESS_MICROSECONDS: Final = 100_000
 """Maximum time between two passes of NIXL's progress thread. Events of the network wake the thread immediately."""
 MAX_DESCRIPTION_BYTES: Final = 8192
@@ -70,7 +70,7 @@ class Nixl:
         self.small_bytes = SMALL_BYTES
         self.read_seconds = READ_SECONDS
         """Maximum seconds for reading one block. After this time, streams with the peer use TCP (`retry_seconds`)."""
-        self.retry_seconds = RETRY_SECONDS
+        self.retry_seconds = NIXL_RETRY_SECONDS
         """Seconds after a failure for which streams with the same node use TCP."""
         self.read_bytes = 0
         """Bytes that this node has read from peers."""
@@ -252,7 +252,7 @@ class Nixl:
                     with self._lock:
                         self._abandoned.append((handle, blocks.pop(0)))
                     raise TimeoutError("the peer's memory does not answer")
-                _never.wait(POLL_SECONDS)
+                _never.wait(READ_POLL_SECONDS)
                 state = agent.getXferStatus(handle)
             agent.releaseXferReq(handle)
         except (*self._errors, TimeoutError) as error:

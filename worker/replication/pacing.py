@@ -34,7 +34,7 @@ The event loop schedules longer pauses.
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
 """Number of measurements that `NodePacer` requires before it reports the link's rate."""
-TELLING_BYTES = 64 * 1024
+MEASURED_PERIOD_BYTES = 64 * 1024
 """Minimum bytes of a busy period (from the start of the first transfer until no transfer runs) that measures the rate.
 
 With fewer bytes, the rate would depend on the latency instead of the link.
@@ -298,7 +298,7 @@ class NodePacer:
                 self._learn(self._sent_bytes - self._begun[0], self.link.use.busy_seconds - self._begun[1])
 
     def _learn(self, bytes_count: int, seconds: float) -> None:
-        if bytes_count >= TELLING_BYTES and seconds > 0:
+        if bytes_count >= MEASURED_PERIOD_BYTES and seconds > 0:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
@@ -322,7 +322,7 @@ class NodePacer:
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)
-        if transfer.taken_bytes >= TELLING_BYTES:
+        if transfer.taken_bytes >= MEASURED_PERIOD_BYTES:
             self._sizes.append(transfer.taken_bytes)
 
     @property

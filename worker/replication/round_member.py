@@ -21,14 +21,14 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, NodeId
 from everstep.protocol.rounds import Announcement, NodeReport, RankRound, RoundReport
 from worker.core.rounds import NONE
-from worker.core.tree import NO_TERM, Reports, RoundTree, messages
+from worker.core.tree import NO_TERM, RoundTree, TreeReports, messages
 from worker.errors import PeerError
 from worker.replication.coordinator import RoundServer, new_life
 from worker.replication.transport import Session
 from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
+PARENT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5)
 
 Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
@@ -99,7 +99,7 @@ class RoundMember:
         self._state = state
         self._hear = hear
         self._sequence = new_life()
-        self._known = Reports()
+        self._known = TreeReports()
         self._deadline = deadline_seconds
         self._on_silence = on_silence
         self._delays = delays
@@ -170,7 +170,7 @@ class RoundMember:
                 log.info("no connection to %s for the rounds: %s", above, error)
             if self.silent_since is None:
                 self.silent_since, failures = now(), 0
-            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            await asyncio.sleep(PARENT_PAUSES_SECONDS[min(failures, len(PARENT_PAUSES_SECONDS) - 1)])
             failures += 1
 
     async def serve(self, session: Session) -> None:
@@ -252,7 +252,7 @@ class RoundMember:
             self._known = self._known.take(*message.nodes)
             self.changed.notify()
 
-    def newest_reports(self) -> Reports:
+    def newest_reports(self) -> TreeReports:
         """Return the newest commit report of this node and of each node below it in the tree of agents."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
@@ -276,7 +276,7 @@ class RoundMember:
         alive.
         """
         now = asyncio.get_running_loop().time
-        told, told_at = Reports(), now()
+        told, told_at = TreeReports(), now()
         new_since: float | None = None
         """Time at which the oldest unsent change was noticed."""
         while True:
@@ -293,7 +293,7 @@ class RoundMember:
             await send(news)
             told, told_at, new_since = newest, now(), None
 
-    def _patience(self, newest: Reports, told: Reports) -> float:
+    def _patience(self, newest: TreeReports, told: TreeReports) -> float:
         """Return the seconds for which the node may delay unsent reports; 0 for an urgent report."""
         if newest.is_pressing(told, self._members):
             return 0.0

@@ -29,7 +29,7 @@ from everstep.protocol.peer_messages import (
 from worker.core.broken_line import BrokenLine
 from worker.core.line_tails import Tail
 from worker.core.rounds import NONE
-from worker.core.silence import Silence
+from worker.core.silence import HolderSilence
 from worker.core.slow_link import SlowLink
 from worker.core.transfers import StreamCount
 from worker.errors import PeerError
@@ -43,7 +43,7 @@ from worker.shm.store import Slot, SlotStore
 from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
+HOLDER_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses in seconds before each new attempt to connect to a holder after a failure.
 
 The values apply to the first, second and further attempts. The last value repeats.
@@ -59,7 +59,7 @@ SUSPECT_RATIO = 1 / 6
 
 Only the time in which the transfer sends counts.
 """
-TELLING_BYTES = 64 * 1024 * 1024
+MEASURED_TRANSFER_BYTES = 64 * 1024 * 1024
 """Minimum size of a transfer whose rate is measured, in bytes. The rate of a smaller transfer depends on latency."""
 PREPARING_SECONDS = 0.1
 """Seconds between two progress messages of a node that prepares data or slots.
@@ -88,8 +88,8 @@ class ReplicaSender:
         *,
         holder_deadline_seconds: float,
         printed: Printed | None = None,
-        retry_seconds: Sequence[float] = RETRY_SECONDS,
-        measured_bytes: int = TELLING_BYTES,
+        retry_seconds: Sequence[float] = HOLDER_PAUSES_SECONDS,
+        measured_bytes: int = MEASURED_TRANSFER_BYTES,
     ) -> None:
         """Create the sender of a shard to one holder; `run` connects to the holder.
 
@@ -117,7 +117,7 @@ class ReplicaSender:
         self._dialler = dialler
         self._pacer = pacer
         self._deadline = holder_deadline_seconds
-        self.silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
+        self.silence = HolderSilence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         """Measures how long the holder has been silent."""
         self._paused_count = 0
         """Number of streams that are being opened or that wait until they may send a chunk (see `Pacer`).

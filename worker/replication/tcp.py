@@ -50,7 +50,7 @@ from worker.replication.identity import PeerIdentity
 from worker.replication.nixl import Nixl
 from worker.replication.nixl_line import NixlPath, NixlSocket
 from worker.replication.tls import FIRST_BYTE, TlsSocket, refused
-from worker.replication.transport import Credentials
+from worker.replication.transport import PeerCredentials
 from worker.tasks import finish
 
 log = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ def _complete(waiting: asyncio.Future[None]) -> None:
 
 
 async def dial(
-    credentials: Credentials,
+    credentials: PeerCredentials,
     *,
     peer: NodeId,
     address: str,
@@ -454,7 +454,7 @@ def _refusal(session: TcpSession, identity: PeerIdentity, node_id: NodeId) -> st
     return ""
 
 
-async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) -> None:
+async def _prove(session: TcpSession, credentials: PeerCredentials, peer: NodeId) -> None:
     opened = session.opened
     await session.send(opened)
     challenge = await session.receive()
@@ -483,7 +483,7 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
         session.read_ahead()
 
 
-def _offered_path(credentials: Credentials, opened: Open, peer: NodeId) -> NixlPath | None:
+def _offered_path(credentials: PeerCredentials, opened: Open, peer: NodeId) -> NixlPath | None:
     """Reserve blocks of registered memory for a stream that may use NIXL.
 
     Return None if the connection is no stream, or if this node does not use NIXL or has no free blocks.
@@ -495,7 +495,11 @@ def _offered_path(credentials: Credentials, opened: Open, peer: NodeId) -> NixlP
 
 
 def _offer(
-    credentials: Credentials, role: Literal["dialler", "listener"], opened: Open, nonce: bytes, path: NixlPath | None
+    credentials: PeerCredentials,
+    role: Literal["dialler", "listener"],
+    opened: Open,
+    nonce: bytes,
+    path: NixlPath | None,
 ) -> bytes:
     return nixl_offer(credentials.key, role, opened.nonce, nonce, path.nixl.description) if path is not None else b""
 
@@ -587,7 +591,7 @@ class PeerListener:
         self._listening: list[socket.socket] = []
         self.addresses: tuple[tuple[str, int], ...] = ()
         """Addresses and port at which the listener accepts sessions."""
-        self._credentials: Credentials | None = None
+        self._credentials: PeerCredentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
         self._unproven: dict[TcpSession, str] = {}
@@ -630,7 +634,7 @@ class PeerListener:
         """Record this node's run: a rejected session of its other generations causes no warning."""
         self.promised_run = run
 
-    def admit(self, credentials: Credentials, serve: Serve) -> None:
+    def admit(self, credentials: PeerCredentials, serve: Serve) -> None:
         """Accept sessions of nodes that prove possession of the generation's key, from now on.
 
         The listener passes each accepted session to `serve`, which handles it until the session ends.

@@ -18,7 +18,7 @@ from worker.replication.nixl import Nixl
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class PeerCredentials:
     """Identity and key with which a node opens and accepts sessions of one generation."""
 
     job: JobName

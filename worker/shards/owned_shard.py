@@ -21,7 +21,7 @@ from time import monotonic
 
 from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
@@ -266,7 +266,7 @@ class OwnedShard:
         """
         half = self.page.agent
         is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
-        return is_awaited or self.page.rank().standing is not Standing.MOVING
+        return is_awaited or self.page.rank().standing is not RankStanding.MOVING
 
     def content(self, step: Step) -> Content:
         """Return the content of `step`: the step and the generation that captured it.

@@ -5,9 +5,9 @@
 A share occupies ordinary slots of the `SlotStore` under the owner `share_owner(rank)`. Other modules therefore treat a
 share like a shard (docs/adr/0035-parity-in-memory.md).
 
-Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `Share` records. Both change under
-one lock. A row (the place of one chunk in the share) has undefined bytes until it contains a chunk. The first chunk of
-a row is therefore copied instead of combined.
+Invariant: the bytes of a WRITING share are the XOR of exactly the chunks that its `ParityShare` records. Both change
+under one lock. A row (the place of one chunk in the share) has undefined bytes until it contains a chunk. The first
+chunk of a row is therefore copied instead of combined.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.parity import MAX_SHARD_BYTES, Contribution, pack_contributions, share_owner, stripe_of
 from everstep.protocol.slot import ZERO_DIGEST
-from worker.core.parity import Share, Stripe, place
+from worker.core.parity import ParityShare, Stripe, place
 from worker.core.slots import EMPTY, Content
 from worker.shm import combining
 from worker.shm.store import Slot, SlotStore, contributions_of
@@ -37,7 +37,7 @@ class Accumulation:
     `Shares` creates the object, and the threads of streams call `take`.
     """
 
-    def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: Share) -> None:
+    def __init__(self, stripe: Stripe, holder: Rank, content: Content, slot: Slot, share: ParityShare) -> None:
         self.stripe = stripe
         self.holder = holder
         self.content = content
@@ -279,7 +279,7 @@ class Shares:
             )
             if index is None:
                 return None
-            share = Share(member.stripe.others(member.holder)).begin(contribution)
+            share = ParityShare(member.stripe.others(member.holder)).begin(contribution)
             made = Accumulation(member.stripe, member.holder, content, self._store.shards[owner][index], share)
             self._accumulations[member.holder, content] = made
             return made

@@ -33,7 +33,7 @@ from worker.core.upload_division import Division, Item
 from worker.errors import CorruptCheckpoint, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import in_thread
-from worker.storage.object_store import ObjectStore, OnStored, Share
+from worker.storage.object_store import ObjectStore, OnStored, UploadShare
 from worker.storage.shard_object import ShardObject, tensors_of
 from worker.storage.shared_tensors import Planned, SharedTensors, groups_of, missing, write_missing
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-POLL_SECONDS = 0.5
+OBJECT_POLL_SECONDS = 0.5
 """Seconds between two checks whether other ranks have written their objects to S3."""
 LEAST_PATIENCE_SECONDS = 30.0
 """Minimum seconds for which a rank waits for shared objects that other ranks should write.
@@ -53,9 +53,11 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 class ShareOf(Protocol):
-    """Creates a `Share`, which divides an upload between this node and the shard's other holders (no parity share)."""
+    """Creates an `UploadShare`, which divides an upload between this node and the shard's other holders."""
 
-    def of(self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]) -> Share:
+    def of(
+        self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
+    ) -> UploadShare:
         """Return the division of one upload between this node and helper nodes.
 
         Args:
@@ -319,7 +321,7 @@ class _Upload:
             pause: waits for the given seconds, between two checks whether S3 has the objects.
         """
         left = needed
-        for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / POLL_SECONDS)):
+        for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / OBJECT_POLL_SECONDS)):
             try:
                 left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
             except StorageError as error:
@@ -330,7 +332,7 @@ class _Upload:
             if not left:
                 return
             on_waiting(f"s3://{left[0].place.bucket}/{left[0].place.key}")
-            await pause(POLL_SECONDS)
+            await pause(OBJECT_POLL_SECONDS)
         log.warning("up to %d objects that other ranks should write are missing; this node writes them", len(left))
         await _run(lambda check: self._write_missing(left, check))
 

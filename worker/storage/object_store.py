@@ -41,7 +41,7 @@ class StoredObject:
     """CRC64NVME of the object, as the store recorded it at the upload. Set by `head`; None if the store has none."""
 
 
-class Share(Helpers, Protocol):
+class UploadShare(Helpers, Protocol):
     """Divides the parts of one upload between this node and the helper nodes, which hold the shard too."""
 
     def begin(self, upload_id: str, part_bytes: int, part_count: int) -> None:
@@ -155,7 +155,7 @@ class ObjectStore(Protocol):
         size: int,
         *,
         read: Read,
-        share: Share,
+        share: UploadShare,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
         """Store an object together with helpers: other nodes, which send some of its parts with `put_part`.

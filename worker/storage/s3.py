@@ -33,7 +33,7 @@ from everstep.bulk import CONNECTIONS, PART_BYTES, RangeReader
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused, StoreUnavailable
 from worker.storage.aws import KeysOf, aws_client, aws_errors
-from worker.storage.object_store import ObjectReader, OnStored, Piece, Read, Share, Span, StoredObject, cut
+from worker.storage.object_store import ObjectReader, OnStored, Piece, Read, Span, StoredObject, UploadShare, cut
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -131,7 +131,7 @@ class S3ObjectStore:
         size: int,
         *,
         read: Read,
-        share: Share,
+        share: UploadShare,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
         """Store an object together with other nodes that send parts of it (see `ObjectStore.put_shared`)."""

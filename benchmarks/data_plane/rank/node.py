@@ -45,7 +45,7 @@ from everstep.protocol.rank_messages import RankHello
 from tests.fakes.storage import MemoryObjectStore
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
-from worker.member.member import Member, Node
+from worker.member.member import LocalNode, Member
 from worker.member.rank_lines import RankLines
 from worker.node.full_disks import FullDisks
 from worker.node.priority import AGENT_NICENESS
@@ -53,7 +53,7 @@ from worker.provisioning.source import SourceArchives
 from worker.ranks.server import RankLine, RankServer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.tcp import PeerListener, TcpSession
-from worker.replication.transport import Credentials
+from worker.replication.transport import PeerCredentials
 from worker.shm import tmpfs
 from worker.shm.store import SlotStore
 
@@ -174,7 +174,7 @@ class Holder:
         """Open a generation. Return the address at which the holder accepts connections of the owner's node."""
         await self._listener.revoke()
         self._listener.admit(
-            Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
+            PeerCredentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
         )
         return {"port": self._listener.port}
 
@@ -197,7 +197,7 @@ class Owner:
         self._store = SlotStore(folder, memory_bytes=memory_bytes)
         self._store.open_run(JOB, RUN)
         self._ranks = RankServer(folder / SOCKET)
-        self._node = Node(
+        self._node = LocalNode(
             node_id=OWNER,
             address=ADDRESS,
             state=folder,

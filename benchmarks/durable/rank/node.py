@@ -32,7 +32,7 @@ from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.plan import GenerationPlan
 from tests.fakes.storage import MemoryObjectStore
 from worker.core.metric_outbox import MetricOutbox
-from worker.member.member import Member, Node
+from worker.member.member import LocalNode, Member
 from worker.node.full_disks import FullDisks
 from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
 from worker.provisioning.source import SourceArchives
@@ -76,7 +76,7 @@ class BenchNode:
         self._ranks = RankServer(folder / SOCKET)
         self._listener = PeerListener(node_id)
         self._listener.start(ADDRESS)
-        self._node = Node(
+        self._node = LocalNode(
             node_id=node_id,
             address=ADDRESS,
             state=folder,

@@ -25,9 +25,9 @@ from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy, newest_storable, requested_step
 from control_plane.db import checkpoints, events, jobs
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import Conflict
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
@@ -178,17 +178,17 @@ def delete_checkpoint(
 
 def _find(
     session: Session, name: str, caller: Caller, step: int, generation: int | None
-) -> tuple[JobRecord, CheckpointRecord]:
+) -> tuple[SavedJob, SavedCheckpoint]:
     job = find_job(session, name, caller)
     return job, checkpoints.find(session, job.run_id, step=step, generation=generation)
 
 
-def _require_complete(found: CheckpointRecord) -> None:
+def _require_complete(found: SavedCheckpoint) -> None:
     if found.state != checkpoints.COMPLETE:
         raise Conflict(f"the checkpoint of step {found.step} is {found.state}")
 
 
-def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecord) -> None:
+def _require_not_needed(session: Session, job: SavedJob, found: SavedCheckpoint) -> None:
     if found.pinned_at is not None:
         raise Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
     require_no_dependent(session, job, (found.generation, found.step))
@@ -205,7 +205,7 @@ def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecor
         )
 
 
-def _why_none(job: JobRecord) -> str:
+def _why_none(job: SavedJob) -> str:
     if job.ended_at is not None:
         return f"the training job {job.name!r} has ended: {job.reason}"
     if job.state != JobState.RUNNING:

@@ -26,7 +26,7 @@ from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.errors import Conflict, NotFound
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
 
@@ -97,7 +97,7 @@ def delete_training_job(
     )
 
 
-def _mark_deleting(services: Services, job: JobRecord) -> None:
+def _mark_deleting(services: Services, job: SavedJob) -> None:
     """Mark the job's checkpoints as deleting, so that no request creates a job that starts from one of them."""
     with services.database.write() as session:
         require_no_dependent(session, job)
@@ -106,7 +106,7 @@ def _mark_deleting(services: Services, job: JobRecord) -> None:
                 checkpoints.set_state(session, job.run_id, each, checkpoints.DELETING)
 
 
-def _forget(services: Services, job: JobRecord) -> None:
+def _forget(services: Services, job: SavedJob) -> None:
     now = services.now()
     with services.database.write() as session:
         require_no_dependent(session, job)
@@ -118,7 +118,7 @@ def _forget(services: Services, job: JobRecord) -> None:
         events.append_for_job(session, job, "TrainingJobDeleted", message, now)
 
 
-def _places(services: Services, job: JobRecord) -> tuple[_Place, ...]:
+def _places(services: Services, job: SavedJob) -> tuple[_Place, ...]:
     of_generations = re.compile(r"gen=\d+/.*", re.DOTALL)
     return (
         _Place(prefix_of(job.spec.checkpoint_uri), re.compile(rf"run={re.escape(job.run_id)}/.*", re.DOTALL)),
@@ -127,7 +127,7 @@ def _places(services: Services, job: JobRecord) -> tuple[_Place, ...]:
     )
 
 
-def _objects(services: Services, job: JobRecord) -> Iterator[ObjectInfo]:
+def _objects(services: Services, job: SavedJob) -> Iterator[ObjectInfo]:
     for place in _places(services, job):
         for info in services.objects.list(place.below):
             if place.own.fullmatch(info.reference.key[len(place.below.key) :]):

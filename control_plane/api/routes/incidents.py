@@ -27,7 +27,7 @@ from control_plane.core import postmortem
 from control_plane.db import events, incidents, jobs
 from control_plane.db.errors import NotFound
 from control_plane.db.events import NewEvent
-from control_plane.db.incidents import IncidentFilter, IncidentRecord
+from control_plane.db.incidents import IncidentFilter, SavedIncident
 
 
 class IncidentStatus(StrEnum):
@@ -184,20 +184,20 @@ def acknowledge_incident(
         return _changed(session, incidents.get(session, incident_id), now)
 
 
-def _changed(session: Session, record: IncidentRecord, now: datetime) -> incidents_schemas.Incident:
+def _changed(session: Session, record: SavedIncident, now: datetime) -> incidents_schemas.Incident:
     """Return the response about an incident that a person has changed."""
     (headline,) = incident_reports.headlines(session, [record])
     return views.incident(record, incident_reports.cost_usd(session, record, now), headline)
 
 
-def _visible(session: Session, incident_id: str, caller: Caller) -> IncidentRecord:
+def _visible(session: Session, incident_id: str, caller: Caller) -> SavedIncident:
     """Return an incident. Raises NotFound if it does not exist or if the caller may not see it."""
     record = incidents.get(session, incident_id)
     caller.require_sight("incident", incident_id, record.project)
     return record
 
 
-def _tell(session: Session, record: IncidentRecord, type: str, message: str, now: datetime) -> None:
+def _tell(session: Session, record: SavedIncident, type: str, message: str, now: datetime) -> None:
     event = NewEvent(at=now, type=type, message=message, project=record.project, job_name=record.job_name)
     events.append(session, event)
 

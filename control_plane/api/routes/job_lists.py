@@ -29,7 +29,7 @@ from control_plane.api.schemas.common import FieldError
 from control_plane.core.states import TrainingJobStatus
 from control_plane.db import incidents, job_lists, nodes, protection
 from control_plane.db.job_lists import JobFilter, SortBy
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -101,7 +101,7 @@ def list_training_jobs(
 
 
 def _summaries(
-    session: Session, services: Services, shown: Sequence[JobRecord]
+    session: Session, services: Services, shown: Sequence[SavedJob]
 ) -> list[jobs_schemas.TrainingJobSummary]:
     """Return the list entries of a page of jobs.
 
@@ -128,7 +128,7 @@ def _summaries(
     return lines
 
 
-def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]:
+def _place(job: SavedJob, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]:
     value, run_id = job_lists.position_of(job, sort_by)
     return sort_by.value, order.value, value.isoformat() if isinstance(value, datetime) else value, run_id
 

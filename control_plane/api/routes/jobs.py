@@ -52,7 +52,7 @@ from control_plane.db import (
 )
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.fleets import FleetRecord
-from control_plane.db.jobs import InitialState, JobRecord, JobSpec, NewJob
+from control_plane.db.jobs import InitialState, NewJob, SavedJob, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
 from control_plane.loop.records import capacity_wait_of
@@ -285,7 +285,7 @@ def list_checkpoints(
     )
 
 
-def find_job(session: Session, text: str, caller: Caller) -> JobRecord:
+def find_job(session: Session, text: str, caller: Caller) -> SavedJob:
     """Return a job that the caller may see.
 
     Args:
@@ -303,7 +303,7 @@ def find_job(session: Session, text: str, caller: Caller) -> JobRecord:
     return jobs.get(session, text, caller.project_filter)
 
 
-def require_no_dependent(session: Session, job: JobRecord, checkpoint: tuple[int, int] | None = None) -> None:
+def require_no_dependent(session: Session, job: SavedJob, checkpoint: tuple[int, int] | None = None) -> None:
     """Check that no unfinished job starts from a checkpoint of a job.
 
     Args:
@@ -355,7 +355,7 @@ def job_condition(session: Session, text: str | None, caller: Caller) -> JobCond
 
 
 def _plan(
-    services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller
+    services: Services, job: FleetJob, spec: SavedJobSpec, fleet: FleetRecord, caller: Caller
 ) -> plans_schemas.TrainingJobPlan:
     now = services.now().timestamp()
     with services.database.read() as session:
@@ -386,11 +386,11 @@ def _digest(project: str, said: str) -> str:
     return hashlib.sha256(f"{project}\n{said}".encode()).hexdigest()
 
 
-def _made(session: Session, token: str | None, digest: str | None) -> JobRecord | None:
+def _made(session: Session, token: str | None, digest: str | None) -> SavedJob | None:
     return None if token is None or digest is None else jobs.made_by(session, token, digest)
 
 
-def _store(services: Services, new: NewJob) -> JobRecord:
+def _store(services: Services, new: NewJob) -> SavedJob:
     now = services.now()
     with services.database.write() as session:
         # Repeat the checks within the write transaction. Since the first checks, another request may have taken the
@@ -407,11 +407,11 @@ def _store(services: Services, new: NewJob) -> JobRecord:
     return job
 
 
-def _protection_words(spec: JobSpec) -> str:
+def _protection_words(spec: SavedJobSpec) -> str:
     return f"{spec.copies} copies" if spec.parity_group_size is None else f"parity of {spec.parity_group_size} nodes"
 
 
-def _created(job: JobRecord) -> jobs_schemas.CreateTrainingJobResponse:
+def _created(job: SavedJob) -> jobs_schemas.CreateTrainingJobResponse:
     return jobs_schemas.CreateTrainingJobResponse(
         training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job)
     )

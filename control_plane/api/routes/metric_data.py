@@ -24,7 +24,7 @@ from control_plane.core.breakdowns import newest_keys
 from control_plane.core.metric_changes import digests, unchanged_count
 from control_plane.core.metrics import Point, resampled
 from control_plane.db import metrics
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.db.metrics import SeriesKind, kind_of
 from everstep.protocol.agent_messages import MAX_SERIES
 from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
@@ -156,7 +156,7 @@ def _refused(field: str, message: str) -> InvalidRequest:
     )
 
 
-def _require_series(kind: SeriesKind, name: str, job: JobRecord, with_series: frozenset[str]) -> None:
+def _require_series(kind: SeriesKind, name: str, job: SavedJob, with_series: frozenset[str]) -> None:
     """Raise InvalidRequest if a metric cannot have, or does not have, values by node or by rank."""
     if kind is not kind_of(name):
         source = "is measured on nodes" if kind is SeriesKind.RANK else "is logged by ranks"

@@ -11,7 +11,7 @@ from fastapi import Response
 
 from control_plane.api.auth import Reader
 from control_plane.api.deps import ServicesDep
-from control_plane.api.prometheus import MEDIA_TYPE, Facts, exposition
+from control_plane.api.prometheus import MEDIA_TYPE, ServerFacts, exposition
 from control_plane.api.router import Router
 from control_plane.db import automation, events, exports, fleets, incidents, jobs, nodes, protection
 
@@ -27,7 +27,7 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
     agents = services.peers.agents()
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
-        facts = Facts(
+        facts = ServerFacts(
             version=version("everstep"),
             jobs=live,
             shards={job.run_id: protection.of_run(session, job.run_id) for job in live},

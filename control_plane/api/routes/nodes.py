@@ -22,7 +22,7 @@ from control_plane.core.states import FleetStatus, NodeState
 from control_plane.db import events, fleets, implications, jobs, nodes, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
-from control_plane.db.nodes import NodeRecord
+from control_plane.db.nodes import SavedNode
 from everstep.protocol.ids import NodeId
 
 router = Router(prefix="/v1/nodes", tags=["Nodes"])
@@ -193,11 +193,11 @@ def _ask(
     return shown
 
 
-def _standing(session: Session, record: NodeRecord) -> requests.Standing:
+def _standing(session: Session, record: SavedNode) -> requests.RequestContext:
     fleet = fleets.get(session, record.fleet_name)
     others = nodes.of_fleet(session, record.fleet_name)
     job = jobs.get_run(session, record.run_id) if record.run_id is not None else None
-    return requests.Standing(
+    return requests.RequestContext(
         node_id=record.id,
         state=NodeState(record.state),
         hold=Hold(record.hold) if record.hold is not None else None,
@@ -215,7 +215,7 @@ def _standing(session: Session, record: NodeRecord) -> requests.Standing:
 def _shown(
     session: Session,
     services: Services,
-    record: NodeRecord,
+    record: SavedNode,
     caller: Caller,
     *,
     history: tuple[ImplicationRecord, ...] = (),
@@ -227,7 +227,7 @@ def _shown(
 
 
 def _view(
-    record: NodeRecord,
+    record: SavedNode,
     agents: KnownAgents,
     owners: Mapping[str, jobs.Owner],
     caller: Caller,

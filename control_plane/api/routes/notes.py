@@ -17,7 +17,7 @@ from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import notes as notes_schemas
 from control_plane.db import events, incidents, jobs, notes
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.db.notes import NewNote, NoteRecord
 
 router = Router(prefix="/v1")
@@ -77,7 +77,7 @@ def list_training_job_notes(
 
 def _create(
     session: Session,
-    job: JobRecord,
+    job: SavedJob,
     incident_id: str | None,
     request: notes_schemas.CreateNoteRequest,
     caller: Caller,

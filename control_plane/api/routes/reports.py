@@ -17,7 +17,7 @@ from control_plane.api.schemas import reports as reports_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core import reports
 from control_plane.core.accounting import Bucket
-from control_plane.core.reports import Figures, IncidentFigures, IncidentKind, Period
+from control_plane.core.reports import Figures, IncidentFigures, IncidentKind, ReportPeriod
 from control_plane.db import reports as db_reports
 from control_plane.db.reports import ReportFilter
 
@@ -37,7 +37,8 @@ def get_report(
     ] = None,
     end_time: Annotated[AwareDatetime | None, Query(alias="EndTime", description="The default is now.")] = None,
     period: Annotated[
-        Period | None, Query(alias="Period", description="Length of a bucket. The default depends on the time range.")
+        ReportPeriod | None,
+        Query(alias="Period", description="Length of a bucket. The default depends on the time range."),
     ] = None,
     project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
     fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,

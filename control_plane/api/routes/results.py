@@ -24,7 +24,7 @@ from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import results as results_schemas
 from control_plane.cloud.objects import ObjectInfo
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
 
@@ -71,12 +71,12 @@ def get_output(
     return _content(services, _outputs_of(services, _find(services, training_job_name, caller)), key)
 
 
-def _find(services: Services, name: str, caller: Caller) -> JobRecord:
+def _find(services: Services, name: str, caller: Caller) -> SavedJob:
     with services.database.read() as session:
         return find_job(session, name, caller)
 
 
-def has_own_outputs(job: JobRecord, bucket: str) -> bool:
+def has_own_outputs(job: SavedJob, bucket: str) -> bool:
     """Return whether the API may read and delete objects below the job's output path.
 
     This is true for every path outside `bucket`, the service's bucket. In the service's bucket, the path must be below
@@ -87,7 +87,7 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)
 
 
-def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
+def _outputs_of(services: Services, job: SavedJob) -> ObjectReference:
     if not has_own_outputs(job, services.bucket):
         message = (
             f"The outputs of {job.name} are at {job.spec.output_uri}, next to objects of other jobs, so this "

@@ -15,7 +15,7 @@ from control_plane.api.schemas import revisions as revisions_schemas
 from control_plane.core import elastic
 from control_plane.db import events, fleets, nodes, protection, quotas, revisions
 from control_plane.db.errors import Conflict
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.db.revisions import Change
 from control_plane.db.tokens import Role
 
@@ -83,11 +83,11 @@ def list_training_job_revisions(
     )
 
 
-def _around(session: Session, job: JobRecord) -> Surroundings:
+def _around(session: Session, job: SavedJob) -> Surroundings:
     shards = [shard.payload_bytes for shard in protection.of_run(session, job.run_id)]
     memory = [node.memory_bytes for node in nodes.of_fleet(session, job.fleet_name) if node.memory_bytes]
     fleet, quota = fleets.find(session, job.fleet_name), quotas.find(session, job.project)
-    limits = elastic.Limits(
+    limits = elastic.NodeLimits(
         group=fleet.auto_scaling_group_name if fleet is not None else "",
         fleet=job.fleet_name,
         max_size=fleet.max_node_count if fleet is not None else 0,

@@ -37,7 +37,7 @@ from control_plane.api.schemas import snapshots as snapshots_schemas
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
 from control_plane.db.events import NewEvent
-from control_plane.db.jobs import JobRecord
+from control_plane.db.jobs import SavedJob
 from control_plane.loop.snapshot_desk import NoAnswer
 from everstep.protocol.agent_messages import (
     ANOTHER_EXPORT,
@@ -204,7 +204,7 @@ def _parts_of(snapshot_id: str) -> tuple[int, Step, str]:
     return int(generation), Step(int(step)), nonce
 
 
-def _members(services: Services, name: str, caller: Caller) -> tuple[JobRecord, Sequence[PlanNode]]:
+def _members(services: Services, name: str, caller: Caller) -> tuple[SavedJob, Sequence[PlanNode]]:
     """Return a job and the nodes of its newest generation. Blocks on the database."""
     with services.database.read() as session:
         job = find_job(session, name, caller)
@@ -213,7 +213,7 @@ def _members(services: Services, name: str, caller: Caller) -> tuple[JobRecord, 
         return job, jobs.generation(session, job.run_id, job.generation).plan.nodes
 
 
-def _running(services: Services, name: str, caller: Caller) -> tuple[JobRecord, Sequence[PlanNode]]:
+def _running(services: Services, name: str, caller: Caller) -> tuple[SavedJob, Sequence[PlanNode]]:
     job, nodes = _members(services, name, caller)
     if job.state != JobState.RUNNING:
         raise InUse(
@@ -223,7 +223,7 @@ def _running(services: Services, name: str, caller: Caller) -> tuple[JobRecord, 
     return job, nodes
 
 
-def _require_generation(job: JobRecord, generation: int) -> None:
+def _require_generation(job: SavedJob, generation: int) -> None:
     if job.generation != generation:
         raise InUse(
             f"{job.name} has started again since the snapshot was held, so the snapshot is lost.",
@@ -232,7 +232,7 @@ def _require_generation(job: JobRecord, generation: int) -> None:
 
 
 async def _begin(
-    services: Services, job: JobRecord, nodes: Sequence[PlanNode], caller: Caller, base: str
+    services: Services, job: SavedJob, nodes: Sequence[PlanNode], caller: Caller, base: str
 ) -> tuple[str, Mapping[NodeId, SnapshotHeld]]:
     """Hold the newest committed step on all nodes, and record an event.
 
@@ -275,7 +275,7 @@ async def _begin(
 
 async def _ask(
     services: Services,
-    job: JobRecord,
+    job: SavedJob,
     nodes: Sequence[PlanNode],
     nonce: str,
     step: Step,
@@ -304,13 +304,13 @@ async def _ask(
     return answers
 
 
-def _release(services: Services, job: JobRecord, nodes: Sequence[PlanNode], nonce: str) -> None:
+def _release(services: Services, job: SavedJob, nodes: Sequence[PlanNode], nonce: str) -> None:
     wanted = ReleaseSnapshot(run=RunId(job.run_id), generation=Generation(job.generation), hold_id=nonce)
     for node in nodes:
         services.registry.snapshots.release(node.node_id, wanted)
 
 
-def _note(services: Services, job: JobRecord, caller: Caller, step: int) -> None:
+def _note(services: Services, job: SavedJob, caller: Caller, step: int) -> None:
     event = NewEvent(
         at=services.now(),
         type="SnapshotHeld",

@@ -31,7 +31,7 @@ from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
-from control_plane.loop.upload_keeper import KEPT, POLL_SECONDS, PREFIX
+from control_plane.loop.upload_keeper import EXPIRY_CHECK_SECONDS, KEPT, PREFIX
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes
                 hint=f"{LEAVE_OUT} Or ask an administrator for a larger limit: everstep quotas set {project} "
                 "--max-source-bytes ...",
             )
-        expires_at = now + timedelta(seconds=UPLOAD_SECONDS + POLL_SECONDS) + KEPT
+        expires_at = now + timedelta(seconds=UPLOAD_SECONDS + EXPIRY_CHECK_SECONDS) + KEPT
         sources.put_upload(session, source_id, project, archive_bytes=archive_bytes, now=now, expires_at=expires_at)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
 from control_plane.api.schemas.notes import Note
-from control_plane.core.incident_accounts import Outcome, Urgency
+from control_plane.core.incident_accounts import IncidentOutcome, Urgency
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import IncidentPhase
@@ -118,7 +118,7 @@ class Incident(Shape):
     """The note of the person who acknowledged the incident."""
     owner: str | None
     """The person who takes care of the incident, as UpdateIncident sets it."""
-    outcome: Outcome | None = None
+    outcome: IncidentOutcome | None = None
     """How the incident ended. Only in DescribeIncident."""
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
@@ -165,7 +165,7 @@ class SimilarIncident(Shape):
     fleet_name: str
     opened_at: datetime
     closed_at: datetime | None
-    outcome: Outcome
+    outcome: IncidentOutcome
     """How the incident ended."""
     decision: str
     lost_steps: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import breakers, drills, faults, incidents, moves, remedies
-from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import IncidentRecord
@@ -15,7 +15,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 
 
-def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
+def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, ...]) -> tuple[Exclusion, ...]:
     """Return the nodes that the job will not use again, with the evidence against each node.
 
     The result contains the nodes that `record` already excludes, and the nodes of the verdicts `fresh` that the fleet
@@ -38,7 +38,7 @@ def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
     return any(exclusion.node_id == node_id for exclusion in record.exclusions)
 
 
-def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
+def loss_faults(view: JobView, verdict: NodeVerdict) -> tuple[Fault, ...]:
     """Return the fault of a lost node, in a tuple that is empty if the newest plan does not contain the node."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
         return ()
@@ -122,7 +122,7 @@ def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ..
     return tuple(
         Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
         for node_id, verdict in view.verdicts.items()
-        if verdict.standing is Standing.IMPAIRED
+        if verdict.standing is NodeStanding.IMPAIRED
         and verdict.may_terminate
         and node_id not in known
         and node_id in view.reports

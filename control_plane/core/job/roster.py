@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves
 from control_plane.core.actions import EventDraft
-from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
 from control_plane.core.job.sources import restorable_step, step_to_keep
@@ -112,10 +112,10 @@ def with_faulty(view: JobView) -> JobView:
     known = {move.node_id for move in record.moves if not move.has_left}
     left: list[Departure] = []
     for each in view.verdicts.values():
-        if each.standing is not Standing.IMPAIRED or each.node_id not in view.seen.assigned:
+        if each.standing is not NodeStanding.IMPAIRED or each.node_id not in view.seen.assigned:
             continue
         if each.node_id in tried:
-            verdicts[each.node_id] = replace(each, standing=Standing.GONE, is_final=True)
+            verdicts[each.node_id] = replace(each, standing=NodeStanding.GONE, is_final=True)
         elif each.node_id not in known:
             left.append(moves.impaired(each))
     return with_record(replace(view, verdicts=verdicts), moves=(*record.moves, *left))
@@ -180,7 +180,7 @@ def without_unreachable(view: JobView) -> JobView:
     if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
         return view
     verdicts = tuple(
-        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since)
+        NodeVerdict(node_id=node_id, standing=NodeStanding.GONE, evidence=words, since=view.verdicts[node_id].since)
         for node_id, words in dropped
     )
     excluded = with_record(view, exclusions=exclusions_with(view, record, verdicts))
@@ -222,7 +222,7 @@ def without_departing(view: JobView) -> JobView:
         return view  # Wait until all members that stay have promised and reported their shards.
     floor = step_to_keep(view, roll)
     without, kept = record, set[NodeId]()
-    verdicts: list[Verdict] = []
+    verdicts: list[NodeVerdict] = []
     events: list[EventDraft] = []
     for move in due:  # Check members one by one: two of them may hold the only copies of a shard, and one must stay.
         verdict = moves.verdict(move)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import breakers, launch
 from control_plane.core.actions import EventDraft
-from control_plane.core.breakers import Course
+from control_plane.core.breakers import BreakerCourse
 from control_plane.core.job.sources import restorable_step, restorable_step_without, step_to_keep
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import FailureRecord
@@ -36,18 +36,18 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
         record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor
     )
     match ruling.course:
-        case Course.AGAIN:
+        case BreakerCourse.AGAIN:
             return view, ""
-        case Course.GIVE_UP:
+        case BreakerCourse.GIVE_UP:
             return view, ruling.why
-        case Course.OTHER_NODE:
+        case BreakerCourse.OTHER_NODE:
             assert last.node_id is not None  # `rule` chooses OTHER_NODE only after a failure of a known node
             change = f"{last.node_id} is replaced once, to find out whether the node or the script is at fault"
             words = f"{change}: {ruling.why}".partition("\n")[0]
             exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
             trial = Trial(kind="node", failure=last, node_id=last.node_id)
             view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
-        case Course.OLDER_STATE:
+        case BreakerCourse.OLDER_STATE:
             change = f"step {last.base_step} is skipped once, to find out whether the state or the script is at fault"
             words = f"{change}: {ruling.why}".partition("\n")[0]
             trial = Trial(kind="state", failure=last)

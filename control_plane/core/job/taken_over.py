@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from control_plane.core import checkpoints, faults
 from control_plane.core.actions import Decision, JobAction
-from control_plane.core.evidence import Standing
+from control_plane.core.evidence import NodeStanding
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.view import JobView, halt
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import MemberPhase
 
-_STANDING_WORDS = {Standing.IMPAIRED: "impaired", Standing.GONE: "lost"}
+_STANDING_WORDS = {NodeStanding.IMPAIRED: "impaired", NodeStanding.GONE: "lost"}
 
 
 def observe_only(view: JobView, cause: str) -> Decision:

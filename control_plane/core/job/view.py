@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from control_plane.core import accounting, checkpoints, faults
 from control_plane.core.actions import EventDraft, Send
 from control_plane.core.evidence import (
-    Verdict,
+    NodeVerdict,
     blamed,
     current_reports,
     is_silent,
@@ -50,7 +50,7 @@ class JobView:
     nodes: Mapping[NodeId, NodeObserved]
     reports: Mapping[NodeId, MemberReport]
     """Agents' reports about the newest generation, by node."""
-    verdicts: Mapping[NodeId, Verdict]
+    verdicts: Mapping[NodeId, NodeVerdict]
     """One verdict per node of the newest plan and per assigned node: whether the job may use the node."""
     implications: tuple[Implication, ...] = ()
     """Entries that the decision adds to nodes' fault histories: which node was involved in which incident."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves
 from control_plane.core.actions import Decision, JobAction, Send
-from control_plane.core.evidence import Standing, is_silent, progress_without
+from control_plane.core.evidence import NodeStanding, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
 from control_plane.core.job.leaving import leave
 from control_plane.core.job.losses import reported_besides, with_departures
@@ -106,7 +106,7 @@ def watch(view: JobView) -> Decision:
     if view.record.moves:
         waiting = stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
-    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
+    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is NodeStanding.UNCLEAR]
     doing = training_words(view) if accounting.is_stepping(view.record) else _awaits_first_step(view)
     reason = f"{doing.partition(' from ')[0]}; {'; '.join(_unclear_words(view, unclear))}" if unclear else doing
     trains = stay(view, reason, puts, requeue=WATCH_SECONDS)

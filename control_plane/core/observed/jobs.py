@@ -47,7 +47,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Settings that the stored specification of a job (`db.jobs.JobSpec`) and this module's `JobSpec` share."""
+    """Settings that the stored specification of a job (`db.jobs.SavedJobSpec`) and this module's `JobSpec` share."""
 
     node_count: int
     ranks_per_node: int
@@ -228,7 +228,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class AgentSilence:
     """The silence of a node's agent, and the progress of training at the start of this silence."""
 
     node_id: NodeId
@@ -333,7 +333,7 @@ class Memo:
     asked: tuple[tuple[NodeId, float], ...] = ()
     """Members that have not promised to join the issued generation, each with the Unix time of the first request."""
     exclusions: tuple[Exclusion, ...] = ()
-    silences: tuple[Silence, ...] = ()
+    silences: tuple[AgentSilence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
     """Copies of shards in nodes' memory that an agent could not reach in one load of a generation.

@@ -23,7 +23,7 @@ from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import align
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.sources import same_tensors
@@ -139,7 +139,7 @@ class Adapter(Protocol):
             values: the values that `observe` returned.
         """
 
-    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
         """Return the tensors that `load` will read if a launch with a different number of ranks made the snapshot.
 
         The ranks of that launch are the earlier ranks. This rank maps their shards into its memory one by one, and

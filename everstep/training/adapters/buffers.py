@@ -21,7 +21,7 @@ import torch
 from everstep.protocol.parts import TensorPart, whole
 from everstep.training.adapters.base import canonical_name, check_distinct, check_tensor, overlaps_itself
 from everstep.training.capture import StateTensor
-from everstep.training.earlier import EarlierTensors, Target
+from everstep.training.earlier import EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
@@ -163,7 +163,7 @@ class Buffers:
             (owner, key), (other, other_key) = owners[name], owners[known]
             owner._buffers[key] = other._buffers[other_key]
 
-    def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[Target]]:
+    def of_earlier(self, earlier: EarlierTensors, values: Tree) -> tuple[list[StateTensor], list[LoadTarget]]:
         """Return the buffers that this rank will load from shards of earlier ranks (of the launch that saved the step).
 
         Args:
@@ -182,7 +182,7 @@ class Buffers:
         late = [path + key for path, _, key, _ in values["late"]]
         lives = {name: owner._buffers.get(key) for name, owner, key in self._places}
         divided: list[StateTensor] = []
-        own: list[Target] = []
+        own: list[LoadTarget] = []
         for name in dict.fromkeys([*lives, *late]):
             place, live, entry = f"model/{name}", lives.get(name), earlier.own(f"model/{name}")
             if entry is None or name in values["ties"]:
@@ -197,9 +197,9 @@ class Buffers:
                 divided.append(StateTensor(place, self._local(live), is_deferred=False))
             elif entry.parts and entry.parts != (whole(place, entry.shape),):
                 part = entry.parts[0]
-                own.append(Target(place, part.shape, dtype_of(entry.dtype), (whole(part.name, part.shape),)))
+                own.append(LoadTarget(place, part.shape, dtype_of(entry.dtype), (whole(part.name, part.shape),)))
             else:
-                own.append(Target(place, entry.shape, dtype_of(entry.dtype), (), is_own=True))
+                own.append(LoadTarget(place, entry.shape, dtype_of(entry.dtype), (), is_own=True))
         return divided, own
 
     def _check(self, places: Sequence[Place]) -> None:

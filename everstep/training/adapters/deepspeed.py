@@ -44,7 +44,7 @@ from everstep.training.adapters.base import (
 from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
@@ -220,20 +220,20 @@ class DeepSpeedAdapter:
         if values["scheduler"] is not None:
             cast(_Scheduler, self._engine.lr_scheduler).load_state_dict(values["scheduler"])
 
-    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
         if self._has_tensor_parallelism():
             raise CannotRelayout(
                 self._name, "DeepSpeed's tensor parallelism does not name the slices of its ranks. Use FSDP2 for it"
             )
         of_model = self._find_parts()
-        found: list[Target] = []
+        found: list[LoadTarget] = []
         for name, master in self._masters:
             place = f"model/{self._prefix}{name}"
-            found.append(Target(place, tuple(master.shape), master.dtype, of_model[place], is_padded=True))
+            found.append(LoadTarget(place, tuple(master.shape), master.dtype, of_model[place], is_padded=True))
         for name, parameter in self._others:
             place, local = f"model/{self._prefix}{name}", _partition(parameter)
             held = of_model.get(place, (whole(place, tuple(local.shape)),))
-            found.append(Target(place, tuple(local.shape), local.dtype, held, is_padded=place in of_model))
+            found.append(LoadTarget(place, tuple(local.shape), local.dtype, held, is_padded=place in of_model))
         for name, master in self._masters:
             found += self._state_targets(name, master, of_model[f"model/{self._prefix}{name}"], earlier)
         _, own = self._buffers.of_earlier(earlier, values.adapter["buffers"])
@@ -241,7 +241,7 @@ class DeepSpeedAdapter:
 
     def _state_targets(
         self, name: str, master: torch.Tensor, parts: Sequence[TensorPart], earlier: EarlierTensors
-    ) -> list[Target]:
+    ) -> list[LoadTarget]:
         """Return the tensors with the optimizer state of one master weight, each with the boxes that fill it.
 
         A box is a rectangular piece of a whole parameter's optimizer state.
@@ -254,14 +254,14 @@ class DeepSpeedAdapter:
         # `known` supplies the keys and dtypes of the state. If this rank's partition of the ZeRO optimizer contains
         # only padding, it belongs to no parameter, and the entries of all parameters supply them.
         known = owners if parts else dict(earlier.entries_below(prefix))
-        found: list[Target] = []
+        found: list[LoadTarget] = []
         if not any(known.values()):
             # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition.
             # Add the step count of one parameter as an optional target. Until a mapped shard contains this step count,
             # the rank maps further shards. If any shard contains the state, the rank thus finds it.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
-            found.append(Target(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
+            found.append(LoadTarget(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))
         for key in dict.fromkeys(key for entries in known.values() for key in entries):
             held = next(entries[key] for entries in known.values() if key in entries)
             dtype = dtype_of(held.dtype)
@@ -272,7 +272,7 @@ class DeepSpeedAdapter:
                     for owner, entries in known.items()
                     if key in entries
                 ]
-                found.append(Target(place, (), dtype, tuple(of_scalar)))
+                found.append(LoadTarget(place, (), dtype, tuple(of_scalar)))
                 continue
             of_key: list[TensorPart] = []
             for part in parts:
@@ -286,7 +286,7 @@ class DeepSpeedAdapter:
                         "element of state per element of a parameter; use an optimizer that does so",
                     )
                 of_key.append(msgspec.structs.replace(part, name=logical))
-            found.append(Target(place, tuple(master.shape), dtype, tuple(of_key), is_padded=True))
+            found.append(LoadTarget(place, tuple(master.shape), dtype, tuple(of_key), is_padded=True))
         return found
 
     def translate(self, values: EarlierState) -> Tree:

@@ -35,7 +35,7 @@ from everstep.training.adapters.base import (
 from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
-from everstep.training.earlier import EarlierState, EarlierTensors, Target
+from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
@@ -207,19 +207,19 @@ class PlainAdapter:
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
         self._extra.load(values["extra_states"])
 
-    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[Target]:
+    def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
         states = self._named_parameters()
         states += [state for named in self._optimizers for state in named.of_earlier(earlier)]
         divided, own = self._buffers.of_earlier(earlier, values.adapter["buffers"])
         states += divided
         parts = self.parts(states)
-        found: list[Target] = []
+        found: list[LoadTarget] = []
         for state in states:
             shape = tuple(state.tensor.shape)
             held = parts.get(state.name, (whole(state.name, shape),))
-            found.append(Target(state.name, shape, state.tensor.dtype, held))
+            found.append(LoadTarget(state.name, shape, state.tensor.dtype, held))
         wanted = [name for named in self._optimizers for name in named.wanted(earlier)]
-        found += [Target(name, (), torch.float32, (whole(name, ()),), is_optional=True) for name in wanted]
+        found += [LoadTarget(name, (), torch.float32, (whole(name, ()),), is_optional=True) for name in wanted]
         return [*found, *own]
 
     def translate(self, values: EarlierState) -> Tree:

@@ -1,8 +1,8 @@
 """Observes the samples and batches of a DataLoader during a determinism check, in its workers too.
 
 `TracedDataset` and `TracedCollate` replace the dataset and `collate_fn` of a loader. The loader then yields each batch
-together with a `Trace`. `TracedDataset` requests the samples of each batch twice, with the same states of the random
-generators. If the two results differ, the dataset's code uses a value from outside, such as the time.
+together with a `BatchTrace`. `TracedDataset` requests the samples of each batch twice, with the same states of the
+random generators. If the two results differ, the dataset's code uses a value from outside, such as the time.
 
 Invariant: after the second call, the random generators that snapshots contain have the same states as after one call.
 """
@@ -21,7 +21,7 @@ from everstep.training.determinism.digests import digest_of
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class BatchTrace:
     """Digests that describe how a loader made one batch."""
 
     order: str
@@ -112,7 +112,7 @@ class TracedCollate:
     def __init__(self, collate: Callable[[Any], object]) -> None:
         self._collate = collate
 
-    def __call__(self, fetched: Fetched) -> tuple[object, Trace]:
+    def __call__(self, fetched: Fetched) -> tuple[object, BatchTrace]:
         """Return the batch and its trace.
 
         Args:
@@ -122,17 +122,17 @@ class TracedCollate:
             The collated batch, and the digests of its samples and of itself.
         """
         batch = self._collate(fetched.content)
-        trace = Trace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))
+        trace = BatchTrace(fetched.order, fetched.samples, fetched.repeats, digest_of(batch), tuple(calls.drain()))
         return batch, trace
 
 
-def untraced(item: object) -> tuple[object, Trace | None]:
+def untraced(item: object) -> tuple[object, BatchTrace | None]:
     """Split an item of a loader into the batch and its trace (the digests of the batch and of its samples).
 
     The trace is None if the loader has no `TracedCollate`.
     """
     if isinstance(item, (tuple, list)):
         parts = cast("Sequence[object]", item)
-        if len(parts) == 2 and isinstance(parts[1], Trace):
+        if len(parts) == 2 and isinstance(parts[1], BatchTrace):
             return parts[0], parts[1]
     return item, None

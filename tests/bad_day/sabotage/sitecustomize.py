@@ -33,12 +33,12 @@ def without_evidence() -> None:
 
     careful = evidence.judge
 
-    def hasty(node: Any, *, timeouts: Any, **known: Any) -> evidence.Verdict:
+    def hasty(node: Any, *, timeouts: Any, **known: Any) -> evidence.NodeVerdict:
         if node.instance is InstanceCondition.ENDED or not evidence.is_silent(node, timeouts):
             return careful(node, timeouts=timeouts, **known)
-        return evidence.Verdict(
+        return evidence.NodeVerdict(
             node_id=node.node_id,
-            standing=evidence.Standing.GONE,
+            standing=evidence.NodeStanding.GONE,
             evidence=f"the agent of {node.node_id} was silent",
         )
 

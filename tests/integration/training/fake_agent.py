@@ -29,10 +29,10 @@ from everstep.protocol.rank_messages import (
     Logged,
     RankFault,
     RankHello,
+    RankStanding,
     RankToAgent,
     SlotsGranted,
     SlotsRequest,
-    Standing,
     StopState,
     Vote,
     Welcome,
@@ -400,7 +400,7 @@ class FakeAgent:
         """Release the ranks once all of them wait in `close`."""
         halves = [read_rank_half(line.page) for line in self.lines]
         if (
-            all(half is not None and half.standing in (Standing.CLOSING, Standing.CLOSED) for half in halves)
+            all(half is not None and half.standing in (RankStanding.CLOSING, RankStanding.CLOSED) for half in halves)
             and not self.is_held
             and self.proposed == NONE
         ):

@@ -38,9 +38,9 @@ from everstep.protocol.rank_messages import (
     RankFault,
     RankHalf,
     RankHello,
+    RankStanding,
     SlotsRefused,
     SlotsRequest,
-    Standing,
     StopState,
     WordChanged,
     read_rank_half,
@@ -587,7 +587,7 @@ def test_a_stop_ahead_is_echoed_and_obeyed_at_its_step(tmp_path: Path, begin: Be
             if len(stops) == 3:
                 assert (rank_half(agent).echo_step, rank_half(agent).echo) == (4, 1)
         assert stops == [False, False, False, True]
-        assert rank_half(agent).standing is Standing.STOPPED
+        assert rank_half(agent).standing is RankStanding.STOPPED
         assert list(session.batches(until_step=100)) == [], "a stopped session hands out no more batches"
 
 
@@ -707,7 +707,7 @@ def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(
         agent.stop()
         step()
         assert session.boundary().stop
-        assert rank_half(agent).standing is Standing.STOPPED
+        assert rank_half(agent).standing is RankStanding.STOPPED
 
 
 def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
@@ -803,7 +803,7 @@ def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
     If the rank abandons it, propose no more steps.
     """
     half = read_rank_half(agent.lines[0].page)
-    if half is None or half.standing is not Standing.CLOSING:
+    if half is None or half.standing is not RankStanding.CLOSING:
         return
     if isinstance(message, Abandoned):
         agent.commit_target = 0
@@ -820,7 +820,7 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
         step()
         session.boundary()
         session.close()
-        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        agent.wait_for(lambda: rank_half(agent).standing is RankStanding.CLOSED)
         assert agent.committed == last + 1
         assert rank_half(agent).phase is Phase.CLOSE
         session.close()  # closing twice has no effect
@@ -915,7 +915,7 @@ def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
         session.boundary()
         with pytest.raises((SystemExit, FloatingPointError)):
             run()
-        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        agent.wait_for(lambda: rank_half(agent).standing is RankStanding.CLOSED)
         assert (agent.committed == last) == is_end
         assert (
             f"step {last} is not captured at the end: close() was called while FloatingPointError is being dealt with"
@@ -1025,7 +1025,7 @@ def test_what_is_logged_arrives_with_its_step(tmp_path: Path, begin: Begin) -> N
             session.log(loss=torch.tensor(2.5, requires_grad=True), rate=1)
             session.boundary()
         session.close()
-        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        agent.wait_for(lambda: rank_half(agent).standing is RankStanding.CLOSED)
         records = [record for message in agent.logged() for record in message.records]
         assert [record.step for record in records] == [1, 2, 3]
         assert records[0].values == {"loss": 2.5, "rate": 1.0}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from control_plane.core import evidence, notices, placement
 from control_plane.core.incidents import lost_steps
 from control_plane.core.job import view
-from control_plane.core.observed.jobs import Silence
+from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, NodeObserved, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
@@ -491,7 +491,7 @@ def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_
     The real `judge` takes the age of the node's last report by the monotonic clock as an upper limit.
     """
 
-    def mixed(node: NodeObserved, *, silence: Silence | None, now: float, **others: Any) -> evidence.Verdict:
+    def mixed(node: NodeObserved, *, silence: AgentSilence | None, now: float, **others: Any) -> evidence.NodeVerdict:
         unbounded = replace(node, silent_seconds=now - silence.since) if silence is not None else node
         return evidence.judge(unbounded, silence=silence, now=now, **others)
 

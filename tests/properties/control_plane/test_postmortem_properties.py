@@ -9,7 +9,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.postmortem import Entry, Stack, WrittenNote, markdown
+from control_plane.core.postmortem import Stack, TimelineEntry, WrittenNote, markdown
 from tests.unit.control_plane.core.test_incident_accounts import RECOVERED
 from tests.unit.control_plane.core.test_postmortem import WHOLE
 
@@ -78,7 +78,7 @@ def test_no_text_adds_a_heading_or_a_table(text: str, lines: list[str]) -> None:
             WHOLE,
             account=account,
             owner=word,
-            events=(Entry(101.0, word),),
+            events=(TimelineEntry(101.0, word),),
             lines=printed,
             stacks=(Stack((0,), block),),
             notes=(WrittenNote(130.0, word, block),),

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.queue import Schedule, cannot_delay, in_order, schedule
+from control_plane.core.queue import QueueSchedule, cannot_delay, in_order, schedule
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import JobName, RunId
 
@@ -194,7 +194,7 @@ def elastic_jobs(draw: st.DrawFn) -> tuple[list[FleetJob], int]:
     return jobs, held + draw(st.integers(0, 4))
 
 
-def head_of(found: Schedule) -> FleetJob | None:
+def head_of(found: QueueSchedule) -> FleetJob | None:
     """Return the first job that waits for nodes.
 
     Skip jobs at their quota, and jobs that may not start yet (`not_before`).
@@ -279,7 +279,7 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
             assert not is_next(head, [*others, held[run]], capacity), "a job need not have paused"
 
 
-def check_returns_without_head(found: Schedule, held: Mapping[RunId, FleetJob], released: int) -> None:
+def check_returns_without_head(found: QueueSchedule, held: Mapping[RunId, FleetJob], released: int) -> None:
     """Check reductions in favour of a job that runs below its NodeCount, or that waits for its project's quota."""
     for run, each in found.reductions.items():
         assert held[run].is_settled
@@ -293,7 +293,7 @@ def check_returns_without_head(found: Schedule, held: Mapping[RunId, FleetJob], 
             assert found.counts[each.head.run] + released <= each.head.node_count
 
 
-def after(jobs: Sequence[FleetJob], found: Schedule) -> list[FleetJob]:
+def after(jobs: Sequence[FleetJob], found: QueueSchedule) -> list[FleetJob]:
     """Return the jobs after each job has released its nodes. Omit jobs that pause and jobs at their quota.
 
     A release can bring a job below its quota. This job can then be the head of the queue.

@@ -16,7 +16,7 @@ from control_plane.core import reports
 from control_plane.core.accounting import Bucket
 from control_plane.core.ledger_hours import HOUR, Ledger, full_hours
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.reports import Figures, FleetTime, IncidentKind, IncidentTime, JobTime, Period
+from control_plane.core.reports import Figures, FleetTime, IncidentKind, IncidentTime, JobTime, ReportPeriod
 
 START = 500_000 * HOUR
 SECOND = 1_000_000
@@ -125,7 +125,7 @@ def moment(micro: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micro)
 
 
-@given(st.data(), st.integers(-5, 60), st.integers(1, 100), st.sampled_from([*Period]), st.integers(0, 5))
+@given(st.data(), st.integers(-5, 60), st.integers(1, 100), st.sampled_from([*ReportPeriod]), st.integers(0, 5))
 def test_all_sums_of_a_report_are_equal(data, first, hours, period, max_jobs):
     known = data.draw(jobs())
     fleet = FleetTime(
@@ -162,7 +162,7 @@ def test_all_sums_of_a_report_are_equal(data, first, hours, period, max_jobs):
             assert added(of_fleet) == without_idle(+sums(figures))
 
 
-@given(st.integers(0, 30 * HOUR), PASSES, COSTS, st.sampled_from([*Period]))
+@given(st.integers(0, 30 * HOUR), PASSES, COSTS, st.sampled_from([*ReportPeriod]))
 def test_a_range_over_the_whole_life_of_a_job_equals_its_ledger(offset, passes, cost, period):
     points = history(offset, passes)
     job = JobTime(
@@ -195,7 +195,7 @@ def test_neighbouring_ranges_add_up(offset, passes, hours, data):
     middle = data.draw(st.integers(1, hours))
 
     def over(start: int, end: int) -> Counter[str]:
-        bounds = reports.bounds(moment(START + start * HOUR), moment(START + end * HOUR), Period.DAY)
+        bounds = reports.bounds(moment(START + start * HOUR), moment(START + end * HOUR), ReportPeriod.DAY)
         found = reports.report(bounds, jobs=[job], fleets=[], incidents=known, now=START + 99 * HOUR, max_jobs=0)
         return sums(found.total)
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.checkpoints import KeptCheckpoint, Retention, surplus, to_verify
+from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint, surplus, to_verify
 
 LIMITS = st.builds(
-    Retention,
+    CheckpointRetention,
     max_count=st.one_of(st.none(), st.integers(1, 4)),
     keep_every_steps=st.one_of(st.none(), st.integers(1, 30)),
     max_age_seconds=st.one_of(st.none(), st.integers(1, 200)),
@@ -32,7 +32,7 @@ def newest_restorable(kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
 
 
 @given(LIMITS, st.lists(EVENTS, max_size=60))
-def test_a_deletion_always_leaves_what_is_needed(limits: Retention, story: list[tuple[str, int]]) -> None:
+def test_a_deletion_always_leaves_what_is_needed(limits: CheckpointRetention, story: list[tuple[str, int]]) -> None:
     """A story completes, verifies, damages and pins checkpoints, and restores from older ones, in any order."""
     kept: list[KeptCheckpoint] = []
     generation, step, now = 1, 0, 0.0

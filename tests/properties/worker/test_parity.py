@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.parity import Contribution, pack_contributions
 from everstep.protocol.slot import SlotState, digest
-from worker.core.parity import CONTRIBUTION_BYTES, Missing, Share, Stripe, parity_bytes_per_node, place
+from worker.core.parity import CONTRIBUTION_BYTES, Missing, ParityShare, Stripe, parity_bytes_per_node, place
 from worker.core.slots import EMPTY, Content, SlotView
 from worker.shm import combining
 
@@ -44,7 +44,7 @@ def accumulate(stripe: Stripe, holder: Rank, shards: Mapping[Rank, bytes], rng: 
     """Return a holder's share. Every member sends each of its chunks up to three times, in a random order."""
     others = {rank: shard for rank, shard in shards.items() if rank != holder}
     slot = bytearray(rng.randbytes(stripe.share_bytes(holder, {rank: len(shard) for rank, shard in others.items()})))
-    share = Share(frozenset(others))
+    share = ParityShare(frozenset(others))
     arrivals = []
     for rank, shard in others.items():
         share = share.begin(contribution(rank, shard))
@@ -141,7 +141,7 @@ def test_combine_is_the_xor_of_bytes(one: bytes, other: bytes) -> None:
 
 def test_another_shard_of_a_member_empties_the_share() -> None:
     first, other = contribution(Rank(1), b"first"), contribution(Rank(1), b"other")
-    share = Share(frozenset({Rank(1), Rank(2)})).begin(first).begin(contribution(Rank(2), b"2"))
+    share = ParityShare(frozenset({Rank(1), Rank(2)})).begin(first).begin(contribution(Rank(2), b"2"))
     share = share.apply(Rank(1), 0).finish(Rank(1), [0]).apply(Rank(2), 0)
     assert share.begin(first) == share
     again = share.begin(other)
@@ -152,7 +152,7 @@ def test_another_shard_of_a_member_empties_the_share() -> None:
 
 
 def test_a_contribution_with_a_missing_chunk_is_not_complete() -> None:
-    share = Share(frozenset({Rank(1)})).begin(contribution(Rank(1), b"1")).apply(Rank(1), 0)
+    share = ParityShare(frozenset({Rank(1)})).begin(contribution(Rank(1), b"1")).apply(Rank(1), 0)
     assert not share.finish(Rank(1), [0, 3]).is_complete
     assert share.apply(Rank(1), 3).finish(Rank(1), [0, 3]).is_complete
 
@@ -168,12 +168,12 @@ def test_a_contribution_with_a_missing_chunk_is_not_complete() -> None:
 def test_a_complete_member_waits_for_members_that_are_connected(
     connected: set[int], progressed: set[int], is_progressing: bool
 ) -> None:
-    share = Share(frozenset({Rank(1), Rank(2)})).begin(contribution(Rank(1), b"1")).finish(Rank(1), [])
+    share = ParityShare(frozenset({Rank(1), Rank(2)})).begin(contribution(Rank(1), b"1")).finish(Rank(1), [])
     assert share.is_progressing({*map(Rank, connected)}, {*map(Rank, progressed)}) is is_progressing
 
 
 def test_a_complete_member_does_not_wait_for_a_contribution_that_has_stopped() -> None:
-    share = Share(frozenset({Rank(1), Rank(2)})).begin(contribution(Rank(1), b"1")).finish(Rank(1), [])
+    share = ParityShare(frozenset({Rank(1), Rank(2)})).begin(contribution(Rank(1), b"1")).finish(Rank(1), [])
     share = share.begin(contribution(Rank(2), b"2"))
     both = {Rank(1), Rank(2)}
     assert not share.is_progressing(both, {Rank(1)})

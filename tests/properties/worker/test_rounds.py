@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId, Rank, Step
-from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rank_messages import RankStanding, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import slots_per_shard
@@ -21,7 +21,7 @@ REPORTS = st.builds(
     committed=STEPS,
     proposed=STEPS,
     vote=st.sampled_from(Vote),
-    standing=st.sampled_from(Standing),
+    standing=st.sampled_from(RankStanding),
     echo_step=STEPS,
     echo=st.integers(0, 2),
     confirmed_stop=STEPS,

@@ -9,10 +9,10 @@ from sqlalchemy import update
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import jobs, schema
 from control_plane.db.backups import RestoredRun
-from control_plane.db.models import Job
+from control_plane.db.models import JobRow
 from control_plane.db.session import Database
 from control_plane.db_commands import EXIT_FAILED, EXIT_REFUSED, found_in_s3, main, restore
-from control_plane.replica import Replica
+from control_plane.replica import ServerReplica
 from everstep.protocol.manifest import encode_manifest
 from everstep.protocol.plan import ObjectReference
 from tests import sqlite
@@ -58,7 +58,7 @@ def test_backup_restore_check_and_migrate(state: Path, tmp_path: Path, capsys: p
 def test_a_damaged_database_has_another_exit_code(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = Database(f"sqlite:///{state / 'everstep.db'}")
     with database.write() as session:
-        session.execute(update(Job).values(generation=3, issued_generation=3))
+        session.execute(update(JobRow).values(generation=3, issued_generation=3))
     database.close()
     assert run("check", "--state-dir", state) == EXIT_FAILED
     assert "job gpt: its generation 3 has no row" in capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_a_damaged_database_has_another_exit_code(state: Path, capsys: pytest.Ca
 def test_a_running_server_keeps_its_database(state: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run("backup", "--state-dir", state, tmp_path / "backup")
     (state / "everstep.db").rename(tmp_path / "moved.db")
-    with Replica(state):
+    with ServerReplica(state):
         assert run("restore", "--state-dir", state, tmp_path / "backup") == EXIT_REFUSED
     assert "a server runs with the state directory" in caplog.text
     assert not (state / "everstep.db").exists()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from control_plane.replica import Replica, is_predecessor
+from control_plane.replica import ServerReplica, is_predecessor
 
 HOLDER = """
 import sys
@@ -38,7 +38,7 @@ def test_who_was_killed_is_succeeded_in_its_place(tmp_path):
         dead = owner_of(first)
         first.kill()
         first.wait()
-    with Replica(tmp_path) as successor:
+    with ServerReplica(tmp_path) as successor:
         assert is_predecessor(successor.owner, dead)
         assert not is_predecessor(dead, dead)
 
@@ -46,7 +46,7 @@ def test_who_was_killed_is_succeeded_in_its_place(tmp_path):
 def test_who_lives_keeps_its_place(tmp_path):
     with living(tmp_path) as first:
         try:
-            with Replica(tmp_path) as second:
+            with ServerReplica(tmp_path) as second:
                 assert not is_predecessor(second.owner, owner_of(first))
         finally:
             first.kill()
@@ -54,16 +54,16 @@ def test_who_lives_keeps_its_place(tmp_path):
 
 def test_a_copy_of_the_state_directory_is_another_place(tmp_path):
     (tmp_path / "a").mkdir()
-    with Replica(tmp_path / "a") as original:
+    with ServerReplica(tmp_path / "a") as original:
         shutil.copytree(tmp_path / "a", tmp_path / "b")
-        with Replica(tmp_path / "b") as copy:
+        with ServerReplica(tmp_path / "b") as copy:
             assert not is_predecessor(copy.owner, original.owner)
 
 
 def test_a_closed_replica_is_succeeded_by_the_next(tmp_path):
-    with Replica(tmp_path) as first:
+    with ServerReplica(tmp_path) as first:
         pass
-    with Replica(tmp_path) as second:
+    with ServerReplica(tmp_path) as second:
         assert is_predecessor(second.owner, first.owner)
-        with Replica(tmp_path) as beside:
+        with ServerReplica(tmp_path) as beside:
             assert not is_predecessor(beside.owner, first.owner)

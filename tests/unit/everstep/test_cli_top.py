@@ -126,7 +126,7 @@ def test_it_looks_again_for_every_burst_of_events_and_every_two_seconds_without(
     first, second, third = world.boards(3)
     assert [len(each.events) for each in (first, second, third)] == [0, 2, 2]
     assert [each.jobs[0]["Boundary"] for each in (first, second, third)] == [1, 2, 3]
-    assert world.waits == [top.POLL_SECONDS, 0, 0, top.POLL_SECONDS]
+    assert world.waits == [top.REFRESH_SECONDS, 0, 0, top.REFRESH_SECONDS]
 
 
 def test_a_service_that_does_not_answer_is_shown_with_what_was_known() -> None:

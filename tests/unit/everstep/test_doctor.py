@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from everstep import doctor, doctor_facts
 from everstep.bucket_checks import BucketFacts, Rule
 from everstep.cli.main import app
-from everstep.doctor import GIB, AwsFacts, Facts, Quota, ServiceFacts, is_wrong, judge
+from everstep.doctor import GIB, AwsFacts, AwsQuota, DoctorFacts, ServiceFacts, is_wrong, judge
 from everstep.findings import Level
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -25,7 +25,7 @@ SERVICE = ServiceFacts(
     endpoint="https://x", version="0.1.0", role="submitter", project="speech", skew_seconds=0.5, uncertainty_seconds=1.0
 )
 AWS = AwsFacts(caller="arn:aws:iam::1:role/x", region="eu-west-1", permissions={"s3:GetObject": True})
-GOOD = Facts(
+GOOD = DoctorFacts(
     now=NOW,
     is_node=True,
     machine="x86_64",
@@ -101,7 +101,7 @@ def aws(**changes: Any) -> dict[str, Any]:
     return {"aws": replace(AWS, **changes)}
 
 
-QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xlarge", node_count=4)
+QUOTA = AwsQuota(name="P instances", limit=384, needed=768, instance_type="p5.48xlarge", node_count=4)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,9 @@ def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("facts", "code"), [(GOOD, 0), (replace(GOOD, python=(3, 10)), 1), (replace(GOOD, packages={"torch": "1"}), 0)]
 )
-def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch: pytest.MonkeyPatch, facts: Facts, code: int) -> None:
+def test_the_exit_code_says_whether_anything_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, facts: DoctorFacts, code: int
+) -> None:
     monkeypatch.setattr(doctor_facts, "gather", lambda **_: facts)
     done = CliRunner().invoke(app, ["doctor", "--node", "--output", "json"])
     assert done.exit_code == code
@@ -288,7 +290,7 @@ def test_aws_is_asked_of_a_node_unless_said(
 ) -> None:
     asked: list[bool] = []
 
-    def gather(*, with_aws: bool, **_: object) -> Facts:
+    def gather(*, with_aws: bool, **_: object) -> DoctorFacts:
         asked.append(with_aws)
         return GOOD
 

@@ -20,7 +20,7 @@ from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import EndpointRefused as ControlPlaneRefused
 from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud.environment import POISONOUS, aws_variables, local_client, process_environment
-from infra.local_cloud.errors import EndpointRefused
+from infra.local_cloud.errors import LocalEndpointRefused
 
 KEYS = LocalKeys(access_key_id="LOCAL0", secret_access_key="local")
 REAL = "https://s3.us-east-1.amazonaws.com"
@@ -156,7 +156,7 @@ def test_another_machine_is_refused_before_the_first_call(make: Any, url: str, m
         raise AssertionError("a name was looked up")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody_asks)
-    with pytest.raises((EndpointRefused, ControlPlaneRefused)):
+    with pytest.raises((LocalEndpointRefused, ControlPlaneRefused)):
         make("s3", url)
 
 
@@ -168,7 +168,7 @@ def test_a_client_that_is_led_elsewhere_refuses_to_go(make: Any, recorder: Recor
         request.url = REAL
 
     client.meta.events.register("before-sign.s3", lead_away)
-    with pytest.raises((EndpointRefused, ControlPlaneRefused), match="amazonaws"):
+    with pytest.raises((LocalEndpointRefused, ControlPlaneRefused), match="amazonaws"):
         client.get_object(Bucket="b", Key="k")
     client.close()
     assert recorder.requests == []
@@ -204,5 +204,5 @@ def test_boto3_itself_in_such_a_process_goes_nowhere_else(recorder: Recorder, po
 
 
 def test_variables_for_another_machine_are_not_made() -> None:
-    with pytest.raises(EndpointRefused):
+    with pytest.raises(LocalEndpointRefused):
         aws_variables(REAL, KEYS)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.local_cloud.events import HEALTH_WORDS, Announcements, Event, Owner, rebalance_recommendation, state_change
+from infra.local_cloud.events import (
+    HEALTH_WORDS,
+    Announcements,
+    EventBridgeEvent,
+    Owner,
+    rebalance_recommendation,
+    state_change,
+)
 from infra.local_cloud.fault_kinds import Maintenance
 from infra.local_cloud.faults import Conditions, Faults
 from infra.local_cloud.injector import MAINTENANCE_ENDS
@@ -20,7 +27,7 @@ class World:
         self.got: list[dict[str, Any]] = []
         self.announcements = Announcements(Faults(conditions, seed=2), lambda: self.now, self._deliver)
 
-    def _deliver(self, _: Event, body: dict[str, Any]) -> None:
+    def _deliver(self, _: EventBridgeEvent, body: dict[str, Any]) -> None:
         self.got.append(body)
 
     def pass_at(self, now: float) -> int:

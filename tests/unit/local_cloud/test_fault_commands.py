@@ -25,7 +25,7 @@ from infra.local_cloud.fault_kinds import (
 )
 from infra.local_cloud.faults import Lognormal
 from infra.local_cloud.injector import Injector
-from infra.local_cloud.roles import Aim, Shard, TrainingJob
+from infra.local_cloud.roles import Aim, RoleJob, RoleShard
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[AnyFault]:
         faults.append(fault)
         return Effect(fault=name_of(fault), target="i-1", did="it [did] so", facts={"pid": 7})
 
-    job = TrainingJob(
+    job = RoleJob(
         name="long",
         nodes=("i-a", "i-b"),
         ranks_per_node=2,
         committed_step=3,
-        shards=(Shard(rank=0, holders=("i-a", "i-b")),),
+        shards=(RoleShard(rank=0, holders=("i-a", "i-b")),),
     )
     cluster = SimpleNamespace(
         inject=inject,

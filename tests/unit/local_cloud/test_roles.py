@@ -17,27 +17,27 @@ from infra.local_cloud.fault_kinds import (
     Partition,
     Terminate,
 )
-from infra.local_cloud.roles import Aim, Hit, Role, Shard, TrainingJob, check, parse, resolve, training_job
+from infra.local_cloud.roles import Aim, FaultRole, Hit, RoleJob, RoleShard, check, parse, resolve, training_job
 
 A, B, C, D, E, F = (f"i-{letter}" for letter in "abcdef")
-EARLY = TrainingJob(
+EARLY = RoleJob(
     name="early",
     nodes=(A, B, C),
     ranks_per_node=2,
     committed_step=7,
     shards=tuple(
-        Shard(rank=rank, holders=holders)
+        RoleShard(rank=rank, holders=holders)
         for rank, holders in enumerate([(A, B), (A, C), (B, C), (B, A), (C, A), (C, B)])
     ),
 )
-LATE = TrainingJob(
-    name="late", nodes=(D, E), ranks_per_node=1, committed_step=0, shards=(Shard(rank=0, holders=(D, E)),)
+LATE = RoleJob(
+    name="late", nodes=(D, E), ranks_per_node=1, committed_step=0, shards=(RoleShard(rank=0, holders=(D, E)),)
 )
 JOBS = (LATE, EARLY)
 ALL = {A, B, C, D, E, F}
 
 
-def role(words: str) -> Role:
+def role(words: str) -> FaultRole:
     found = parse(words)
     assert found is not None
     return found
@@ -54,8 +54,8 @@ def test_a_role_is_read_and_said_alike(words: str) -> None:
 
 
 def test_a_role_has_a_job_a_part_and_a_number() -> None:
-    assert role("job 12 rank 5") == Role(job=12, part="rank", number=5)
-    assert role("last job shard 1") == Role(job=None, part="shard", number=1)
+    assert role("job 12 rank 5") == FaultRole(job=12, part="rank", number=5)
+    assert role("last job shard 1") == FaultRole(job=None, part="shard", number=1)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_role_that_nobody_has_is_refused_and_why(words: str, running: set[str]
 
 
 def test_a_shard_that_nobody_holds_is_nobodys() -> None:
-    bare = TrainingJob(name="bare", nodes=(A,), ranks_per_node=1, committed_step=3, shards=(Shard(rank=0, holders=()),))
+    bare = RoleJob(name="bare", nodes=(A,), ranks_per_node=1, committed_step=3, shards=(RoleShard(rank=0, holders=()),))
     with pytest.raises(FaultRefused, match="has no shard"):
         resolve(role("job 0 shard 0"), [bare], ALL)
 
@@ -189,7 +189,7 @@ def test_an_aim_remembers_the_job() -> None:
 def test_while_no_control_plane_answers_who_trained_before_counts() -> None:
     is_up = False
 
-    def jobs() -> tuple[TrainingJob, ...]:
+    def jobs() -> tuple[RoleJob, ...]:
         if not is_up:
             raise NotUp("it is dead")
         return JOBS
@@ -214,7 +214,7 @@ def test_who_trains_is_read_from_the_api() -> None:
             {"Rank": 0, "Holders": [{"NodeId": D, "InView": True}]},
         ]
     }
-    shards = (Shard(rank=0, holders=(D,)), Shard(rank=1, holders=(E, D)))
-    assert training_job(described, protection) == TrainingJob(
+    shards = (RoleShard(rank=0, holders=(D,)), RoleShard(rank=1, holders=(E, D)))
+    assert training_job(described, protection) == RoleJob(
         name="late", nodes=(D, E), ranks_per_node=1, committed_step=4, shards=shards
     )

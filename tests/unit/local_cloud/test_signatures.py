@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
 from everstep.protocol.local_keys import LocalKeys
-from infra.local_cloud.signatures import Caller, Denial, Denied, IssuedKey, Received, signed_headers, stray, verify
+from infra.local_cloud.signatures import Denial, Denied, IssuedKey, SignedRequest, Signer, signed_headers, stray, verify
 
 pytestmark = pytest.mark.security
 
@@ -45,9 +45,9 @@ def client(
     )
 
 
-def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]:
+def sent(made: Any, operation: str, **parameters: Any) -> tuple[SignedRequest, bytes]:
     """Return the request that a client would send."""
-    caught: list[tuple[Received, bytes]] = []
+    caught: list[tuple[SignedRequest, bytes]] = []
 
     def catch(request: Any, **_: Any) -> AWSResponse:
         body = request.body or b""
@@ -58,7 +58,7 @@ def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]
         target = request.url.removeprefix(f"http://{HOST}") or "/"
         # awscrt's signer adds the header `host` itself
         others = (header for header in headers if header[0].lower() != "host")
-        caught.append((Received(method=request.method, target=target, headers=(("Host", HOST), *others)), content))
+        caught.append((SignedRequest(method=request.method, target=target, headers=(("Host", HOST), *others)), content))
         raise InterruptedError
 
     made.meta.events.register_first("before-send.*", catch)
@@ -68,24 +68,24 @@ def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]
     return caught[0]
 
 
-def admitted(request: Received, body: bytes = b"", now: datetime | None = None) -> Caller:
+def admitted(request: SignedRequest, body: bytes = b"", now: datetime | None = None) -> Signer:
     return verify(request, lambda: body, ISSUED.get, now or datetime.now(UTC))
 
 
-def denied(request: Received, body: bytes = b"", now: datetime | None = None) -> Denial:
+def denied(request: SignedRequest, body: bytes = b"", now: datetime | None = None) -> Denial:
     with pytest.raises(Denied) as error:
         admitted(request, body, now)
     return error.value.denial
 
 
-def presigned(operation: str = "put_object", seconds: int = 60, **parameters: Any) -> Received:
+def presigned(operation: str = "put_object", seconds: int = 60, **parameters: Any) -> SignedRequest:
     made = client("s3")
     url = made.generate_presigned_url(
         operation, Params={"Bucket": "b", "Key": "k/ä b+c", **parameters}, ExpiresIn=seconds
     )
     made.close()
     method = "PUT" if operation == "put_object" else "GET"
-    return Received(method=method, target=url.removeprefix(f"http://{HOST}"), headers=(("Host", HOST),))
+    return SignedRequest(method=method, target=url.removeprefix(f"http://{HOST}"), headers=(("Host", HOST),))
 
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
@@ -110,10 +110,10 @@ def test_what_boto3_signs_is_admitted_and_names_its_caller(
     service: str, operation: str, parameters: dict[str, Any]
 ) -> None:
     request, body = sent(client(service), operation, **parameters)
-    assert admitted(request, body) == Caller(access_key_id=KEYS.access_key_id, service=service, is_owner=True)
+    assert admitted(request, body) == Signer(access_key_id=KEYS.access_key_id, service=service, is_owner=True)
 
 
-def changes(request: Received) -> Iterator[Received]:
+def changes(request: SignedRequest) -> Iterator[SignedRequest]:
     """Return copies of the request, each with one signed part changed."""
     yield replace(request, method="DELETE")
     yield replace(request, target=request.target + ("&x=1" if "?" in request.target else "?x=1"))
@@ -157,7 +157,7 @@ def test_a_signature_is_good_for_a_quarter_of_an_hour(minutes: int) -> None:
 
 def test_requests_without_a_signature_of_version_4_are_refused() -> None:
     for headers in ((), (("Authorization", "AWS key:signature"),), (("Authorization", "Bearer x"),)):
-        request = Received(method="POST", target="/", headers=(("Host", HOST), *headers))
+        request = SignedRequest(method="POST", target="/", headers=(("Host", HOST), *headers))
         assert denied(request, b"Action=RunInstances&Version=2016-11-15") is Denial.MISSING
 
 
@@ -195,7 +195,7 @@ def test_headers_that_a_presigned_url_binds_must_come() -> None:
 
 
 def test_a_session_needs_its_own_token_and_ends() -> None:
-    def described(key: str, token: str | None) -> tuple[Received, bytes]:
+    def described(key: str, token: str | None) -> tuple[SignedRequest, bytes]:
         return sent(client("sts", key, "of-a-session", token), "get_caller_identity")
 
     assert admitted(*described("ASIASESSION", TOKEN)).is_owner is False
@@ -207,8 +207,10 @@ def test_a_session_needs_its_own_token_and_ends() -> None:
 def test_own_requests_are_signed_for_the_service_that_administers() -> None:
     url, body = f"http://{HOST}/_everstep/faults?name=a+b&target=%2F", b"{}"
     headers = tuple(signed_headers("DELETE", url, body, KEYS).items())
-    request = Received(method="DELETE", target=url.removeprefix(f"http://{HOST}"), headers=(("Host", HOST), *headers))
-    assert admitted(request, body) == Caller(access_key_id=KEYS.access_key_id, service="everstep", is_owner=True)
+    request = SignedRequest(
+        method="DELETE", target=url.removeprefix(f"http://{HOST}"), headers=(("Host", HOST), *headers)
+    )
+    assert admitted(request, body) == Signer(access_key_id=KEYS.access_key_id, service="everstep", is_owner=True)
     assert denied(request, b"{ }") is Denial.MISMATCH
 
 
@@ -221,7 +223,7 @@ def test_nothing_large_is_read_for_a_stranger() -> None:
         verify(request, unread, ISSUED.get, datetime.now(UTC))
 
 
-HEADERS: list[Callable[[Received], Received]] = [
+HEADERS: list[Callable[[SignedRequest], SignedRequest]] = [
     lambda request: replace(request, headers=(*request.headers, ("Origin", "http://evil.example"))),
     lambda request: replace(request, headers=(*request.headers, ("Origin", f"http://{HOST}"))),
     lambda request: replace(request, headers=(*request.headers, ("sec-fetch-site", "same-origin"))),
@@ -234,7 +236,7 @@ HEADERS: list[Callable[[Received], Received]] = [
 
 
 @pytest.mark.parametrize("change", HEADERS, ids=range(len(HEADERS)))
-def test_requests_of_web_pages_and_for_other_hosts_are_stray(change: Callable[[Received], Received]) -> None:
+def test_requests_of_web_pages_and_for_other_hosts_are_stray(change: Callable[[SignedRequest], SignedRequest]) -> None:
     request, _ = sent(client("ec2"), "describe_vpcs")
     assert stray(request, HOST) == ""
     assert stray(change(request), HOST)

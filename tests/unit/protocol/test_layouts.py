@@ -16,7 +16,7 @@ from everstep.protocol.rank_messages import (
     AgentHalf,
     Phase,
     RankHalf,
-    Standing,
+    RankStanding,
     StopState,
     Vote,
     write_agent_half,
@@ -105,7 +105,7 @@ HALVES = {
         },
     ),
     "rank half": (
-        RankHalf(5, 201, Phase.CLOSE, 202, Standing.CLOSED, 203, 2, 204, 205, 206),
+        RankHalf(5, 201, Phase.CLOSE, 202, RankStanding.CLOSED, 203, 2, 204, 205, 206),
         {
             "sequence": 1,
             "generation": 5,

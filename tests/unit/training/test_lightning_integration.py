@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.lightning import EverstepCallback, check_trainer
-from everstep.integrations.lightning_loops import LoopState
+from everstep.integrations.lightning_loops import LightningLoopState
 from everstep.integrations.steps import metrics_of
 from everstep.training import CannotRelayout, SessionMisuse
 
@@ -192,7 +192,7 @@ def test_a_value_with_a_process_group_of_its_own_is_refused() -> None:
     callback = EverstepCallback()
     trainer = trainer_with(callback)
     trainer.fit(LineOfGroup(), rows(14))
-    assert_refused("sync_dist_group", LoopState(trainer, 7).state_dict)
+    assert_refused("sync_dist_group", LightningLoopState(trainer, 7).state_dict)
 
 
 def test_calls_in_the_wrong_order_are_refused() -> None:
@@ -216,7 +216,7 @@ def test_another_number_of_batches_is_refused() -> None:
     trainer = trainer_with(EverstepCallback())
     trainer.fit(Line(), rows())
     with pytest.raises(CannotRelayout, match="had 3 batches per rank and now has 2"):
-        LoopState(trainer, 2).load_state_dict(LoopState(trainer, 3).state_dict())
+        LightningLoopState(trainer, 2).load_state_dict(LightningLoopState(trainer, 3).state_dict())
 
 
 def test_logged_values_are_numbers_in_groups() -> None:

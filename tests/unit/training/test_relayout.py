@@ -25,7 +25,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.copier import Copies
 from everstep.training.data import DataStream
-from everstep.training.earlier import EarlierTensors, Target, map_shard
+from everstep.training.earlier import EarlierTensors, LoadTarget, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
 from everstep.training.relayout import Relaid, _Cover, _Piece, fetch_order, read_earlier, values_rank
@@ -314,7 +314,7 @@ def test_parameters_with_other_step_counts_do_not_share_one_count(
     earlier = EarlierTensors()
     earlier.add(map_shard(folder.path / "0", RUN, Rank(0), STEP), is_own=True)
     parts = (whole("optimizer/weight/step", ()), whole("optimizer/bias/step", ()))
-    target = Target("optimizer/master0/step", (), torch.float32, parts)
+    target = LoadTarget("optimizer/master0/step", (), torch.float32, parts)
     with (
         pytest.raises(CannotRelayout, match=r"weight/step is 3.0 and .*bias/step is 2.0")
         if is_refused

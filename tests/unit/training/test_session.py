@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
-from everstep.protocol.rank_messages import Phase, RankHalf, Standing
+from everstep.protocol.rank_messages import Phase, RankHalf, RankStanding
 from everstep.training import session as sessions
 from everstep.training import step_watch
 from everstep.training.adapters.plain import PlainAdapter
@@ -71,7 +71,7 @@ def test_what_a_signal_handler_publishes_in_the_middle_of_something_else_stays()
     session = session_of(link)
     link.handler = session.close
     with session.phase("eval", limit_seconds=7):
-        assert link.published[-1] == RankHalf(0, phase=Phase.CLOSE, standing=Standing.CLOSED)
+        assert link.published[-1] == RankHalf(0, phase=Phase.CLOSE, standing=RankStanding.CLOSED)
 
 
 @pytest.mark.parametrize(("world_size", "local_rank", "profiler_count"), [(1, 0, 0), (4, 0, 1), (4, 1, 0)])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_REASON, NONE, AgentHalf, StopState, Vote
-from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
+from everstep.training.step_rules import RankView, StepDecision, decide, decide_alone, is_final_round_over
 
 
 def view(boundary: int = 5, **changes: object) -> RankView:
@@ -16,47 +16,47 @@ def half(**changes: object) -> AgentHalf:
     return AgentHalf(1, **changes)  # type: ignore[arg-type]
 
 
-NOTHING, QUIET = Decision(), Decision(is_quiet=True)
+NOTHING, QUIET = StepDecision(), StepDecision(is_quiet=True)
 
 
 @pytest.mark.parametrize(
     ("view", "half", "expected"),
     [
         (view(), half(), NOTHING),
-        (view(), half(proposed=5, slot=1), Decision(capture_slot=1)),
-        (view(), half(proposed=5, slot=0), Decision(capture_slot=0)),
+        (view(), half(proposed=5, slot=1), StepDecision(capture_slot=1)),
+        (view(), half(proposed=5, slot=0), StepDecision(capture_slot=0)),
         (view(), half(proposed=6, slot=1), QUIET),  # the rank has not reached the proposed step yet
-        (view(), half(proposed=6, stop=4, stop_state=StopState.ANNOUNCED), Decision(echo=(4, ECHO_NO))),
+        (view(), half(proposed=6, stop=4, stop_state=StopState.ANNOUNCED), StepDecision(echo=(4, ECHO_NO))),
         (view(), half(proposed=8, stop=7, stop_state=StopState.CONFIRMED), QUIET),
         (view(), half(proposed=5, slot=NONE), NOTHING),  # the agent may still grant a slot for this step
         (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
-        (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE_REASON))),
+        (view(), half(proposed=4, slot=1), StepDecision(abandon=(4, LATE_REASON))),
         (view(settled=4), half(proposed=4, slot=1), NOTHING),  # the copy of this step may still be running
         (view(settled=5), half(proposed=5, slot=1), NOTHING),
         # the agent has already voted to abandon this step
         (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),
-        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE_REASON))),
+        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), StepDecision(abandon=(4, LATE_REASON))),
         (view(base=5), half(proposed=5, slot=1), NOTHING),
         (view(base=5), half(proposed=4, slot=1), NOTHING),
-        (view(obstacle="no room"), half(proposed=5, slot=1), Decision(abandon=(5, "no room"))),
+        (view(obstacle="no room"), half(proposed=5, slot=1), StepDecision(abandon=(5, "no room"))),
         (view(obstacle="no room"), half(proposed=6, slot=1), QUIET),
         (view(), half(proposed=FINISHED), NOTHING),
-        (view(), half(stop=7, stop_state=StopState.ANNOUNCED), Decision(echo=(7, ECHO_YES))),
+        (view(), half(stop=7, stop_state=StopState.ANNOUNCED), StepDecision(echo=(7, ECHO_YES))),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
-        (view(echo_step=4), half(stop=7, stop_state=StopState.ANNOUNCED), Decision(echo=(7, ECHO_YES))),
-        (view(), half(stop=4, stop_state=StopState.ANNOUNCED), Decision(echo=(4, ECHO_NO))),
-        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(echo=(5, ECHO_YES), must_wait=True)),
-        (view(echo_step=5), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(must_wait=True)),
-        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
+        (view(echo_step=4), half(stop=7, stop_state=StopState.ANNOUNCED), StepDecision(echo=(7, ECHO_YES))),
+        (view(), half(stop=4, stop_state=StopState.ANNOUNCED), StepDecision(echo=(4, ECHO_NO))),
+        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), StepDecision(echo=(5, ECHO_YES), must_wait=True)),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.ANNOUNCED), StepDecision(must_wait=True)),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), StepDecision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=4), half(stop=4, stop_state=StopState.CONFIRMED), NOTHING),
-        (view(), half(hold=5), Decision(is_held=True)),
-        (view(), half(hold=4), Decision(is_held=True)),
+        (view(), half(hold=5), StepDecision(is_held=True)),
+        (view(), half(hold=4), StepDecision(is_held=True)),
         (view(), half(hold=6), NOTHING),
         (view(boundary=0), half(hold=0), NOTHING),  # hold=0 means that training does not wait for an upload
     ],
 )
-def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
+def test_decisions(view: RankView, half: AgentHalf, expected: StepDecision) -> None:
     assert decide(view, half) == expected
 
 
@@ -71,20 +71,20 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
         (
             view(echo_step=5),
             half(stop=5, stop_state=StopState.ANNOUNCED),
-            Decision(must_wait=True),
+            StepDecision(must_wait=True),
         ),
         # the rank has not agreed to this stop, so the coordinator cannot have confirmed it
         (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),
-        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), StepDecision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.NONE), NOTHING),
         # the rank still waits for the upload, as the other ranks do
-        (view(boundary=5), half(hold=5), Decision(is_held=True)),
+        (view(boundary=5), half(hold=5), StepDecision(is_held=True)),
         (view(boundary=4), half(hold=5), NOTHING),
     ],
 )
-def test_decisions_while_the_agent_is_away(view: RankView, word: AgentHalf, expected: Decision) -> None:
+def test_decisions_while_the_agent_is_away(view: RankView, word: AgentHalf, expected: StepDecision) -> None:
     assert decide_alone(view, word) == expected
 
 
@@ -126,7 +126,7 @@ def test_invariants(view: RankView, half: AgentHalf) -> None:
     if decision.echo is not None:
         assert (decision.echo[1] == ECHO_YES) == (view.boundary <= half.stop)
     if decision.is_quiet:
-        assert decision == Decision(is_stopped=decision.is_stopped, is_quiet=True)
+        assert decision == StepDecision(is_stopped=decision.is_stopped, is_quiet=True)
         assert half.proposed > view.boundary
     assert decide(view, half) == decision
 

@@ -257,14 +257,14 @@ def test_the_state_of_the_loop_survives_as_plain_values() -> None:
     trainer.state.global_step, trainer.state.log_history = 5, [{"loss": 0.1 + 0.2, "step": 4}]
     sums = {"_total_loss_scalar": 1.5, "_globalstep_last_logged": 4, "current_flos": 1e18}
     vars(trainer).update(sums)
-    loop = trainer_state.LoopState(trainer)
+    loop = trainer_state.TrainerLoopState(trainer)
     first = loop.state_dict()
     trainer.state.log_history.append({"loss": float("inf"), "step": 6})
     second = loop.state_dict()
     assert first["history"] != second["history"]
     resumed: Any = FakeTrainer()
     callbacks = resumed.callback_handler.callbacks = [Patience(0), Patience(0)]
-    other = trainer_state.LoopState(resumed)
+    other = trainer_state.TrainerLoopState(resumed)
     other.load_state_dict(second)
     other.apply_callbacks()
     assert [each.count for each in callbacks] == [3, 4]
@@ -280,7 +280,7 @@ def test_the_state_of_the_loop_survives_as_plain_values() -> None:
 def test_a_resumed_loop_is_over_where_the_earlier_loop_was(is_over: bool) -> None:
     trainer: Any = FakeTrainer()
     trainer.control.should_training_stop = is_over
-    loop = trainer_state.LoopState(trainer)
+    loop = trainer_state.TrainerLoopState(trainer)
     assert not loop.is_over
     loop.load_state_dict(loop.state_dict())
     assert loop.is_over == is_over

@@ -21,7 +21,7 @@ The client receives the full state when it reconnects.
 _RECEIVE_BYTES = 1 << 18
 
 
-class Line:
+class ShimLine:
     """Connection over a stream socket that sends and receives frames and never blocks."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RankProcess:
     """One process's parent, process group and session, read from /proc/<pid>/stat."""
 
     pid: int
@@ -35,7 +35,7 @@ class Process:
     is_zombie: bool
 
 
-def find(pid: int) -> Process | None:
+def find(pid: int) -> RankProcess | None:
     """Return the process with this pid, even if it is a zombie, or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -44,7 +44,7 @@ def find(pid: int) -> Process | None:
         return None
     # The command name is in parentheses and may contain any character, so fields count from the last parenthesis.
     fields = data[data.rindex(b")") + 2 :].split()
-    return Process(
+    return RankProcess(
         pid=pid,
         parent=int(fields[1]),
         session=int(fields[3]),
@@ -65,13 +65,13 @@ def is_there(pid: int, start_ticks: int) -> bool:
     return process is not None and process.start_ticks == start_ticks
 
 
-def snapshot() -> dict[int, Process]:
+def snapshot() -> dict[int, RankProcess]:
     """Return all processes that are visible in /proc, by pid."""
     found = (find(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
-def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
+def tree(root: int, processes: Mapping[int, RankProcess]) -> set[int]:
     """Return the pids of `root`, its descendants and the session that `root` leads, with their descendants.
 
     Pure. The result includes zombies.
@@ -90,7 +90,7 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
     return found
 
 
-def kill_tree(root: int) -> frozenset[Process]:
+def kill_tree(root: int) -> frozenset[RankProcess]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
     The call blocks for some milliseconds. It neither waits for the end of the processes nor reaps them. All processes
@@ -102,7 +102,7 @@ def kill_tree(root: int) -> frozenset[Process]:
     Returns:
         The processes that were signalled.
     """
-    frozen: dict[int, Process] = {}
+    frozen: dict[int, RankProcess] = {}
     for _ in range(_MAX_PASSES):
         processes = snapshot()
         found = {
@@ -129,7 +129,7 @@ def children(parent: int) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """Resource use of a process and its descendants."""
 
     cpu_seconds: float
@@ -138,7 +138,7 @@ class Usage:
     """True if a signal has stopped the process itself."""
 
 
-def tree_usage(root: int) -> Usage:
+def tree_usage(root: int) -> ProcessUsage:
     """Return the accumulated resource use of a process tree; zero if the process does not exist."""
     ticks, state = 0, b""
     for pid in tree(root, snapshot()):
@@ -150,7 +150,7 @@ def tree_usage(root: int) -> Usage:
         fields = data[data.rindex(b")") + 2 :].split()
         ticks += sum(int(field) for field in fields[11:15])
         state = fields[0] if pid == root else state
-    return Usage(cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"), is_stopped=state == b"T")
+    return ProcessUsage(cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"), is_stopped=state == b"T")
 
 
 def resident_bytes(pid: int) -> int:

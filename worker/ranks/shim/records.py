@@ -20,7 +20,7 @@ import msgspec
 from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
-RETRY_SECONDS = 1.0
+RECORD_RETRY_SECONDS = 1.0
 """Seconds between two attempts to write records of ended ranks that the disk has refused."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -75,7 +75,7 @@ class RankRecords:
     def write_owed(self) -> None:
         """Try again to write the records of ended ranks that the disk has refused.
 
-        The shim calls this method every `RETRY_SECONDS` and before it ends.
+        The shim calls this method every `RECORD_RETRY_SECONDS` and before it ends.
         """
         for path, record in list(self._owed.items()):
             with contextlib.suppress(OSError):

@@ -37,7 +37,7 @@ from everstep.protocol.ids import Generation, Rank, RunId
 from worker.node.state_directory import SHIM_LOCK
 from worker.node.unix_socket import listen_private
 from worker.ranks.shim import cgroups, launch, processes
-from worker.ranks.shim.line import Line
+from worker.ranks.shim.line import ShimLine
 from worker.ranks.shim.messages import (
     ForgetRun,
     ListRanks,
@@ -53,7 +53,7 @@ from worker.ranks.shim.messages import (
     StopRanks,
     ToShim,
 )
-from worker.ranks.shim.records import RETRY_SECONDS, RankRecords
+from worker.ranks.shim.records import RECORD_RETRY_SECONDS, RankRecords
 from worker.ranks.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
 
 _CREDENTIALS = struct.Struct("3i")
@@ -86,7 +86,7 @@ class _Template:
     """The template process (from which ranks are forked), the connection to it, and its state."""
 
     pid: int
-    line: Line
+    line: ShimLine
     state: Preload = Preload.PENDING
     seconds: float = 0.0
     resident_bytes: int = 0
@@ -100,7 +100,7 @@ class _Pending:
     """The agent's request to start a rank, until the rank's process exists."""
 
     start: StartRank
-    client: Line
+    client: ShimLine
     gate: int = -1
     """The shim's end of the pipe at which the new process waits; -1 until the shim has requested the fork."""
     is_stopped: bool = False
@@ -112,7 +112,7 @@ class Shim:
 
     options: ShimOptions
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _clients: set[Line] = field(default_factory=set)
+    _clients: set[ShimLine] = field(default_factory=set)
     _records: dict[RankKey, RankRecord] = field(default_factory=dict)
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
@@ -125,7 +125,7 @@ class Shim:
     """Start requests that wait until the template, the process from which ranks are forked, can fork their ranks."""
     _forking: list[_Pending] = field(default_factory=list)
     """Start requests for which the template process is now forking ranks, in the order in which it answers them."""
-    _remains: set[processes.Process] = field(default_factory=set)
+    _remains: set[processes.RankProcess] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
     _limits_error: str = ""
@@ -162,7 +162,7 @@ class Shim:
         if self.options.ready is not None:
             os.close(self.options.ready)
         while not (self._is_ending and self._is_bare()):
-            for key, events in self._selector.select(RETRY_SECONDS if self._disk.is_owing else None):
+            for key, events in self._selector.select(RECORD_RETRY_SECONDS if self._disk.is_owing else None):
                 act: Callable[[int], None] = key.data
                 act(events)
             self._disk.write_owed()
@@ -216,11 +216,11 @@ class Shim:
             _log.warning("a connection of user %s was refused", user)
             connection.close()
             return
-        client = Line(connection)
+        client = ShimLine(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
 
-    def _serve(self, client: Line, events: int) -> None:
+    def _serve(self, client: ShimLine, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._settle(client, client.flush())
         if not events & selectors.EVENT_READ or client not in self._clients:
@@ -235,11 +235,11 @@ class Shim:
         if frames is None:
             self._drop(client)
 
-    def _say(self, client: Line, message: Message) -> None:
+    def _say(self, client: ShimLine, message: Message) -> None:
         if client in self._clients:
             self._settle(client, client.send(message))
 
-    def _settle(self, client: Line, is_sound: bool) -> None:
+    def _settle(self, client: ShimLine, is_sound: bool) -> None:
         if not is_sound:
             self._drop(client)
             return
@@ -248,7 +248,7 @@ class Shim:
         if key.events != events:
             self._selector.modify(client.socket, events, key.data)
 
-    def _drop(self, client: Line) -> None:
+    def _drop(self, client: ShimLine) -> None:
         if client not in self._clients:
             return
         self._clients.remove(client)
@@ -259,7 +259,7 @@ class Shim:
         for client in list(self._clients):
             self._say(client, message)
 
-    def _obey(self, client: Line, message: StartRank | StopRanks | ListRanks | ForgetRun | Shutdown) -> None:
+    def _obey(self, client: ShimLine, message: StartRank | StopRanks | ListRanks | ForgetRun | Shutdown) -> None:
         match message:
             case StartRank():
                 self._start(client, message)
@@ -294,7 +294,7 @@ class Shim:
             limits_error=self._limits_error,
         )
 
-    def _start(self, client: Line, start: StartRank) -> None:
+    def _start(self, client: ShimLine, start: StartRank) -> None:
         if self._has_been_asked(client, _key(start)):
             return
         refusal = self._refusal(start)
@@ -316,7 +316,7 @@ class Shim:
         else:
             self._start_cold(client, start)
 
-    def _has_been_asked(self, client: Line, key: RankKey) -> bool:
+    def _has_been_asked(self, client: ShimLine, key: RankKey) -> bool:
         """Return whether an agent has already requested the start of this rank.
 
         If so, `client` receives the answer instead of the client that asked first.
@@ -337,10 +337,10 @@ class Shim:
             return f"generation {start.generation} was stopped"
         return None
 
-    def _refuse(self, client: Line, start: StartRank, reason: str) -> None:
+    def _refuse(self, client: ShimLine, start: StartRank, reason: str) -> None:
         self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
 
-    def _start_cold(self, client: Line, start: StartRank, why: str = "") -> None:
+    def _start_cold(self, client: ShimLine, start: StartRank, why: str = "") -> None:
         """Start a rank in a new interpreter (a cold start).
 
         Args:
@@ -482,7 +482,7 @@ class Shim:
             finally:
                 os._exit(127)
         theirs.close()
-        template = self._template = _Template(pid, Line(ours))
+        template = self._template = _Template(pid, ShimLine(ours))
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear_template(template))
 
     def _hear_template(self, template: _Template) -> None:

@@ -76,9 +76,9 @@ from everstep.protocol.rank_messages import (
     RankFault,
     RankHalf,
     RankHello,
+    RankStanding,
     SlotsGranted,
     SlotsRequest,
-    Standing,
     Welcome,
     WordChanged,
     read_agent_half,
@@ -237,7 +237,7 @@ class ScriptedRank:
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
-    standing: Standing = Standing.MOVING
+    standing: RankStanding = RankStanding.MOVING
     wants: Collection[Rank] | None = None
     """Earlier ranks whose shards this rank fetches, if the number of ranks has changed. None: all earlier ranks."""
     earlier: dict[Rank, bytes] = field(default_factory=dict)
@@ -329,7 +329,7 @@ class ScriptedRank:
 
         The test calls `look` to make the rank read its page.
         """
-        self.standing = Standing.CLOSING
+        self.standing = RankStanding.CLOSING
         self._publish()
 
     def look(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeFault, Prepare, Release
 from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
-from worker.core.tree import Reports
+from worker.core.tree import TreeReports
 from worker.errors import RequirementsRefused
 from worker.logs.journal import LogJournal
 from worker.node.full_disks import QUIET_SECONDS
@@ -95,7 +95,7 @@ async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
     full = [OSError(errno.ENOSPC, "No space left on device", str(node.state_dir / "rounds" / "file"))]
     newest = rounds.newest_reports
 
-    def look() -> Reports:
+    def look() -> TreeReports:
         if full:
             raise full.pop()
         return newest()

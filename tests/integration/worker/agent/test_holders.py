@@ -15,7 +15,7 @@ from everstep.protocol.agent_messages import NodeFault, ShardProtection
 from everstep.protocol.ids import NodeId, Rank
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
-from worker.core.tree import Reports
+from worker.core.tree import TreeReports
 from worker.replication.tcp import TcpSession
 from worker.shards.owned_shard import OwnedShard
 
@@ -136,7 +136,7 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     rounds, bugs = node.agent.lifecycle.member.rounds, [LookupError("a bug")]
     newest = rounds.newest_reports
 
-    def look() -> Reports:
+    def look() -> TreeReports:
         if bugs:
             raise bugs.pop()
         return newest()

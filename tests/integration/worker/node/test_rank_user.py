@@ -36,7 +36,7 @@ from worker.errors import InputRefused
 from worker.logs.outputs import RankOutputs
 from worker.node.rank_user import RankUser, _processes_of, clear, closed_to, make_way, user_of
 from worker.provisioning.inputs import InputCache
-from worker.provisioning.packages import Order, PackageLayers
+from worker.provisioning.packages import InstallationOrder, PackageLayers
 from worker.provisioning.source import unpack
 from worker.ranks.commands import run_beside
 from worker.ranks.environment import Supplied
@@ -403,7 +403,7 @@ def test_packages_are_built_by_the_ranks_user_and_belong_to_root() -> None:
         )
         requirements.write_text("--no-index\n--find-links ./wheels\neverstep_example\n./package\n")
         before = identities(source)
-        order = Order(
+        order = InstallationOrder(
             project="a",
             source=source,
             source_sha256="aa",

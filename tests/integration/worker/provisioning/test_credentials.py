@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied, StoreUnavailable
-from worker.provisioning.credentials import RENEW_SECONDS, RETRY_SECONDS, RoleCredentials, token_of
+from worker.provisioning.credentials import RENEW_SECONDS, STS_RETRY_SECONDS, RoleCredentials, token_of
 from worker.ranks.environment import node_environment
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession
 
@@ -160,7 +160,7 @@ async def test_while_sts_fails_good_keys_are_given_and_it_is_asked_now_and_then(
         sts.asked.clear()
         await credentials.idle()
     assert not sts.asked.is_set(), "it was asked a moment ago"
-    clock.now += RETRY_SECONDS
+    clock.now += STS_RETRY_SECONDS
     await ask(credentials)
     await credentials.idle()
     assert sts.asked.is_set()

@@ -20,7 +20,7 @@ import pytest
 
 from tests.wheels import make_wheel
 from worker.errors import RequirementsRefused
-from worker.provisioning.packages import MAX_LAYERS, Order, PackageLayers, _key
+from worker.provisioning.packages import MAX_LAYERS, InstallationOrder, PackageLayers, _key
 from worker.ranks.shim import processes
 
 pytestmark = pytest.mark.integration
@@ -28,14 +28,14 @@ OFFLINE = "--no-index\n--find-links ./wheels\n"
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def order(tmp_path: Path) -> InstallationOrder:
     source = tmp_path / "source"
     make_wheel(source / "wheels", "everstep_example", "1.0")
     make_wheel(source / "wheels", "pluggy", "99.0")
     (source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\nmsgspec\n")
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     output = tmp_path / "logs" / "rank=0.stdout"
-    return Order(
+    return InstallationOrder(
         project="a",
         source=source,
         source_sha256="aa",
@@ -61,7 +61,9 @@ def leftovers(state: Path) -> list[str]:
     return [path.name for path in (state / "packages").glob("*.new")]
 
 
-async def test_what_the_node_lacks_is_installed_once_and_what_it_has_is_not(tmp_path: Path, order: Order) -> None:
+async def test_what_the_node_lacks_is_installed_once_and_what_it_has_is_not(
+    tmp_path: Path, order: InstallationOrder
+) -> None:
     layers = PackageLayers(tmp_path)
     found = await layers.install(order)
     assert found.modules == ("everstep_example",)
@@ -73,7 +75,7 @@ async def test_what_the_node_lacks_is_installed_once_and_what_it_has_is_not(tmp_
     assert leftovers(tmp_path) == []
 
 
-async def test_another_version_is_seen_first_and_the_nodes_stays(tmp_path: Path, order: Order) -> None:
+async def test_another_version_is_seen_first_and_the_nodes_stays(tmp_path: Path, order: InstallationOrder) -> None:
     before = metadata.version("pluggy")
     (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
     found = await PackageLayers(tmp_path).install(order)
@@ -83,13 +85,13 @@ async def test_another_version_is_seen_first_and_the_nodes_stays(tmp_path: Path,
     assert imported("", "__import__('importlib.metadata').metadata.version('pluggy')") == before
 
 
-async def test_a_node_that_has_everything_needs_no_layer(tmp_path: Path, order: Order) -> None:
+async def test_a_node_that_has_everything_needs_no_layer(tmp_path: Path, order: InstallationOrder) -> None:
     (order.source / "requirements.txt").write_text("msgspec\n")
     found = await PackageLayers(tmp_path).install(order)
     assert (found.path, found.modules) == ("", ())
 
 
-async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, order: Order) -> None:
+async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, order: InstallationOrder) -> None:
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep-none==7\n")
     with pytest.raises(
         RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1; its last lines: .*everstep-none==7"
@@ -108,7 +110,7 @@ async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, 
     ],
 )
 async def test_what_a_layer_cannot_have_is_refused(
-    tmp_path: Path, order: Order, text: str, path: str, words: str
+    tmp_path: Path, order: InstallationOrder, text: str, path: str, words: str
 ) -> None:
     (order.source / "requirements.txt").write_text(text)
     (tmp_path / "requirements.txt").touch()
@@ -116,7 +118,7 @@ async def test_what_a_layer_cannot_have_is_refused(
         await PackageLayers(tmp_path).install(replace(order, requirements=path))
 
 
-def test_a_layer_is_named_by_all_that_it_follows_from(order: Order) -> None:
+def test_a_layer_is_named_by_all_that_it_follows_from(order: InstallationOrder) -> None:
     keys = {_key(order)}
     keys.add(_key(replace(order, source_sha256="bb")))
     assert len(keys) == 2, "it reads other files of the source"
@@ -133,7 +135,7 @@ def test_a_layer_is_named_by_all_that_it_follows_from(order: Order) -> None:
     assert _key(replace(order, source_sha256="bb")) in keys, "it reads no other file of the source"
 
 
-async def test_only_the_newest_layers_stay(tmp_path: Path, order: Order) -> None:
+async def test_only_the_newest_layers_stay(tmp_path: Path, order: InstallationOrder) -> None:
     layers = PackageLayers(tmp_path)
     first = await layers.install(order)
     for number in range(MAX_LAYERS - 1):
@@ -148,7 +150,7 @@ async def test_only_the_newest_layers_stay(tmp_path: Path, order: Order) -> None
 
 
 async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_refused(
-    tmp_path: Path, order: Order
+    tmp_path: Path, order: InstallationOrder
 ) -> None:
     first = Path((await PackageLayers(tmp_path).install(order)).path)
     room = sum(path.lstat().st_blocks * 512 for path in first.parents[2].rglob("*") if not path.is_dir()) * 3 // 2
@@ -169,7 +171,7 @@ async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_
 
 
 @pytest.fixture
-async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
+async def silent_index(order: InstallationOrder) -> AsyncIterator[asyncio.Event]:
     """Run a package index that never answers. Yield an event that is set when pip waits for the index."""
     called = asyncio.Event()
 
@@ -203,7 +205,7 @@ def command_of(pid: int) -> bytes:
 
 
 async def test_an_installation_that_nobody_waits_for_ends_with_all_that_it_started(
-    tmp_path: Path, order: Order, silent_index: asyncio.Event
+    tmp_path: Path, order: InstallationOrder, silent_index: asyncio.Event
 ) -> None:
     installing = asyncio.create_task(PackageLayers(tmp_path).install(order))
     await silent_index.wait()
@@ -215,7 +217,9 @@ async def test_an_installation_that_nobody_waits_for_ends_with_all_that_it_start
     assert leftovers(tmp_path) == []
 
 
-async def test_an_installation_has_a_limit(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
+async def test_an_installation_has_a_limit(
+    tmp_path: Path, order: InstallationOrder, silent_index: asyncio.Event
+) -> None:
     with pytest.raises(RequirementsRefused, match=r"is not installed after 0\.01 s"):
         await PackageLayers(tmp_path, seconds=0.01).install(order)
     assert pips() == []
@@ -232,7 +236,7 @@ asyncio.run(PackageLayers(state).install(order))
 
 
 async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
-    tmp_path: Path, order: Order, silent_index: asyncio.Event
+    tmp_path: Path, order: InstallationOrder, silent_index: asyncio.Event
 ) -> None:
     agent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", INSTALL, str(tmp_path), str(order.source), str(order.output)
@@ -252,7 +256,7 @@ async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
     assert leftovers(tmp_path) == []
 
 
-async def test_two_agents_of_a_node_install_one_after_the_other(tmp_path: Path, order: Order) -> None:
+async def test_two_agents_of_a_node_install_one_after_the_other(tmp_path: Path, order: InstallationOrder) -> None:
     found = await asyncio.gather(PackageLayers(tmp_path).install(order), PackageLayers(tmp_path).install(order))
     assert found[0] == found[1]
     assert order.output.read_text().count("Successfully installed") == 1

@@ -22,7 +22,7 @@ from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import LISTENER_LIMITS, ListenerLimits, PeerListener, TcpSession, dial
-from worker.replication.transport import Credentials, Dialler, Session
+from worker.replication.transport import Dialler, PeerCredentials, Session
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.rank_page import RankPage
 from worker.shm.store import Slot, SlotStore
@@ -44,8 +44,8 @@ def credentials(
     generation: Generation = GENERATION,
     identity: PeerIdentity | None = None,
     nixl: Nixl | None = None,
-) -> Credentials:
-    return Credentials(JOB, run, generation, node_id, key, silence_seconds=3.0, identity=identity, nixl=nixl)
+) -> PeerCredentials:
+    return PeerCredentials(JOB, run, generation, node_id, key, silence_seconds=3.0, identity=identity, nixl=nixl)
 
 
 def content(step: int) -> Content:
@@ -193,7 +193,7 @@ class Pair:
 
     async def dial(
         self,
-        who: Credentials | None = None,
+        who: PeerCredentials | None = None,
         kind: SessionKind = "replica",
         peer: NodeId = HOLDER,
         rank: Rank = RANK,

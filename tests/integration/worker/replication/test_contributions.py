@@ -25,7 +25,7 @@ from everstep.protocol.peer_messages import (
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotHeader, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content
-from worker.core.parity import Share
+from worker.core.parity import ParityShare
 from worker.core.rounds import NONE
 from worker.replication import streams
 from worker.replication.receiver import ReplicaReceiver
@@ -48,10 +48,10 @@ class Stripe(Pair):
             self.holder_store, held_ranks=[], keep=self._keep, slot_count=2, shares=self.shares
         )
 
-    def share(self, step: int) -> Share:
+    def share(self, step: int) -> ParityShare:
         """Return the holder's unsealed share of a step."""
         found = self.shares.accumulation(HOLDING, content(step))
-        return Share(frozenset()) if found is None else found.share
+        return ParityShare(frozenset()) if found is None else found.share
 
     async def contribute(self, step: int, digest: bytes = b"d" * 16) -> None:
         """Add the contribution of rank 2. It has no chunk for this share, because rank 2's chunk belongs to another

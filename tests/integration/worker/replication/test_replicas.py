@@ -56,7 +56,7 @@ from worker.replication import fetching, receiver, transfers
 from worker.replication import sender as sending
 from worker.replication.fetching import fetch_shard
 from worker.replication.nixl_line import NixlSocket
-from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, Unpaced
+from worker.replication.pacing import ENOUGH_TRANSFERS, MEASURED_PERIOD_BYTES, Pacer, Unpaced
 from worker.replication.sender import LOOKS_PER_DEADLINE, ReplicaSender
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.replication.tcp import TcpSession
@@ -1047,7 +1047,7 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
 
 
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
-    pair = make(payload_bytes=2 * TELLING_BYTES)
+    pair = make(payload_bytes=2 * MEASURED_PERIOD_BYTES)
     pair.listen()
     sender = pair.send()
     for step in range(1, ENOUGH_TRANSFERS + 1):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 from everstep.protocol.rounds import Announcement, NodeReport, Pacing, RankRound, RoundReport
 from tests.integration.worker.replication.pair import GENERATION, credentials
 from worker.core.rounds import NONE, Coordinator
@@ -324,7 +324,7 @@ async def test_the_final_round_is_bounded() -> None:
     try:
         for node in made.nodes:
             node.votes = False
-            node.say(boundary=Step(5), standing=Standing.CLOSING, vote=Vote.NONE)
+            node.say(boundary=Step(5), standing=RankStanding.CLOSING, vote=Vote.NONE)
         await made.nodes[1].until_heard(finished=True)
         assert made.server.core.final == 5
     finally:

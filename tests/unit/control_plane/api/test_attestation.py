@@ -25,7 +25,7 @@ from control_plane.cloud.identity import Attestation, RegionalSts, principal_in
 from control_plane.core import attestation as core
 from control_plane.core.attestation import Principal, Signature
 from control_plane.db import tokens
-from control_plane.db.models import Token
+from control_plane.db.models import TokenRow
 from everstep.protocol import attestation
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import NodeId
@@ -423,6 +423,6 @@ async def test_a_session_that_was_revoked_is_not_renewed(service, instance) -> N
 
 def expires_at(service: Service, instance: Instance) -> datetime:
     with service.services.database.read() as session:
-        found = session.scalar(select(Token.expires_at).where(Token.node_id == instance.node))
+        found = session.scalar(select(TokenRow.expires_at).where(TokenRow.node_id == instance.node))
     assert found is not None
     return found

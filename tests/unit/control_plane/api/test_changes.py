@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from control_plane.api.changes import Snapshots
+from control_plane.api.changes import ResponseSnapshots
 
 
 def test_a_token_returns_the_contents_of_its_own_question_only() -> None:
-    snapshots = Snapshots()
+    snapshots = ResponseSnapshots()
     token = snapshots.keep(("caller", "all"), {"a": b"1"})
     assert snapshots.find(("caller", "all"), token) == {"a": b"1"}
     assert snapshots.find(("other", "all"), token) is None
@@ -16,7 +16,7 @@ def test_a_token_returns_the_contents_of_its_own_question_only() -> None:
 
 
 def test_equal_contents_have_equal_tokens_and_others_do_not() -> None:
-    snapshots = Snapshots()
+    snapshots = ResponseSnapshots()
     contents = [{"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a1": b""}, {"a": b"1", "b": b""}, {}]
     tokens = [snapshots.keep("list", each) for each in contents]
     assert len(set(tokens)) == len(tokens)
@@ -25,7 +25,7 @@ def test_equal_contents_have_equal_tokens_and_others_do_not() -> None:
 
 
 def test_the_oldest_unused_contents_are_forgotten_first() -> None:
-    snapshots = Snapshots(max_bytes=30_000)
+    snapshots = ResponseSnapshots(max_bytes=30_000)
     tokens = [snapshots.keep("list", {str(number): bytes(8_000)}) for number in range(3)]
     assert snapshots.find("list", tokens[0]) is not None
     snapshots.keep("list", {"3": bytes(8_000)})
@@ -34,7 +34,7 @@ def test_the_oldest_unused_contents_are_forgotten_first() -> None:
 
 
 def test_contents_beyond_the_limit_are_kept_alone() -> None:
-    snapshots = Snapshots(max_bytes=100)
+    snapshots = ResponseSnapshots(max_bytes=100)
     snapshots.keep("list", {"a": bytes(80)})
     token = snapshots.keep("list", {"b": bytes(500)})
     assert snapshots.find("list", token) == {"b": bytes(500)}

@@ -9,7 +9,7 @@ from control_plane.api.routes import jobs as job_routes
 from control_plane.api.routes.deletions import OBJECTS_AT_ONCE
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs, nodes
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.tokens import Role
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
@@ -24,7 +24,7 @@ def job(service, client, fleet, source):
     """Return a job that has ended and has stored logs, outputs, checkpoints and all other kinds of data."""
     job = Job(service, client, source)
     job.launch(1)
-    record = CheckpointRecord(
+    record = SavedCheckpoint(
         generation=1,
         step=8,
         state=checkpoints.COMPLETE,

@@ -23,7 +23,7 @@ from control_plane.api import envelope
 from control_plane.api.sessions import SESSION_SECONDS
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
-from control_plane.db.retention import Retention, prune
+from control_plane.db.retention import RowRetention, prune
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop.event_feed import Batch, End, EventFeed, FeedOptions, Interest
 from tests.unit.control_plane.api.conftest import impatient
@@ -150,7 +150,7 @@ def test_a_follower_that_is_far_behind_gets_there_in_order(service, http) -> Non
 def test_an_id_is_not_given_again_when_the_newest_events_are_let_go(service, http) -> None:
     (last,) = append(service, "old")
     with service.database.write() as session:
-        prune(session, Retention(), service.clock() + timedelta(days=400))
+        prune(session, RowRetention(), service.clock() + timedelta(days=400))
     with stream(http, AfterEventId=last) as reader:
         append(service, "new")
         assert reader.messages(1) == ["new"]

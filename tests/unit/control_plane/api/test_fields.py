@@ -12,7 +12,7 @@ from control_plane.core.observed.fleets import FleetSpec
 from control_plane.core.states import NodeState
 from control_plane.db import drills, fleets, jobs
 from control_plane.db.drills import NewDrill
-from control_plane.db.models import Drill
+from control_plane.db.models import DrillRow
 from control_plane.db.tokens import Role
 from control_plane.loop import records
 from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refused
@@ -198,7 +198,7 @@ def test_drills_come_in_pages(client, service, job):
                     state="absorbed",
                 ),
             )
-            row = session.get(Drill, made.id)
+            row = session.get(DrillRow, made.id)
             row.ended_at = START
             session.flush()
     paged = all_pages(client, "list_drills", TrainingJobName="gpt", MaxResults=1)

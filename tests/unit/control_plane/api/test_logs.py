@@ -17,8 +17,7 @@ from control_plane.api.deps import LogPauses
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_NODE_COUNT
 from control_plane.db import tokens
-from control_plane.db.models import Job as JobRow
-from control_plane.db.models import Node
+from control_plane.db.models import JobRow, NodeRow
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop import log_reader
 from control_plane.loop.log_feed import LogFeed
@@ -164,7 +163,7 @@ def test_where_a_node_died_is_an_event_of_its_own_in_its_place(service, job, cli
     put(job, 0, line("next", 5000), generation=2)
     assert everything(client) == ["a", "c", "b"], "the node lives: the rest may come"
     with service.database.write() as session:
-        session.get(Node, "i-1").ended_at = service.clock()
+        session.get(NodeRow, "i-1").ended_at = service.clock()
     found = everything(client)
     assert found[:3] == ["a", "c", "b"]
     assert found[4:] == ["next"]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert
 
 from control_plane.db import metrics
-from control_plane.db.models import Generation as GenerationRow
+from control_plane.db.models import GenerationRow
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from tests.unit.control_plane.api.conftest import refused

@@ -211,7 +211,7 @@ def store_copies(service, table, changes: Iterable[dict[str, str]]) -> None:
 
 
 def test_a_report_over_too_many_incidents_is_refused(client, service, trained):
-    store_copies(service, models.Incident.__table__, ({"id": f"copy-{n}"} for n in range(MOST_INCIDENTS - 1)))
+    store_copies(service, models.IncidentRow.__table__, ({"id": f"copy-{n}"} for n in range(MOST_INCIDENTS - 1)))
     with refused("ValidationException", "20,001 incidents, which is too much for one report") as caught:
         client.get_report()
     assert "shorter time range" in caught.value.hint
@@ -220,8 +220,8 @@ def test_a_report_over_too_many_incidents_is_refused(client, service, trained):
 def test_a_report_over_too_many_rows_is_refused(client, service, trained):
     names = ({"run_id": f"{n:032x}", "name": f"gpt-{n}", "request_token": f"{n}"} for n in range(62))
     asked = {"StartTime": START - timedelta(hours=797), "EndTime": START + timedelta(hours=3), "Period": "Hour"}
-    store_copies(service, models.Job.__table__, islice(names, 61))
+    store_copies(service, models.JobRow.__table__, islice(names, 61))
     assert client.get_report(**asked)["JobCount"] == 62
-    store_copies(service, models.Job.__table__, names)
+    store_copies(service, models.JobRow.__table__, names)
     with refused("ValidationException", "63 jobs in 800 buckets"):
         client.get_report(**asked)

@@ -23,11 +23,11 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import CheckpointUpload
 from control_plane.core.states import IncidentState
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import NewIncident
 from control_plane.db.leases import Leaser
-from control_plane.db.models import Job as JobRow
+from control_plane.db.models import JobRow
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
 from control_plane.db.tokens import Role
@@ -156,7 +156,7 @@ class Job:
         )
         body = encode_manifest(manifest)
         self.put("checkpoints", f"run={self.run}/gen={generation}/step={step}/manifest.json", body)
-        record = CheckpointRecord(
+        record = SavedCheckpoint(
             generation=generation,
             step=step,
             state=checkpoints.COMPLETE,
@@ -173,7 +173,7 @@ class Job:
     def invalid_checkpoint(self, step: int, state: str) -> None:
         """Store the row of a checkpoint whose manifest cannot be decoded."""
         folder = f"projects/default/jobs/gpt/run={self.run}/checkpoints/run={self.run}/gen=1/step={step}"
-        record = CheckpointRecord(
+        record = SavedCheckpoint(
             generation=1,
             step=step,
             state=state,
@@ -504,7 +504,7 @@ def test_holders_of_an_older_generation_do_not_count(client, job):
 @pytest.mark.covers("ListCheckpoints.TrainingJobName")
 def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
     for step, manifest in ((100, b"m"), (200, None)):
-        record = CheckpointRecord(
+        record = SavedCheckpoint(
             generation=1,
             step=step,
             state="complete" if manifest else "uploading",
@@ -532,7 +532,7 @@ def test_checkpoints_are_listed_and_the_last_complete_one_is_shown(client, job):
 def test_checkpoints_come_in_pages(client, job):
     for generation, step in ((1, 10), (1, 20), (2, 20), (2, 30), (2, 40)):
         state = "deleted" if step == 30 else "complete"
-        record = CheckpointRecord(
+        record = SavedCheckpoint(
             generation=generation,
             step=step,
             state=state,

@@ -7,7 +7,7 @@ import pytest
 from control_plane.__main__ import main
 from control_plane.cloud.connection import CloudMode
 from control_plane.core.timeouts import ladder
-from control_plane.db.retention import Retention
+from control_plane.db.retention import RowRetention
 from control_plane.errors import InvalidTimeouts
 from control_plane.settings import InvalidSettings, Settings
 
@@ -40,7 +40,7 @@ def settings(**changes) -> Settings:
         ({"aws_endpoint_url": None, "mode": CloudMode.AWS}, "needs a region: --region or AWS_REGION"),
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),
-        ({"retention": Retention(events=0)}, "--keep events=0: the minimum is 1"),
+        ({"retention": RowRetention(events=0)}, "--keep events=0: the minimum is 1"),
         ({"webhooks": ("https://a.example/x",)}, "the host 'a.example' is not allowed; add --allow-webhook a.example"),
         (
             {"webhooks": ("https://a.example/x",), "webhook_receivers": ("a.example",)},

@@ -27,7 +27,7 @@ from control_plane.db.tokens import Role
 from control_plane.loop.upload_keeper import KEPT, UploadKeeper
 from everstep import exchanges, uploads
 from everstep.protocol.plan import ObjectReference
-from everstep.uploads import Outcome
+from everstep.uploads import UploadOutcome
 from tests.fakes.cloud import EPOCH, MemoryObjectStore
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
 from tests.unit.control_plane.api.test_sources import archive, special
@@ -167,7 +167,7 @@ def test_an_address_is_for_one_archive_and_some_minutes(client, store, service) 
 
 def test_what_was_put_is_no_source_before_it_was_checked(client, store, service) -> None:
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
-    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY)) is Outcome.TAKEN
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY)) is UploadOutcome.TAKEN
     with refused("ResourceNotFoundException"):
         client.describe_source(SourceId=ID)
     assert store.keys() == [UPLOAD], "what was not checked does not lie where sources do"
@@ -267,7 +267,7 @@ def test_wrong_bytes_in_a_store_that_does_not_look_are_found_and_deleted(client,
     store.is_lax = True
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
     wrong = BODY[:-1] + bytes([BODY[-1] ^ 1])
-    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(wrong)) is Outcome.TAKEN
+    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(wrong)) is UploadOutcome.TAKEN
     with refused("ValidationException", "SHA-256 is"):
         client.complete_source(SourceId=ID)
     assert store.keys() == []
@@ -278,9 +278,12 @@ def test_wrong_bytes_in_a_store_that_does_not_look_are_found_and_deleted(client,
 def test_wrong_bytes_do_not_get_into_a_store_that_looks(client, store) -> None:
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
     assert (
-        uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(bytes(len(BODY)))) is Outcome.NOT_TAKEN
+        uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(bytes(len(BODY))))
+        is UploadOutcome.NOT_TAKEN
     )
-    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY + b"x")) is Outcome.EXPIRED
+    assert (
+        uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY + b"x")) is UploadOutcome.EXPIRED
+    )
     assert store.keys() == []
 
 
@@ -378,4 +381,4 @@ def test_an_address_is_in_no_log(client, store, caplog) -> None:
 
 
 def test_nothing_goes_in_the_clear_to_another_machine_and_the_service_takes_it() -> None:
-    assert uploads.put("http://10.0.0.1/sources/x", {}, io.BytesIO(b"")) is Outcome.NOT_TAKEN
+    assert uploads.put("http://10.0.0.1/sources/x", {}, io.BytesIO(b"")) is UploadOutcome.NOT_TAKEN

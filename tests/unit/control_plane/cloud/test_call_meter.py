@@ -12,7 +12,14 @@ from botocore.stub import Stubber
 from prometheus_client.registry import CollectorRegistry
 
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.call_meter import ALL_DESCRIBE, BUDGETS, LONGEST_WAIT_SECONDS, Budget, CallMeter, TokenBucket
+from control_plane.cloud.call_meter import (
+    ALL_DESCRIBE,
+    BUDGETS,
+    LONGEST_WAIT_SECONDS,
+    CallBudget,
+    CallMeter,
+    TokenBucket,
+)
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import Throttled
 from everstep.protocol.ids import NodeId
@@ -24,7 +31,7 @@ NODE = NodeId("i-1234567890abcdef0")
 
 def test_a_bucket_permits_a_burst_and_then_its_rate() -> None:
     clock = [0.0]
-    bucket = TokenBucket(Budget(2, 4), lambda: clock[0])
+    bucket = TokenBucket(CallBudget(2, 4), lambda: clock[0])
     assert [bucket.take() for _ in range(4)] == [0.0, 0.0, 0.25, 0.5]
     clock[0] = 0.5
     assert bucket.take() == 0.25
@@ -34,7 +41,7 @@ def test_a_bucket_permits_a_burst_and_then_its_rate() -> None:
 
 def test_a_call_that_would_wait_too_long_reserves_nothing() -> None:
     clock = [0.0]
-    bucket = TokenBucket(Budget(1, 1), lambda: clock[0])
+    bucket = TokenBucket(CallBudget(1, 1), lambda: clock[0])
     assert [bucket.take(2.0) for _ in range(5)] == [0.0, 1.0, 2.0, None, None]
     clock[0] = 1.0
     assert bucket.take(2.0) == 2.0
@@ -42,10 +49,10 @@ def test_a_call_that_would_wait_too_long_reserves_nothing() -> None:
 
 def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
     published = {
-        "DescribeInstances": Budget(50, 10),
-        "DescribeInstanceStatus": Budget(50, 10),
-        "DescribeLaunchTemplateVersions": Budget(50, 10),
-        "DescribeInstanceTopology": Budget(2, 1),  # One call must be possible at all, so the burst is not halved.
+        "DescribeInstances": CallBudget(50, 10),
+        "DescribeInstanceStatus": CallBudget(50, 10),
+        "DescribeLaunchTemplateVersions": CallBudget(50, 10),
+        "DescribeInstanceTopology": CallBudget(2, 1),  # One call must be possible at all, so the burst is not halved.
     }
     for (service, operation), budget in BUDGETS.items():
         if service == "ec2":
@@ -72,7 +79,7 @@ def test_the_budgets_of_a_family_together_are_within_the_bucket_that_the_local_c
 def test_all_describe_operations_of_auto_scaling_share_one_budget() -> None:
     connection = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url="http://127.0.0.1:1"))
     waits: list[float] = []
-    meter = CallMeter({("autoscaling", ALL_DESCRIBE): Budget(2, 1)}, monotonic=lambda: 0.0, wait=waits.append)
+    meter = CallMeter({("autoscaling", ALL_DESCRIBE): CallBudget(2, 1)}, monotonic=lambda: 0.0, wait=waits.append)
     client: Any = connection.client("autoscaling")
     meter.watch(client, "autoscaling")
     with Stubber(client) as stub:
@@ -165,7 +172,7 @@ def test_calls_beyond_the_budget_wait_and_then_fail_without_a_request() -> None:
     def wait(seconds: float) -> None:
         waits.append(seconds)
 
-    budgets = {("ec2", "DescribeInstances"): Budget(1, 0.2)}
+    budgets = {("ec2", "DescribeInstances"): CallBudget(1, 0.2)}
     meter = CallMeter(budgets, monotonic=lambda: clock[0], wait=wait)
     client: Any = connection.client("ec2")
     meter.watch(client, "ec2")

@@ -14,7 +14,7 @@ from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.credentials import SEARCH_SECONDS, LateCredentials
 from control_plane.cloud.errors import NoCredentials
 from control_plane.cloud.objects import SignedUpload
-from control_plane.cloud.s3 import S3ObjectStore
+from control_plane.cloud.s3 import S3ServiceStore
 from everstep.protocol.plan import ObjectReference
 
 KEYS = Credentials("AKIDLATE", "secret", None, method="env")
@@ -30,7 +30,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def signed(store: S3ObjectStore) -> SignedUpload:
+def signed(store: S3ServiceStore) -> SignedUpload:
     """Return a presigned upload. botocore needs credentials for it, and sends no request."""
     found = store.sign_upload(ObjectReference(bucket="b", key="k"), sha256="00" * 32, size_bytes=1, seconds=60)
     assert found is not None
@@ -42,7 +42,7 @@ def test_clients_made_without_credentials_use_them_once_they_are_there(
     source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = CloudSettings(mode=CloudMode.AWS, region="eu-west-1")
-    store = S3ObjectStore(Connection(settings, search_pause=0.0))
+    store = S3ServiceStore(Connection(settings, search_pause=0.0))
     with pytest.raises(NoCredentials, match="Unable to locate credentials"):
         signed(store)
     if source == "environment":

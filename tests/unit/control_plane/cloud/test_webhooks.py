@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from control_plane.cloud.errors import AccessDenied, CloudUnavailable
-from control_plane.cloud.sinks import Entry
+from control_plane.cloud.sinks import SinkEntry
 from control_plane.cloud.webhooks import WebhookSink
-from control_plane.core.webhooks import Target, allowed, signed_headers
+from control_plane.core.webhooks import WebhookTarget, allowed, signed_headers
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 KEY = b"k" * 24
@@ -56,13 +56,13 @@ def receiver() -> Iterator[Receiver]:
 
 
 def sink(receiver: Receiver, *, receivers=LOOPBACK, resolve=lambda *_: ["127.0.0.1"], is_secure=False) -> WebhookSink:
-    target = Target(host="receiver.test", port=receiver.server_port, path="/hook?a=b", is_secure=is_secure)
+    target = WebhookTarget(host="receiver.test", port=receiver.server_port, path="/hook?a=b", is_secure=is_secure)
     return WebhookSink(target, receivers, [KEY], lambda: NOW, resolve=resolve)
 
 
-def entries(*numbers: int) -> list[Entry]:
+def entries(*numbers: int) -> list[SinkEntry]:
     return [
-        Entry(
+        SinkEntry(
             event_id=n, at=NOW, type="JobStateChanged", job_name=f"j{n}", project="", detail=json.dumps({"EventId": n})
         )
         for n in numbers

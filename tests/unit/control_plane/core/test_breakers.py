@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import breakers
-from control_plane.core.breakers import Course
+from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Trial
 from everstep.protocol.agent_messages import ExitClass
@@ -57,20 +57,20 @@ def rule(
 
 
 def test_nothing_is_changed_before_max_attempts() -> None:
-    assert rule([]).course is Course.AGAIN
-    assert rule(failures(2)).course is Course.AGAIN
+    assert rule([]).course is BreakerCourse.AGAIN
+    assert rule(failures(2)).course is BreakerCourse.AGAIN
 
 
 def test_the_node_is_changed_first_then_the_state_then_it_is_over() -> None:
     known = failures(5)
-    assert rule(known[:3]).course is Course.OTHER_NODE
+    assert rule(known[:3]).course is BreakerCourse.OTHER_NODE
     node = trial("node", known[2])
-    assert rule(known[:3], node).course is Course.AGAIN, "the change has not been tried yet"
-    assert rule(known[:4], node).course is Course.OLDER_STATE
+    assert rule(known[:3], node).course is BreakerCourse.AGAIN, "the change has not been tried yet"
+    assert rule(known[:4], node).course is BreakerCourse.OLDER_STATE
     state = trial("state", known[3])
-    assert rule(known[:4], node, state).course is Course.AGAIN
+    assert rule(known[:4], node, state).course is BreakerCourse.AGAIN
     over = rule(known, node, state)
-    assert over.course is Course.GIVE_UP
+    assert over.course is BreakerCourse.GIVE_UP
     assert "the same failure occurred 5 times after step 10" in over.why
     assert "without i-1" in over.why
     assert "from an older state than step 9" in over.why
@@ -79,14 +79,14 @@ def test_the_node_is_changed_first_then_the_state_then_it_is_over() -> None:
 
 def test_a_place_that_was_passed_before_speaks_against_the_state() -> None:
     known = failures(4, top=40)
-    assert rule(known[:3]).course is Course.OLDER_STATE
-    assert rule(known, trial("state", known[2])).course is Course.OTHER_NODE
+    assert rule(known[:3]).course is BreakerCourse.OLDER_STATE
+    assert rule(known, trial("state", known[2])).course is BreakerCourse.OTHER_NODE
 
 
 def test_a_node_that_alone_holds_committed_steps_is_changed_last() -> None:
     known = failures(4)
-    assert rule(known[:3], is_sole_holder=True).course is Course.OLDER_STATE
-    assert rule(known, trial("state", known[2]), is_sole_holder=True).course is Course.OTHER_NODE
+    assert rule(known[:3], is_sole_holder=True).course is BreakerCourse.OLDER_STATE
+    assert rule(known, trial("state", known[2]), is_sole_holder=True).course is BreakerCourse.OTHER_NODE
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_a_node_that_alone_holds_committed_steps_is_changed_last() -> None:
     ],
 )
 def test_what_cannot_be_changed_is_not_waited_for(known: list[FailureRecord], has_spare: bool, older_base: int) -> None:
-    assert rule(known, has_spare=has_spare, older_base=older_base).course is Course.GIVE_UP
+    assert rule(known, has_spare=has_spare, older_base=older_base).course is BreakerCourse.GIVE_UP
 
 
 def test_who_wants_one_attempt_gets_one() -> None:
-    assert rule(failures(1), attempts=1).course is Course.GIVE_UP
+    assert rule(failures(1), attempts=1).course is BreakerCourse.GIVE_UP
 
 
 def test_a_trial_has_told_once_training_is_beyond_its_place() -> None:
@@ -126,7 +126,7 @@ def test_failures_that_training_left_behind_are_no_loop() -> None:
 
 def test_a_trial_of_another_failure_does_not_count() -> None:
     other = trial("node", replace(failures(1)[0], code=7))
-    assert rule(failures(3), other).course is Course.OTHER_NODE
+    assert rule(failures(3), other).course is BreakerCourse.OTHER_NODE
 
 
 def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_alike() -> None:
@@ -137,7 +137,7 @@ def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_a
         for number, each in enumerate([error, error, crashed] * 2 + [crashed, error, error])
     ]
     over = rule(known)
-    assert over.course is Course.GIVE_UP
+    assert over.course is BreakerCourse.GIVE_UP
     assert over.why.startswith(
         "9 failures occurred since 00:01:00 UTC without a step beyond 10, the last 2 are identical: error (1)"
     )

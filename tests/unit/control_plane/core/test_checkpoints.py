@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from control_plane.core import checkpoints
-from control_plane.core.checkpoints import KeptCheckpoint, Retention
+from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint
 from control_plane.core.evidence import current_reports
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Rank, Step
@@ -187,7 +187,7 @@ def surplus(kept: list[KeptCheckpoint], now: float = 0.0, **limits: int) -> tupl
     """Return generation and step of each checkpoint beyond the limit, if only the newest checkpoint is verified."""
     newest = max(kept, key=lambda each: each.key[::-1], default=None)
     verified = [replace(each, is_verified=each is newest) for each in kept]
-    return checkpoints.surplus(verified, Retention(**limits), now)
+    return checkpoints.surplus(verified, CheckpointRetention(**limits), now)
 
 
 def test_what_is_beyond_a_number_goes_oldest_first() -> None:
@@ -216,7 +216,7 @@ def test_the_first_checkpoint_past_each_multiple_stays() -> None:
 
 
 def test_nothing_goes_before_a_later_checkpoint_is_verified() -> None:
-    limits = Retention(max_count=1)
+    limits = CheckpointRetention(max_count=1)
     every = [kept(10), kept(20, is_verified=True), kept(30)]
     assert checkpoints.surplus(every, limits, 0.0) == ((1, 10),), "20 is not superseded by a verified one"
     assert checkpoints.to_verify(every, limits, 0.0) == (1, 30)
@@ -226,11 +226,11 @@ def test_nothing_goes_before_a_later_checkpoint_is_verified() -> None:
 
 def test_a_verified_checkpoint_that_the_job_cannot_restore_supersedes_nothing() -> None:
     every = [kept(10), kept(20), kept(30, is_verified=True, is_restorable=False)]
-    assert checkpoints.surplus(every, Retention(max_count=1), 0.0) == ()
-    assert checkpoints.to_verify(every, Retention(max_count=1), 0.0) == (1, 20)
+    assert checkpoints.surplus(every, CheckpointRetention(max_count=1), 0.0) == ()
+    assert checkpoints.to_verify(every, CheckpointRetention(max_count=1), 0.0) == (1, 20)
 
 
 def test_a_damaged_checkpoint_counts_for_no_limit_and_goes_once_it_is_superseded() -> None:
     broken = kept(20, is_damaged=True, is_restorable=False)
     assert surplus([kept(10), broken, kept(30)], max_count=2) == ((1, 20),)
-    assert checkpoints.surplus([kept(10), broken, kept(30)], Retention(max_count=2), 0.0) == ()
+    assert checkpoints.surplus([kept(10), broken, kept(30)], CheckpointRetention(max_count=2), 0.0) == ()

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import evidence
-from control_plane.core.evidence import Progress, Standing
-from control_plane.core.observed.jobs import Impairment, Silence
+from control_plane.core.evidence import NodeProgress, NodeStanding
+from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import (
@@ -26,8 +26,8 @@ LADDER = ladder(3.0)
 NOW = 1000.0
 
 
-def silence(seconds: float, boundary: int = 5, committed: int = 4) -> Silence:
-    return Silence(node_id=NODE, since=NOW - seconds, boundary=Step(boundary), committed=Step(committed))
+def silence(seconds: float, boundary: int = 5, committed: int = 4) -> AgentSilence:
+    return AgentSilence(node_id=NODE, since=NOW - seconds, boundary=Step(boundary), committed=Step(committed))
 
 
 def node(**changes: object) -> NodeObserved:
@@ -35,40 +35,40 @@ def node(**changes: object) -> NodeObserved:
 
 
 def judge(
-    seen: NodeObserved, quiet: Silence | None = None, *, out_of_view: bool = False, is_blind: bool = False
-) -> evidence.Verdict:
+    seen: NodeObserved, quiet: AgentSilence | None = None, *, out_of_view: bool = False, is_blind: bool = False
+) -> evidence.NodeVerdict:
     return evidence.judge(seen, silence=quiet, out_of_view=out_of_view, is_blind=is_blind, now=NOW, timeouts=LADDER)
 
 
 def test_aws_word_is_enough_even_if_the_agent_still_speaks() -> None:
     verdict = judge(node(instance=InstanceCondition.ENDED, instance_words="shutting-down"))
-    assert (verdict.standing, verdict.cause) == (Standing.GONE, Cause.INSTANCE_TERMINATED)
+    assert (verdict.standing, verdict.cause) == (NodeStanding.GONE, Cause.INSTANCE_TERMINATED)
     assert verdict.may_terminate
     assert verdict.is_final
     assert verdict.evidence == "EC2 reports i-1 as shutting-down"
 
 
 def test_aws_word_counts_while_blind() -> None:
-    assert judge(node(instance=InstanceCondition.ENDED), silence(1), is_blind=True).standing is Standing.GONE
+    assert judge(node(instance=InstanceCondition.ENDED), silence(1), is_blind=True).standing is NodeStanding.GONE
 
 
 def test_an_agent_that_speaks_is_alive_whatever_its_peers_say() -> None:
-    assert judge(node(), None, out_of_view=True).standing is Standing.ALIVE
+    assert judge(node(), None, out_of_view=True).standing is NodeStanding.ALIVE
 
 
 @pytest.mark.parametrize(
     ("seconds", "out_of_view", "is_blind", "expected"),
     [
-        (4, False, False, Standing.UNCLEAR),
-        (4, True, False, Standing.GONE),
-        (2, True, False, Standing.UNCLEAR),
-        (59, False, False, Standing.UNCLEAR),
-        (61, False, False, Standing.GONE),
-        (61, True, True, Standing.UNCLEAR),
+        (4, False, False, NodeStanding.UNCLEAR),
+        (4, True, False, NodeStanding.GONE),
+        (2, True, False, NodeStanding.UNCLEAR),
+        (59, False, False, NodeStanding.UNCLEAR),
+        (61, False, False, NodeStanding.GONE),
+        (61, True, True, NodeStanding.UNCLEAR),
     ],
 )
 def test_silence_needs_a_second_class_or_time(
-    seconds: float, out_of_view: bool, is_blind: bool, expected: Standing
+    seconds: float, out_of_view: bool, is_blind: bool, expected: NodeStanding
 ) -> None:
     verdict = judge(
         node(is_connected=False, silent_seconds=max(seconds, 4)),
@@ -91,15 +91,20 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     verdict = evidence.judge(
         quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
     )
-    assert (verdict.standing, verdict.evidence) == (Standing.UNCLEAR, "the agent of i-1 was silent for 3.2 s")
+    assert (verdict.standing, verdict.evidence) == (NodeStanding.UNCLEAR, "the agent of i-1 was silent for 3.2 s")
 
 
 @pytest.mark.parametrize(
     ("seconds", "is_blind", "expected"),
-    [(2, False, Standing.ALIVE), (3, False, Standing.UNCLEAR), (4, False, Standing.GONE), (4, True, Standing.UNCLEAR)],
+    [
+        (2, False, NodeStanding.ALIVE),
+        (3, False, NodeStanding.UNCLEAR),
+        (4, False, NodeStanding.GONE),
+        (4, True, NodeStanding.UNCLEAR),
+    ],
 )
 def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
-    seconds: float, is_blind: bool, expected: Standing
+    seconds: float, is_blind: bool, expected: NodeStanding
 ) -> None:
     ill = node(
         is_connected=False, silent_seconds=max(seconds, 2), complaint="EC2 reports its system status check as impaired"
@@ -108,7 +113,7 @@ def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
     assert verdict.standing is expected
     assert not verdict.may_terminate, "EC2 does not say that it ended"
     assert not verdict.is_final
-    if expected is Standing.GONE:
+    if expected is NodeStanding.GONE:
         assert (
             verdict.evidence
             == "the agent of i-1 was silent for 4.0 s and EC2 reports its system status check as impaired"
@@ -116,7 +121,7 @@ def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
 
 
 def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None:
-    assert judge(node(complaint="EC2 reports its instance status check as impaired")).standing is Standing.ALIVE
+    assert judge(node(complaint="EC2 reports its instance status check as impaired")).standing is NodeStanding.ALIVE
 
 
 def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
@@ -125,12 +130,12 @@ def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,)
     )
     verdict = judge(node(member=member))
-    assert (verdict.standing, verdict.cause, verdict.may_terminate) == (Standing.GONE, Cause.NODE_FAULT, True)
+    assert (verdict.standing, verdict.cause, verdict.may_terminate) == (NodeStanding.GONE, Cause.NODE_FAULT, True)
 
 
-def track(known: tuple[Silence, ...], seen: NodeObserved, boundary: int) -> tuple[Silence, ...]:
+def track(known: tuple[AgentSilence, ...], seen: NodeObserved, boundary: int) -> tuple[AgentSilence, ...]:
     return evidence.track_silences(
-        known, (seen,), {NODE: Progress(boundary=Step(boundary), committed=Step(0))}, NOW, LADDER
+        known, (seen,), {NODE: NodeProgress(boundary=Step(boundary), committed=Step(0))}, NOW, LADDER
     )
 
 
@@ -170,7 +175,7 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
     verdict = evidence.judge(
         quiet, silence=silence(4), stepped_at=stepped_at, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER
     )
-    assert (verdict.standing, verdict.since) == (Standing.GONE, since)
+    assert (verdict.standing, verdict.since) == (NodeStanding.GONE, since)
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
@@ -179,12 +184,13 @@ def test_a_silence_is_followed_before_it_counts() -> None:
     If the ranks finish steps during the silence, only the agent has died, and the job keeps the node.
     """
     (followed,) = track((), node(silent_seconds=2.1), 5)
-    assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE
+    assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is NodeStanding.ALIVE
     (renewed,) = track((followed,), node(silent_seconds=3.2), 9)
-    assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).standing is Standing.UNCLEAR
+    assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).standing is NodeStanding.UNCLEAR
     (stalled,) = track((followed,), node(silent_seconds=3.2), 5)
     assert (
-        judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing is Standing.GONE
+        judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing
+        is NodeStanding.GONE
     )
 
 
@@ -242,7 +248,7 @@ def impairment(since: float, *, stepped: float = 0.0, is_out_of_view: bool = Tru
 
 def judge_training(
     seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_blamed: bool = True
-) -> evidence.Verdict:
+) -> evidence.NodeVerdict:
     return evidence.judge(
         seen,
         silence=None,
@@ -259,20 +265,20 @@ def judge_training(
 @pytest.mark.parametrize(
     ("stepped", "standing"),
     [
-        (0.0, Standing.IMPAIRED),
-        (LADDER.exclude_seconds, Standing.IMPAIRED),
-        (LADDER.exclude_seconds + 1, Standing.GONE),
+        (0.0, NodeStanding.IMPAIRED),
+        (LADDER.exclude_seconds, NodeStanding.IMPAIRED),
+        (LADDER.exclude_seconds + 1, NodeStanding.GONE),
     ],
 )
-def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, standing: Standing) -> None:
+def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, standing: NodeStanding) -> None:
     verdict = judge_training(node(faults=(LOST,)), impairment(stepped, stepped=stepped, is_out_of_view=False))
     assert (verdict.standing, verdict.remedy, verdict.may_terminate) == (standing, Remedy.REPLACE, True)
-    assert verdict.is_final is (standing is Standing.GONE)
+    assert verdict.is_final is (standing is NodeStanding.GONE)
     assert verdict.what == "gpu_lost"
 
 
 def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothing() -> None:
-    def standing(seen: NodeObserved) -> Standing:
+    def standing(seen: NodeObserved) -> NodeStanding:
         return evidence.judge(
             seen,
             silence=None,
@@ -288,19 +294,19 @@ def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothi
     member = MemberReport(
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,)
     )
-    assert [standing(node(faults=(LOST,))), standing(node(member=member))] == [Standing.IMPAIRED, Standing.GONE]
+    assert [standing(node(faults=(LOST,))), standing(node(member=member))] == [NodeStanding.IMPAIRED, NodeStanding.GONE]
 
 
 def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:
-    assert judge(node(faults=(LOST,))).standing is Standing.GONE
-    assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).standing is Standing.UNCLEAR
+    assert judge(node(faults=(LOST,))).standing is NodeStanding.GONE
+    assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).standing is NodeStanding.UNCLEAR
 
 
 @pytest.mark.parametrize(
     ("since", "stepped", "standing"),
-    [(59, 0, Standing.UNCLEAR), (61, 0, Standing.IMPAIRED), (200, 61, Standing.GONE)],
+    [(59, 0, NodeStanding.UNCLEAR), (61, 0, NodeStanding.IMPAIRED), (200, 61, NodeStanding.GONE)],
 )
-def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, standing: Standing) -> None:
+def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, standing: NodeStanding) -> None:
     verdict = judge_training(node(), impairment(since, stepped=stepped))
     assert verdict.standing is standing
     assert not verdict.may_terminate
@@ -310,18 +316,18 @@ def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, 
 
 def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_nothing_trains() -> None:
     each = impairment(100)
-    assert judge_training(node(), each, is_blind=True).standing is Standing.ALIVE
-    assert judge_training(node(), each, is_blamed=False).standing is Standing.ALIVE
+    assert judge_training(node(), each, is_blind=True).standing is NodeStanding.ALIVE
+    assert judge_training(node(), each, is_blamed=False).standing is NodeStanding.ALIVE
     idle = evidence.judge(
         node(), silence=None, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER, impairment=each
     )
-    assert idle.standing is Standing.ALIVE
+    assert idle.standing is NodeStanding.ALIVE
 
 
 def follow(
     known: tuple[Impairment, ...], seen: NodeObserved, boundary: int, *, out_of_view: bool = True
 ) -> tuple[Impairment, ...]:
-    progress = {NODE: Progress(boundary=Step(boundary), committed=Step(0))}
+    progress = {NODE: NodeProgress(boundary=Step(boundary), committed=Step(0))}
     return evidence.track_impairments(known, (seen,), {NODE} if out_of_view else set(), progress, NOW, LADDER)
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from control_plane.core import breakers, faults, launch, members
-from control_plane.core.breakers import Course
+from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import JobSpec
 from control_plane.core.observed.nodes import Cause, NodeObserved
@@ -110,7 +110,7 @@ def test_success_is_no_fault() -> None:
 )
 def test_the_breaker(failures: list[FailureRecord], trips: bool) -> None:
     ruling = breakers.rule(failures, (), spec(), has_spare=False, older_base=Step(0))
-    assert (ruling.course is Course.GIVE_UP) is trips
+    assert (ruling.course is BreakerCourse.GIVE_UP) is trips
     if trips:
         assert "boom" in ruling.why
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from control_plane.core import breakers, hangs
-from control_plane.core.breakers import Course
+from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
@@ -76,18 +76,21 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
     ("phase", "expected"),
     [
         # a step takes 2 s, and five times as long is less than the minimum limit of 30 s
-        ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),
+        ("train", hangs.HangLimits(first=30.0, second=90.0, last=600.0)),
         # five times 40 s, the duration that the job has learned for an evaluation
-        ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),
-        ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # the job has not learned a duration yet
+        ("eval", hangs.HangLimits(first=200.0, second=300.0, last=600.0)),
+        (
+            "checkpoint",
+            hangs.HangLimits(first=600.0, second=900.0, last=1800.0),
+        ),  # the job has not learned a duration yet
         # The job has learned a duration for the start. A start with cold caches takes longer, so the general limit
         # applies.
-        ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),
+        ("start", hangs.HangLimits(first=600.0, second=900.0, last=1800.0)),
         # five times 9 s, the duration that an earlier generation learned
-        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),
+        ("first_step", hangs.HangLimits(first=45.0, second=90.0, last=600.0)),
     ],
 )
-def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) -> None:
+def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.HangLimits) -> None:
     assert hangs.limits(phase, PACE, TIMEOUTS) == expected
 
 
@@ -263,12 +266,14 @@ def test_who_waits_for_an_evaluation_has_the_time_of_an_evaluation() -> None:
     ("told", "expected"),
     [
         # the script declares a limit, which is used without a factor
-        (3600.0, hangs.Limits(first=3600.0, second=3690.0, last=4200.0)),
+        (3600.0, hangs.HangLimits(first=3600.0, second=3690.0, last=4200.0)),
         # the general minimum limit is longer than the declared limit
-        (5.0, hangs.Limits(first=30.0, second=120.0, last=630.0)),
+        (5.0, hangs.HangLimits(first=30.0, second=120.0, last=630.0)),
     ],
 )
-def test_a_limit_that_the_script_tells_stands_in_place_of_what_was_learned(told: float, expected: hangs.Limits) -> None:
+def test_a_limit_that_the_script_tells_stands_in_place_of_what_was_learned(
+    told: float, expected: hangs.HangLimits
+) -> None:
     assert hangs.limits("wait", PACE, TIMEOUTS, told) == hangs.limits("eval", PACE, TIMEOUTS, told) == expected
 
 
@@ -340,8 +345,8 @@ def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> N
     def rule(*failures: FailureRecord) -> breakers.Ruling:
         return breakers.rule(failures, (), spec, has_spare=True, older_base=Step(0))
 
-    assert rule(hung).course is Course.AGAIN
+    assert rule(hung).course is BreakerCourse.AGAIN
     assert rule(hung, hung).why == "the same failure occurred 2 times after step 7: its ranks were hung"
-    assert rule(replace(hung, is_hang=False), hung).course is Course.AGAIN
+    assert rule(replace(hung, is_hang=False), hung).course is BreakerCourse.AGAIN
     alone = replace(hung, node_id=NodeId("i-0"))
-    assert rule(alone, alone).course is Course.OTHER_NODE, "it may be the node"
+    assert rule(alone, alone).course is BreakerCourse.OTHER_NODE, "it may be the node"

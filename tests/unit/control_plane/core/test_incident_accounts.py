@@ -9,8 +9,8 @@ import pytest
 from control_plane.core.incident_accounts import (
     Account,
     HeldNode,
+    IncidentOutcome,
     JobCourse,
-    Outcome,
     Urgency,
     actions,
     continuing_cost,
@@ -31,7 +31,7 @@ RECOVERED = Account(
     project="default",
     fleet_name="main",
     cause=Cause.INSTANCE_TERMINATED,
-    outcome=Outcome.RECOVERED,
+    outcome=IncidentOutcome.RECOVERED,
     evidence=("EC2 reports i-1 as terminated",),
     decision="replace i-1 and restart all ranks",
     reason="restores step 10 from the memory of other nodes",
@@ -50,24 +50,28 @@ RECOVERED = Account(
     restored_at=102.0,
     closed_at=112.3,
 )
-OPEN = replace(RECOVERED, outcome=Outcome.OPEN, replaced_at=None, restored_at=None, closed_at=None, repeated_steps=None)
-FAILED = replace(RECOVERED, outcome=Outcome.JOB_FAILED, cause=Cause.RANK_EXIT, instance_ids=(), reached_step=Step(33))
+OPEN = replace(
+    RECOVERED, outcome=IncidentOutcome.OPEN, replaced_at=None, restored_at=None, closed_at=None, repeated_steps=None
+)
+FAILED = replace(
+    RECOVERED, outcome=IncidentOutcome.JOB_FAILED, cause=Cause.RANK_EXIT, instance_ids=(), reached_step=Step(33)
+)
 
 
 @pytest.mark.parametrize(
     ("closed_at", "job", "outcome"),
     [
-        (None, JobCourse(state=JobState.PREPARING, ended_at=None, queued_at=()), Outcome.OPEN),
-        (100.0, JobCourse(state=JobState.RUNNING, ended_at=None, queued_at=(50.0,)), Outcome.RECOVERED),
-        (100.0, JobCourse(state=JobState.QUEUED, ended_at=None, queued_at=(50.0, 100.5)), Outcome.JOB_PAUSED),
-        (100.0, JobCourse(state=JobState.FAILED, ended_at=100.9, queued_at=()), Outcome.JOB_FAILED),
-        (100.0, JobCourse(state=JobState.STOPPED, ended_at=99.5, queued_at=()), Outcome.JOB_STOPPED),
-        (100.0, JobCourse(state=JobState.COMPLETED, ended_at=100.0, queued_at=()), Outcome.JOB_COMPLETED),
-        (100.0, JobCourse(state=JobState.FAILED, ended_at=102.0, queued_at=()), Outcome.RECOVERED),
+        (None, JobCourse(state=JobState.PREPARING, ended_at=None, queued_at=()), IncidentOutcome.OPEN),
+        (100.0, JobCourse(state=JobState.RUNNING, ended_at=None, queued_at=(50.0,)), IncidentOutcome.RECOVERED),
+        (100.0, JobCourse(state=JobState.QUEUED, ended_at=None, queued_at=(50.0, 100.5)), IncidentOutcome.JOB_PAUSED),
+        (100.0, JobCourse(state=JobState.FAILED, ended_at=100.9, queued_at=()), IncidentOutcome.JOB_FAILED),
+        (100.0, JobCourse(state=JobState.STOPPED, ended_at=99.5, queued_at=()), IncidentOutcome.JOB_STOPPED),
+        (100.0, JobCourse(state=JobState.COMPLETED, ended_at=100.0, queued_at=()), IncidentOutcome.JOB_COMPLETED),
+        (100.0, JobCourse(state=JobState.FAILED, ended_at=102.0, queued_at=()), IncidentOutcome.RECOVERED),
     ],
 )
 def test_the_course_of_the_job_determines_how_an_incident_ended(
-    closed_at: float | None, job: JobCourse, outcome: Outcome
+    closed_at: float | None, job: JobCourse, outcome: IncidentOutcome
 ) -> None:
     assert outcome_of(closed_at, job) is outcome
 
@@ -240,16 +244,16 @@ def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps
 @pytest.mark.parametrize(
     ("reason", "cause", "outcome", "is_named"),
     [
-        ("error (1)\nTraceback\n[rank0]: KeyError: 'labels'", Cause.RANK_EXIT, Outcome.JOB_FAILED, True),
-        ("error (1)\nTraceback\nKeyError: 'labels'\n", Cause.RANK_EXIT, Outcome.JOB_FAILED, True),
-        ("error (1)\nthe last line of a log", Cause.RANK_EXIT, Outcome.JOB_FAILED, False),
-        ("KeyError: 'labels'", Cause.RANK_EXIT, Outcome.JOB_FAILED, False),
-        ("error (1)\nKeyError: 'labels'", Cause.HANG, Outcome.JOB_FAILED, False),
-        ("error (1)\nKeyError: 'labels'", Cause.RANK_EXIT, Outcome.RECOVERED, False),
+        ("error (1)\nTraceback\n[rank0]: KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, True),
+        ("error (1)\nTraceback\nKeyError: 'labels'\n", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, True),
+        ("error (1)\nthe last line of a log", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, False),
+        ("KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, False),
+        ("error (1)\nKeyError: 'labels'", Cause.HANG, IncidentOutcome.JOB_FAILED, False),
+        ("error (1)\nKeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.RECOVERED, False),
     ],
 )
 def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
-    reason: str, cause: Cause, outcome: Outcome, is_named: bool
+    reason: str, cause: Cause, outcome: IncidentOutcome, is_named: bool
 ) -> None:
     said = verdict(replace(FAILED, job_reason=reason, cause=cause, outcome=outcome), 500.0)
     assert said.startswith("The training script failed: KeyError: 'labels'. ") is is_named

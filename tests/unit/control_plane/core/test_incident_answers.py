@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.incident_accounts import Account, HeldNode, Outcome, verdict
+from control_plane.core.incident_accounts import Account, HeldNode, IncidentOutcome, verdict
 from control_plane.core.incident_answers import done, headline, why
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
@@ -186,8 +186,8 @@ def test_a_job_that_failed_before_its_first_step_lost_none() -> None:
 
 
 @pytest.mark.parametrize("cause", Cause)
-@pytest.mark.parametrize("outcome", Outcome)
-def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", IncidentOutcome)
+def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: IncidentOutcome) -> None:
     account = case(cause, "something happened.", account=replace(RECOVERED, outcome=outcome))
     for sentence in (why(account), *done(account)):
         assert sentence[0].isupper()

@@ -12,14 +12,14 @@ from control_plane.core.log_batches import (
     MAX_EVENTS,
     MAX_MESSAGE_BYTES,
     MAX_SPAN_MS,
-    Line,
+    BatchLine,
     batches,
 )
 
 DAY_MS = 24 * 3600 * 1000
 
 
-def is_within(batch: tuple[Line, ...]) -> bool:
+def is_within(batch: tuple[BatchLine, ...]) -> bool:
     times = [line.at_ms for line in batch]
     size = sum(len(line.message.encode()) + EVENT_BYTES for line in batch)
     return (
@@ -27,8 +27,8 @@ def is_within(batch: tuple[Line, ...]) -> bool:
     )
 
 
-@given(st.lists(st.builds(Line, st.integers(0, 5 * DAY_MS), st.text(min_size=1, max_size=30)), max_size=60))
-def test_every_line_is_in_one_batch_within_the_limits(lines: list[Line]) -> None:
+@given(st.lists(st.builds(BatchLine, st.integers(0, 5 * DAY_MS), st.text(min_size=1, max_size=30)), max_size=60))
+def test_every_line_is_in_one_batch_within_the_limits(lines: list[BatchLine]) -> None:
     made = list(batches(lines))
     assert all(is_within(batch) for batch in made)
     assert sorted((line.at_ms, line.message) for batch in made for line in batch) == sorted(
@@ -37,21 +37,24 @@ def test_every_line_is_in_one_batch_within_the_limits(lines: list[Line]) -> None
 
 
 def test_full_batches_are_full() -> None:
-    assert [len(batch) for batch in batches(Line(0, "x") for _ in range(MAX_EVENTS + 1))] == [MAX_EVENTS, 1]
+    assert [len(batch) for batch in batches(BatchLine(0, "x") for _ in range(MAX_EVENTS + 1))] == [MAX_EVENTS, 1]
     half = "x" * (MAX_BYTES // 8 - EVENT_BYTES)
-    assert [len(batch) for batch in batches(Line(n, half) for n in range(9))] == [8, 1]
-    assert [len(batch) for batch in batches([Line(0, "a"), Line(MAX_SPAN_MS, "b"), Line(MAX_SPAN_MS + 1, "c")])] == [
+    assert [len(batch) for batch in batches(BatchLine(n, half) for n in range(9))] == [8, 1]
+    assert [
+        len(batch)
+        for batch in batches([BatchLine(0, "a"), BatchLine(MAX_SPAN_MS, "b"), BatchLine(MAX_SPAN_MS + 1, "c")])
+    ] == [
         2,
         1,
     ]
 
 
 def test_lines_of_one_time_keep_their_order() -> None:
-    (batch,) = batches([Line(5, "b"), Line(5, "a"), Line(1, "z")])
+    (batch,) = batches([BatchLine(5, "b"), BatchLine(5, "a"), BatchLine(1, "z")])
     assert [line.message for line in batch] == ["z", "b", "a"]
 
 
 def test_a_line_that_is_too_long_is_cut_between_two_characters() -> None:
-    ((line,),) = batches([Line(0, "ü" * MAX_MESSAGE_BYTES)])
+    ((line,),) = batches([BatchLine(0, "ü" * MAX_MESSAGE_BYTES)])
     assert line.message.endswith("ü…")
     assert MAX_MESSAGE_BYTES - 4 <= len(line.message.encode()) <= log_batches.MAX_MESSAGE_BYTES

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from control_plane.core import moves
-from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.timeouts import ladder
@@ -81,10 +81,10 @@ def node(name: NodeId, *announced: Notice, **changes: object) -> NodeObserved:
     return NodeObserved(node_id=name, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> Verdict:
-    return Verdict(
+def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> NodeVerdict:
+    return NodeVerdict(
         node_id=node_id,
-        standing=Standing.IMPAIRED,
+        standing=NodeStanding.IMPAIRED,
         evidence="words",
         cause=Cause.NODE_FAULT,
         remedy=remedy,
@@ -101,7 +101,7 @@ def wanted(
 ) -> tuple[Departure, ...]:
     nodes = {name: node(name, *([announced[place]] if place in announced else [])) for place, name in enumerate(NODES)}
     verdicts = {
-        name: impaired(name) if place in wounded else Verdict(node_id=name, standing=Standing.ALIVE)
+        name: impaired(name) if place in wounded else NodeVerdict(node_id=name, standing=NodeStanding.ALIVE)
         for place, name in enumerate(NODES)
     }
     return moves.wanted(known, NODES, verdicts, nodes, now=NOW, not_before=not_before)
@@ -330,7 +330,7 @@ def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
 
 def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent() -> None:
     asked = node(NODES[1], request_words="a user requested to drain n1 (ann)")
-    fine = Verdict(node_id=NODES[1], standing=Standing.ALIVE)
+    fine = NodeVerdict(node_id=NODES[1], standing=NodeStanding.ALIVE)
     (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
         Cause.REQUESTED,

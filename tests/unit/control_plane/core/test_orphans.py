@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.orphans import KEPT_SECONDS, StoredObject, orphans
+from control_plane.core.orphans import KEPT_SECONDS, ListedObject, orphans
 from everstep.protocol.ids import Generation
 
 FOLDER = "jobs/gpt/checkpoints/run=1/"
@@ -23,15 +23,15 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
     named = {(1, 5): frozenset({key(1, 5), key(1, 5, "manifest.json")}), (1, 6): None}
     young = NOW - KEPT_SECONDS + 1
     stored = [
-        StoredObject(key(1, 4), 0.0),
-        StoredObject(key(1, 5), 0.0),
-        StoredObject(key(1, 5, "manifest.json"), 0.0),
-        StoredObject(key(1, 5, "again/rank=0.safetensors"), 0.0),
-        StoredObject(key(1, 6), 0.0),  # another process is already deleting this checkpoint
-        StoredObject(key(1, 7), young),
-        StoredObject(key(2, 8), 0.0),  # the newest generation may still complete this upload
-        StoredObject(f"{FOLDER}notes.txt", 0.0),
-        StoredObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
+        ListedObject(key(1, 4), 0.0),
+        ListedObject(key(1, 5), 0.0),
+        ListedObject(key(1, 5, "manifest.json"), 0.0),
+        ListedObject(key(1, 5, "again/rank=0.safetensors"), 0.0),
+        ListedObject(key(1, 6), 0.0),  # another process is already deleting this checkpoint
+        ListedObject(key(1, 7), young),
+        ListedObject(key(2, 8), 0.0),  # the newest generation may still complete this upload
+        ListedObject(f"{FOLDER}notes.txt", 0.0),
+        ListedObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
     ]
     found = list(orphans(stored, FOLDER, named, frozen=None, ended_before=Generation(2), now=NOW))
     assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors")]
@@ -40,10 +40,10 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
 def test_a_frozen_object_is_an_orphan_only_after_the_end_of_its_run() -> None:
     needed, unneeded, young = (f"{FOLDER}frozen/{digit * 64}.safetensors" for digit in "abc")
     stored = [
-        StoredObject(needed, 0.0),
-        StoredObject(unneeded, 0.0),
-        StoredObject(young, NOW - KEPT_SECONDS + 1),
-        StoredObject(f"{FOLDER}frozen/notes.txt", 0.0),
+        ListedObject(needed, 0.0),
+        ListedObject(unneeded, 0.0),
+        ListedObject(young, NOW - KEPT_SECONDS + 1),
+        ListedObject(f"{FOLDER}frozen/notes.txt", 0.0),
     ]
     running = orphans(stored, FOLDER, {}, frozen=None, ended_before=Generation(9), now=NOW)
     ended = orphans(stored, FOLDER, {}, frozen=frozenset({needed}), ended_before=Generation(9), now=NOW)
@@ -66,7 +66,7 @@ def test_no_object_of_a_checkpoint_or_of_a_running_generation_is_an_orphan(
         place: None if names is None else frozenset(key(*place, name) for name in names)
         for place, names in kept.items()
     }
-    objects = [StoredObject(key(*place, name), at) for place, name, at in stored]
+    objects = [ListedObject(key(*place, name), at) for place, name, at in stored]
     found = {*orphans(objects, FOLDER, named, frozen=None, ended_before=Generation(newest), now=NOW)}
     for place, name, _ in stored:
         is_used = place in named and (named[place] is None or key(*place, name) in (named[place] or ()))

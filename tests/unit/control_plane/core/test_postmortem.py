@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core.incident_accounts import Outcome
-from control_plane.core.postmortem import Entry, PostMortem, SimilarIncident, Stack, WrittenNote, markdown
+from control_plane.core.incident_accounts import IncidentOutcome
+from control_plane.core.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote, markdown
 from tests.unit.control_plane.core.test_incident_accounts import FAILED, RECOVERED
 
 WHOLE = PostMortem(
     account=RECOVERED,
     owner="ann",
     acknowledged_by="bob",
-    events=(Entry(101.5, "The spare i-2 joins gpt."), Entry(100.0, "EC2 reports i-1.")),
+    events=(TimelineEntry(101.5, "The spare i-2 joins gpt."), TimelineEntry(100.0, "EC2 reports i-1.")),
     lines=("00:01:39 rank 0  step 12", "00:01:40 rank 1  \x1b[31mKilled\x1b[0m"),
     lines_missing="",
     stacks=(Stack((0, 1, 2, 5), "train.py:7 all_reduce"),),
     notes=(WrittenNote(130.0, "ann", "The host failed.\n\nAWS confirmed it."),),
-    similar=(SimilarIncident("inc-0", "gpt", 40.0, Outcome.RECOVERED),),
+    similar=(SimilarIncident("inc-0", "gpt", 40.0, IncidentOutcome.RECOVERED),),
     written_at=200.0,
 )
 

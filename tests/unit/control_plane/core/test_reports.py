@@ -10,7 +10,7 @@ from control_plane.core import idle_nodes, reports
 from control_plane.core.idle_nodes import IdleNodes
 from control_plane.core.ledger_hours import HOUR, MOST_HOURS, Ledger, full_hours, interpolated
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.reports import FleetTime, IncidentKind, IncidentTime, JobTime, Period
+from control_plane.core.reports import FleetTime, IncidentKind, IncidentTime, JobTime, ReportPeriod
 from control_plane.core.states import NodeState
 
 SECOND = 1_000_000
@@ -49,10 +49,10 @@ def at(text: str) -> datetime:
 @pytest.mark.parametrize(
     ("start", "end", "period", "expected"),
     [
-        ("2026-02-24T10:30", "2026-02-24T12:01", Period.HOUR, ["24T10", "24T11", "24T12", "24T13"]),
-        ("2026-02-24T10:30", "2026-02-26T00:00", Period.DAY, ["24T10", "25T00", "26T00"]),
-        ("2026-02-22T23:00", "2026-03-02T00:00", Period.WEEK, ["22T23", "23T00", "02T00"]),
-        ("2026-02-24T10:00", "2026-02-24T11:00", Period.WEEK, ["24T10", "24T11"]),
+        ("2026-02-24T10:30", "2026-02-24T12:01", ReportPeriod.HOUR, ["24T10", "24T11", "24T12", "24T13"]),
+        ("2026-02-24T10:30", "2026-02-26T00:00", ReportPeriod.DAY, ["24T10", "25T00", "26T00"]),
+        ("2026-02-22T23:00", "2026-03-02T00:00", ReportPeriod.WEEK, ["22T23", "23T00", "02T00"]),
+        ("2026-02-24T10:00", "2026-02-24T11:00", ReportPeriod.WEEK, ["24T10", "24T11"]),
     ],
 )
 def test_buckets_begin_at_full_hours_days_and_mondays(start, end, period, expected):
@@ -63,10 +63,10 @@ def test_buckets_begin_at_full_hours_days_and_mondays(start, end, period, expect
 def test_the_default_period_depends_on_the_length_of_the_range():
     ends = ("2026-02-26", "2026-02-27", "2026-06-04", "2026-06-05")
     assert [reports.default_period(at("2026-02-24"), at(end)) for end in ends] == [
-        Period.HOUR,
-        Period.DAY,
-        Period.DAY,
-        Period.WEEK,
+        ReportPeriod.HOUR,
+        ReportPeriod.DAY,
+        ReportPeriod.DAY,
+        ReportPeriod.WEEK,
     ]
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core.observed.fleets import Hold, NodeRequest
-from control_plane.core.requests import Standing, refusal
+from control_plane.core.requests import RequestContext, refusal
 from control_plane.core.states import FleetStatus, NodeState
 
-ASSIGNED = Standing(
+ASSIGNED = RequestContext(
     node_id="i-1",
     state=NodeState.ASSIGNED,
     hold=None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.db import jobs
-from control_plane.db.jobs import JobRecord, JobSpec, NewJob
+from control_plane.db.jobs import NewJob, SavedJob, SavedJobSpec
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
 from tests import sqlite
@@ -29,7 +29,7 @@ def database(database_url: str, tmp_path: Path) -> Iterator[Database]:
     made.close()
 
 
-def spec(**changes: object) -> JobSpec:
+def spec(**changes: object) -> SavedJobSpec:
     values: dict[str, object] = {
         "source_sha256": "0" * 64,
         "source_bucket": "b",
@@ -43,7 +43,7 @@ def spec(**changes: object) -> JobSpec:
         "output_uri": "s3://b/o/",
         "log_uri": "s3://b/l/",
     }
-    return JobSpec(**{**values, **changes})  # type: ignore[arg-type]
+    return SavedJobSpec(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def new_job(name: str = "gpt", **changes: object) -> NewJob:
@@ -62,13 +62,13 @@ def new_job(name: str = "gpt", **changes: object) -> NewJob:
 
 
 @pytest.fixture
-def job(database: Database) -> JobRecord:
+def job(database: Database) -> SavedJob:
     with database.write() as session:
         return jobs.create(session, new_job(), NOW)
 
 
 @pytest.fixture
-def lease(database: Database, job: JobRecord) -> Lease:
+def lease(database: Database, job: SavedJob) -> Lease:
     with database.write() as session:
         claimed = Leaser("owner", 3.0, lambda: 0.0).claim(session, "job", job.run_id)
     assert claimed is not None

@@ -14,7 +14,7 @@ from control_plane.db import backups, checkpoints, checks, events, jobs, postgre
 from control_plane.db.backups import RunChanges
 from control_plane.db.errors import BackupFailed, DatabaseInUse, SchemaMismatch, UnusableBackup
 from control_plane.db.events import NewEvent
-from control_plane.db.models import Checkpoint, Job
+from control_plane.db.models import CheckpointRow, JobRow
 from control_plane.db.session import Database
 from control_plane.errors import ImplausibleClock
 from everstep.protocol.ids import Generation, Step
@@ -33,7 +33,7 @@ def restored(database: Database, file: Path, empty_database_url: str) -> Iterato
     """Yield a second database, restored from a backup of the first one, which has a job and three events."""
     with database.write() as session:
         jobs.create(session, new_job(), NOW)
-        session.execute(update(Job).values(issued_generation=7))
+        session.execute(update(JobRow).values(issued_generation=7))
         for number in range(3):
             events.append(session, NewEvent(at=NOW, type="JobStateChanged", message=f"event {number}"))
     backups.back_up(database, file)
@@ -143,7 +143,9 @@ def test_a_database_without_tables_is_no_backup(empty_database_url: str, file: P
 def test_a_checkpoint_that_s3_lacks_counts_as_deleted(restored: Database) -> None:
     with restored.write() as session:
         run_id = jobs.get(session, "gpt", project="default").run_id
-        row = Checkpoint(run_id=run_id, generation=1, step=5, state=checkpoints.COMPLETE, bucket="b", manifest_key="k")
+        row = CheckpointRow(
+            run_id=run_id, generation=1, step=5, state=checkpoints.COMPLETE, bucket="b", manifest_key="k"
+        )
         row.manifest, row.object_bytes, row.created_at, row.completed_at = b"{}", 1, NOW, NOW
         session.add(row)
     (run,) = backups.runs(restored)

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from control_plane.db import descriptions, drills, incidents, jobs, nodes
 from control_plane.db.drills import NewDrill
 from control_plane.db.errors import NotFound
-from control_plane.db.models import Node
+from control_plane.db.models import NodeRow
 from control_plane.db.nodes import AgentFacts
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.db.test_jobs import plan
@@ -64,7 +64,7 @@ def test_everything_that_hangs_on_a_job_and_nothing_of_others(database, job, lea
             nodes.note_hello(session, facts, initial_state="idle", now=NOW)
         session.flush()
         for node_id in ("i-1", "i-2"):
-            row = session.get(Node, node_id)
+            row = session.get(NodeRow, node_id)
             assert row is not None
             row.run_id = job.run_id
     found = described(database)

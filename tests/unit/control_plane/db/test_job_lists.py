@@ -13,7 +13,7 @@ from sqlalchemy import event, insert, select, text
 from control_plane.core.states import TrainingJobStatus, training_job_status
 from control_plane.db import job_lists, jobs
 from control_plane.db.job_lists import JobFilter, SortBy
-from control_plane.db.models import Job
+from control_plane.db.models import JobRow
 from control_plane.db.session import Database
 from tests import sqlite
 from tests.unit.control_plane.db.conftest import NOW, new_job, spec
@@ -135,7 +135,7 @@ def large(tmp_path_factory) -> Iterator[Database]:
         for number in range(MANY)
     ]
     with made.write() as session:
-        session.execute(insert(Job), rows)
+        session.execute(insert(JobRow), rows)
     yield made
     made.close()
 
@@ -195,13 +195,13 @@ def test_the_last_page_costs_what_the_first_does(large, which, sort_by, is_ascen
     assert "TEMP B-TREE" not in effort.plan_of_last()
     options = {"sort_by": sort_by, "is_ascending": is_ascending}
     with large.read() as session:
-        columns = select(Job.name, Job.created_at, Job.modified_at, Job.run_id)
+        columns = select(JobRow.name, JobRow.created_at, JobRow.modified_at, JobRow.run_id)
         if which.status is TrainingJobStatus.COMPLETED:
-            columns = columns.where(Job.state == "completed")
+            columns = columns.where(JobRow.state == "completed")
         if which.project is not None:
-            columns = columns.where(Job.project == which.project)
+            columns = columns.where(JobRow.project == which.project)
         if which.fleet_name is not None:
-            columns = columns.where(Job.fleet_name == which.fleet_name)
+            columns = columns.where(JobRow.fleet_name == which.fleet_name)
         every = sorted(
             session.execute(columns).all(),
             key=lambda row: job_lists.position_of(row, sort_by),

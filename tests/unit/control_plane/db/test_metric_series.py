@@ -27,7 +27,7 @@ from control_plane.core.metrics import (
 from control_plane.db import metrics
 from control_plane.db.leases import Lease
 from control_plane.db.metric_samples import MetricSamples
-from control_plane.db.models import MetricChunk
+from control_plane.db.models import MetricChunkRow
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch
 from everstep.protocol.ids import NodeId
@@ -128,10 +128,10 @@ def test_a_server_of_the_version_before_changes_points_without_their_series(stor
     """The stale values are dropped. New values are stored beside the points of both servers."""
     store(stored, 0, 1)
     with stored.write() as session:
-        row = session.scalars(select(MetricChunk).where(MetricChunk.name == GPU)).one()
+        row = session.scalars(select(MetricChunkRow).where(MetricChunkRow.name == GPU)).one()
         (first,) = metrics.unpack(row.points, 1, row.nodes)
         points, nodes = metrics.pack([first, dataclasses.replace(first, step=2, last_step=2)], 1)
-        session.execute(update(MetricChunk).where(MetricChunk.name == GPU).values(points=points, nodes=nodes))
+        session.execute(update(MetricChunkRow).where(MetricChunkRow.name == GPU).values(points=points, nodes=nodes))
     assert series(stored) == {}
     store(stored, 1, 5)
     assert series(stored) == {5: SERIES}
@@ -140,7 +140,7 @@ def test_a_server_of_the_version_before_changes_points_without_their_series(stor
 def test_a_chunk_of_an_older_schema_has_no_series(stored: Database) -> None:
     store(stored, 0, 1)
     with stored.write() as session:
-        session.execute(update(MetricChunk).values(breakdowns=None))
+        session.execute(update(MetricChunkRow).values(breakdowns=None))
     assert series(stored) == {}
     store(stored, 1, 2)
     assert series(stored) == {2: SERIES}

@@ -19,8 +19,8 @@ from sqlalchemy import func, select
 from control_plane.core.metrics import POINTS_PER_CHUNK, Point, across, folded, kept_chunks, logged
 from control_plane.db import jobs, metrics
 from control_plane.db.leases import Lease
-from control_plane.db.models import Event, MetricChunk
-from control_plane.db.retention import Retention, prune
+from control_plane.db.models import EventRow, MetricChunkRow
+from control_plane.db.retention import RowRetention, prune
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
@@ -160,7 +160,7 @@ def test_a_repeated_step_with_another_loss_is_reported(
     send(2, 2, 16, after)
     send(3, 2, 17, after)
     with log.database.read() as session:
-        found = [event for event in session.scalars(select(Event)) if event.type == "RepeatedStepDiffers"]
+        found = [event for event in session.scalars(select(EventRow)) if event.type == "RepeatedStepDiffers"]
     assert [event.message.split(",")[0] for event in found] == [
         "Warning: step 16 was repeated after a recovery"
     ] * is_reported
@@ -192,7 +192,9 @@ def test_a_long_run_takes_bounded_room_and_counts_every_step_once(log: Log) -> N
     assert all(before.last_step < after.step for before, after in pairwise(points))
     assert all(point.count == 1 for point in points if point.step > 40_000 - 31 * 128)
     with log.database.read() as session:
-        by_width = dict(session.execute(select(MetricChunk.width, func.count()).group_by(MetricChunk.width)).all())
+        by_width = dict(
+            session.execute(select(MetricChunkRow.width, func.count()).group_by(MetricChunkRow.width)).all()
+        )
     assert by_width == {1: 32, 8: 8, 64: 4}
     middle = next(point for point in points if point.count == 64)
     assert (middle.minimum, middle.mean, middle.maximum) == (middle.step, middle.step + 31.5, middle.last_step)
@@ -342,7 +344,7 @@ def test_what_a_deleted_or_long_ended_job_logged_goes(log: Log, lease: Lease, da
     with database.write() as session:
         jobs.change(session, lease, ended_at=NOW)
     with database.write() as session:
-        counts = prune(session, Retention(metrics=2), NOW + timedelta(days=3))
+        counts = prune(session, RowRetention(metrics=2), NOW + timedelta(days=3))
     assert (counts["metrics"], counts["metric chunks"]) == (1, 1)
     log.log([2])
     with database.write() as session:

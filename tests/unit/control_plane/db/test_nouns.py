@@ -7,13 +7,13 @@ from sqlalchemy import select
 
 from control_plane.core.observed.nodes import Cause
 from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, tokens
-from control_plane.db.checkpoints import CheckpointRecord
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.fleets import NewFleet
 from control_plane.db.incidents import NewIncident
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease, Leaser
-from control_plane.db.models import Node, Token
+from control_plane.db.models import NodeRow, TokenRow
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -82,7 +82,7 @@ def test_a_holder_whose_instance_has_ended_is_in_nobodys_view(database, job, lea
     with database.write() as session:
         protection.record(session, lease, [shard(("i-1", True), ("i-2", True))], NOW)
         for node_id, ended_at in (("i-1", NOW), ("i-2", None)):
-            session.add(Node(id=node_id, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
+            session.add(NodeRow(id=node_id, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
     with database.read() as session:
         (stored,) = protection.of_run(session, job.run_id)
         totals = protection.totals(session, {job.run_id: 1})
@@ -99,8 +99,8 @@ def test_an_owner_that_moves_is_a_change(database, job, lease):
 # Checkpoints
 
 
-def checkpoint(step: int, manifest: bytes | None = None) -> CheckpointRecord:
-    return CheckpointRecord(
+def checkpoint(step: int, manifest: bytes | None = None) -> SavedCheckpoint:
+    return SavedCheckpoint(
         generation=1,
         step=step,
         state="uploading" if manifest is None else "complete",
@@ -366,7 +366,7 @@ def test_instances_that_never_joined_count_from_the_newest_one_that_did(database
 def test_a_token_is_stored_as_its_digest_alone(database):
     with database.write() as session:
         secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER), NOW)
-        row = session.get(Token, record.id)
+        row = session.get(TokenRow, record.id)
         stored = "|".join(str(value) for value in vars(row).values())
     assert secret.startswith("est_")
     assert len(secret) >= 40
@@ -419,7 +419,7 @@ def test_the_sessions_of_a_deleted_fleet_are_revoked(database):
             )
         fleets.create(session, fleet(), NOW)
         fleets.remove(session, Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main"), NOW)
-        assert {row.description: row.revoked_at is not None for row in session.scalars(select(Token))} == {
+        assert {row.description: row.revoked_at is not None for row in session.scalars(select(TokenRow))} == {
             "main": True,
             "other": False,
         }

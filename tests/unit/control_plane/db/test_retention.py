@@ -15,24 +15,24 @@ from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.models import (
     Base,
-    Event,
-    Generation,
-    Implication,
-    Incident,
-    Intent,
-    Job,
-    JobHour,
-    Node,
-    Replica,
-    Shard,
-    Token,
+    EventRow,
+    GenerationRow,
+    ImplicationRow,
+    IncidentRow,
+    IntentRow,
+    JobHourRow,
+    JobRow,
+    NodeRow,
+    ReplicaRow,
+    ShardRow,
+    TokenRow,
 )
-from control_plane.db.retention import Retention, prune
+from control_plane.db.retention import RowRetention, prune
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from tests.unit.control_plane.db.conftest import NOW, new_job
 
-RETENTION = Retention(
+RETENTION = RowRetention(
     intents=7, events=90, nodes=7, tokens=7, generations=30, protection=1, plans_per_job=2, batch_rows=100
 )
 LATER = NOW + timedelta(days=400)
@@ -56,7 +56,7 @@ def end(session: Session, lease: Lease, at: datetime) -> None:
 def add_generations(session: Session, run_id: str, numbers: range) -> None:
     for number in numbers:
         session.add(
-            Generation(
+            GenerationRow(
                 run_id=run_id,
                 number=number,
                 parent=number - 1,
@@ -68,7 +68,7 @@ def add_generations(session: Session, run_id: str, numbers: range) -> None:
             )
         )
     session.flush()
-    session.execute(Job.__table__.update().where(Job.run_id == run_id).values(generation=numbers[-1]))
+    session.execute(JobRow.__table__.update().where(JobRow.run_id == run_id).values(generation=numbers[-1]))
 
 
 @pytest.mark.parametrize("days", [7, 8])
@@ -78,8 +78,8 @@ def test_intents_and_ended_nodes_go_after_their_days(database: Database, days: i
         lease = lease_of(session, job.run_id)
         intents.begin(session, lease, key="k", action="a", detail={}, now=NOW)
         for name, ended_at in (("i-1", NOW), ("i-2", None)):
-            session.add(Node(id=name, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
-            line = Implication(
+            session.add(NodeRow(id=name, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
+            line = ImplicationRow(
                 node_id=name,
                 incident_id="inc",
                 fleet_name="main",
@@ -97,7 +97,7 @@ def test_intents_and_ended_nodes_go_after_their_days(database: Database, days: i
         assert [node.id for node in nodes.of_fleet(session, with_ended=True)] == (
             ["i-2"] if days == 8 else ["i-1", "i-2"]
         )
-        assert count(session, Intent) == (0 if days == 8 else 1)
+        assert count(session, IntentRow) == (0 if days == 8 else 1)
         assert sorted(implications.of_fleet(session, "main")) == (["i-2"] if days == 8 else ["i-1", "i-2"])
 
 
@@ -129,8 +129,8 @@ def test_jobs_and_incidents_are_kept_for_ever_and_events_are_not(database: Datab
             events.append(session, events.NewEvent(at=NOW + timedelta(days=days), type="t", message=str(days)))
     with database.write() as session:
         prune(session, RETENTION, LATER)
-        assert (count(session, Job), count(session, Incident)) == (1, 1)
-        assert [row.message for row in session.scalars(select(Event))] == ["399"]
+        assert (count(session, JobRow), count(session, IncidentRow)) == (1, 1)
+        assert [row.message for row in session.scalars(select(EventRow))] == ["399"]
 
 
 def test_a_job_that_goes_on_keeps_its_lineage_and_its_newest_plans(database: Database) -> None:
@@ -141,7 +141,7 @@ def test_a_job_that_goes_on_keeps_its_lineage_and_its_newest_plans(database: Dat
         assert prune(session, RETENTION, LATER)["plans"] == 0
         assert [entry.number for entry in jobs.lineage(session, job.run_id)] == [1, 2, 3, 4, 5]
         # `dict(…)` would be shorter, but mypy rejects it
-        plans = {number: plan for number, plan in session.execute(select(Generation.number, Generation.plan))}  # noqa: C416
+        plans = {number: plan for number, plan in session.execute(select(GenerationRow.number, GenerationRow.plan))}  # noqa: C416
         assert plans == {1: b"", 2: b"", 3: b"", 4: b"plan", 5: b"plan"}
         with pytest.raises(NotFound, match="plan of the generation"):
             jobs.generation(session, job.run_id, 3)
@@ -166,16 +166,16 @@ def test_an_ended_job_keeps_its_newest_generation_and_its_protection_goes(databa
         assert [entry.number for entry in jobs.lineage(session, ended.run_id)] == [3]
         assert [entry.number for entry in jobs.lineage(session, live.run_id)] == [1, 2, 3]
         assert (
-            [row.run_id for row in session.scalars(select(Shard))]
+            [row.run_id for row in session.scalars(select(ShardRow))]
             == [live.run_id]
-            == [row.run_id for row in session.scalars(select(Replica))]
+            == [row.run_id for row in session.scalars(select(ReplicaRow))]
         )
 
 
 def test_silent_tokens_go_and_those_in_use_stay(database: Database) -> None:
     with database.write() as session:
         for name, ended_at in (("i-1", NOW), ("i-2", None)):
-            session.add(Node(id=name, fleet_name="main", state="spare", created_at=NOW, ended_at=ended_at))
+            session.add(NodeRow(id=name, fleet_name="main", state="spare", created_at=NOW, ended_at=ended_at))
         session.flush()
         tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), NOW)
         for node_id in ("i-1", "i-2", "i-3"):
@@ -187,11 +187,11 @@ def test_silent_tokens_go_and_those_in_use_stay(database: Database) -> None:
         tokens.mint(session, replace(admin, description="expired", expires_at=NOW), NOW)
         _, revoked = tokens.mint(session, replace(admin, description="revoked"), NOW)
         tokens.revoke(session, revoked.id, NOW)
-        before = count(session, Token)
+        before = count(session, TokenRow)
         prune(session, RETENTION, NOW + timedelta(days=6))
-        assert count(session, Token) == before
+        assert count(session, TokenRow) == before
         prune(session, RETENTION, LATER)
-        assert {row.description for row in session.scalars(select(Token))} == {"", "i-2", "admin"}
+        assert {row.description for row in session.scalars(select(TokenRow))} == {"", "i-2", "admin"}
 
 
 def test_a_pass_is_bounded(database: Database) -> None:
@@ -203,7 +203,7 @@ def test_a_pass_is_bounded(database: Database) -> None:
         with database.write() as session:
             taken.append(prune(session, replace(RETENTION, batch_rows=10), LATER)["events"])
             if len(taken) == 1:
-                assert session.scalar(select(func.min(Event.id))) == 11, "the oldest first"
+                assert session.scalar(select(func.min(EventRow.id))) == 11, "the oldest first"
     assert taken == [10, 10, 5, 0]
 
 
@@ -214,11 +214,11 @@ def test_ledgers_at_full_hours_go_after_their_days(database: Database) -> None:
         lease = lease_of(session, job.run_id)
         ledger_hours.record_job(session, lease, hours)
     with database.write() as session:
-        gone = prune(session, Retention(hours=2), NOW + timedelta(days=2, minutes=1))
+        gone = prune(session, RowRetention(hours=2), NOW + timedelta(days=2, minutes=1))
         assert (gone["job hours"], gone["fleet hours"]) == (0, 0)
-        gone = prune(session, Retention(hours=2), NOW + timedelta(days=2, minutes=61))
-        assert (gone["job hours"], count(session, JobHour)) == (1, 1)
+        gone = prune(session, RowRetention(hours=2), NOW + timedelta(days=2, minutes=61))
+        assert (gone["job hours"], count(session, JobHourRow)) == (1, 1)
     with database.write() as session:
         jobs.change(session, lease, ended_at=NOW)
         jobs.remove(session, job.run_id)
-        assert count(session, JobHour) == 0
+        assert count(session, JobHourRow) == 0

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InternalEr
 from control_plane.db import events, jobs
 from control_plane.db import session as session_module
 from control_plane.db.events import NewEvent
-from control_plane.db.models import Checkpoint, Event, Job
+from control_plane.db.models import CheckpointRow, EventRow, JobRow
 from control_plane.db.session import Database, postgresql_arguments
 from tests.postgresql import PostgreSql
 from tests.unit.control_plane.db.conftest import NOW, new_job
@@ -61,13 +61,13 @@ def test_a_write_that_raises_leaves_nothing(database):
     with pytest.raises(RuntimeError, match="mind"):
         write_and_fail()
     with database.read() as session:
-        assert session.query(Event).count() == 0
+        assert session.query(EventRow).count() == 0
 
 
 def test_foreign_keys_hold(database):
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(
-            Checkpoint(
+            CheckpointRow(
                 run_id="nobody",
                 generation=1,
                 step=1,
@@ -91,7 +91,7 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
 
     def first() -> None:
         with database.write() as session:
-            session.query(Event).count()
+            session.query(EventRow).count()
             has_read.set()
             may_go.wait(10)
             events.append(session, NewEvent(at=NOW, type="first", message="m"))
@@ -99,7 +99,7 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
     def second() -> None:
         try:
             with database.write() as session:
-                count = session.query(Event).count()
+                count = session.query(EventRow).count()
                 events.append(session, NewEvent(at=NOW, type="second", message=str(count)))
         except Exception as error:
             failures.append(error)
@@ -149,7 +149,7 @@ def test_ids_become_visible_in_order_while_four_write(database: Database) -> Non
             with contextlib.suppress(ZeroDivisionError), database.write() as session:
                 events.append(session, NewEvent(at=NOW, type=f"{writer}", message=str(number)))
                 session.flush()
-                session.query(Event).count()
+                session.query(EventRow).count()
                 if number % 7 == 3:
                     raise ZeroDivisionError
 
@@ -271,7 +271,7 @@ def test_what_ranks_print_can_be_stored_whatever_it_is(database: Database) -> No
         jobs.create(session, new_job(reason="x" * 5_000 + "\x00\x1b", tags=tags), NOW)
     with database.read() as session:
         job = jobs.get(session, "gpt")
-        assert session.scalar(select(Job.name).where(Job.tags["b"].as_string() == tags["b"])) == "gpt"
+        assert session.scalar(select(JobRow.name).where(JobRow.tags["b"].as_string() == tags["b"])) == "gpt"
     assert job.reason == "x" * 5_000 + "\ufffd\x1b"
     assert job.tags["b"] == tags["b"]
 

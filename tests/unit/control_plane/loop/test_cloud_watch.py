@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from control_plane.api.prometheus import Facts, exposition
+from control_plane.api.prometheus import ServerFacts, exposition
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
@@ -33,7 +33,7 @@ from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.loop.world import FLEET, GROUP, START, World
 
-FACTS = Facts(
+FACTS = ServerFacts(
     version="1",
     jobs=(),
     shards={},

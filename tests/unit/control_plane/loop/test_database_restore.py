@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from control_plane.core.states import JobState
 from control_plane.db import backups, checks, events, jobs
-from control_plane.db.models import Job
+from control_plane.db.models import JobRow
 from control_plane.db.session import Database
 from control_plane.db_commands import restore
 from everstep.protocol.agent_messages import ExitClass, Load, MemberPhase, Prepare
@@ -111,7 +111,7 @@ async def test_a_person_who_has_taken_over_a_job_keeps_its_ranks(
     await world.running()
     await world.train(5)
     with world.database.write() as session:
-        session.execute(update(Job).values(taken_over_by="somebody", taken_over_at=world.now))
+        session.execute(update(JobRow).values(taken_over_by="somebody", taken_over_at=world.now))
     backups.back_up(world.database, tmp_path / "backup")
     restore_at(world, tmp_path / "backup", empty_database_url)
     for _ in range(20):

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import AccessDenied, CloudError, CloudUnavailable
-from control_plane.cloud.sinks import ENTRIES_AT_ONCE, MAX_ENTRY_BYTES, Entry
+from control_plane.cloud.sinks import ENTRIES_AT_ONCE, MAX_ENTRY_BYTES, SinkEntry
 from control_plane.db import events, exports
 from control_plane.db.errors import StaleLease
 from control_plane.db.events import NewEvent
 from control_plane.db.leases import Leaser
 from control_plane.loop import exporter
-from control_plane.loop.exporter import MOST_RETRY_SECONDS, POLL_SECONDS, EventExporter
+from control_plane.loop.exporter import EXPORT_POLL_SECONDS, MOST_RETRY_SECONDS, EventExporter
 from tests import sqlite
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
@@ -30,13 +30,13 @@ NAME = "arn:aws:events:us-east-1:123456789012:event-bus/ops"
 
 class Sink:
     def __init__(self) -> None:
-        self.taken: list[Entry] = []
+        self.taken: list[SinkEntry] = []
         self.calls: list[int] = []
         self.refusals: list[CloudError] = []
         self.is_partial = False
         self.dies = False
 
-    def put(self, entries: Sequence[Entry]) -> CloudError | None:
+    def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
         self.calls.append(len(entries))
         if self.refusals:
             error = self.refusals.pop(0)
@@ -156,7 +156,7 @@ def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(worl
     world.export_all()
     assert world.sink.ids == [1, 2, 3]
     assert (world.record.position, world.record.failure, world.record.failing_since) == (3, "", None)
-    assert world.exporter.pause_seconds() == POLL_SECONDS
+    assert world.exporter.pause_seconds() == EXPORT_POLL_SECONDS
 
 
 def test_waits_grow_to_a_limit(world: World) -> None:
@@ -208,7 +208,7 @@ def test_who_lost_the_lease_stores_nothing(world: World, monkeypatch: pytest.Mon
     world.tell("a")
     other, put = world.replica("two"), world.sink.put
 
-    def put_slowly(entries: Sequence[Entry]) -> CloudError | None:
+    def put_slowly(entries: Sequence[SinkEntry]) -> CloudError | None:
         monkeypatch.setattr(world.sink, "put", put)
         other.export_some()
         world.seconds += 10
@@ -247,7 +247,7 @@ async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longe
     monkeypatch.setattr(world.exporter, "export_some", next_pass)
     await world.exporter.run(asyncio.Event())
     assert world.sink.ids == [1, 2]
-    assert pauses.seconds == [POLL_SECONDS, POLL_SECONDS, 1.0, 2.0, 2.0]
+    assert pauses.seconds == [EXPORT_POLL_SECONDS, EXPORT_POLL_SECONDS, 1.0, 2.0, 2.0]
 
 
 async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
@@ -256,7 +256,7 @@ async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
     stop, sent = asyncio.Event(), asyncio.Event()
     loop, put = asyncio.get_running_loop(), world.sink.put
 
-    def put_and_report(entries: Sequence[Entry]) -> CloudError | None:
+    def put_and_report(entries: Sequence[SinkEntry]) -> CloudError | None:
         loop.call_soon_threadsafe(sent.set)
         return put(entries)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import CloudError, NotFound
-from control_plane.core.log_batches import Line
+from control_plane.core.log_batches import BatchLine
 from control_plane.core.states import JobState
 from control_plane.db import exports, jobs, nodes
 from control_plane.db.leases import Leaser
@@ -35,11 +35,11 @@ GROUP = "/everstep/jobs"
 
 class Sink:
     def __init__(self) -> None:
-        self.streams: dict[str, list[Line]] = {}
+        self.streams: dict[str, list[BatchLine]] = {}
         self.refusals: list[CloudError] = []
         self.dies_after: int | None = None
 
-    def put_lines(self, stream: str, batch: Sequence[Line]) -> int:
+    def put_lines(self, stream: str, batch: Sequence[BatchLine]) -> int:
         if self.refusals:
             raise self.refusals.pop(0)
         self.streams.setdefault(stream, []).extend(batch)
@@ -193,7 +193,7 @@ def test_a_pass_that_takes_longer_than_its_lease_is_made_once(world: World, monk
     world.print(1, 0, "x", at=1)
     other, put_lines = world.replica("two"), world.sink.put_lines
 
-    def slow(stream: str, batch: Sequence[Line]) -> int:
+    def slow(stream: str, batch: Sequence[BatchLine]) -> int:
         refused = put_lines(stream, batch)
         for _ in range(3):
             world.seconds += 2
@@ -244,7 +244,7 @@ async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
     sent, stop = asyncio.Event(), asyncio.Event()
     loop, put_lines = asyncio.get_running_loop(), world.sink.put_lines
 
-    def put_and_report(stream: str, batch: Sequence[Line]) -> int:
+    def put_and_report(stream: str, batch: Sequence[BatchLine]) -> int:
         loop.call_soon_threadsafe(sent.set)
         return put_lines(stream, batch)
 

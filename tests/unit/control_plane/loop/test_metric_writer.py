@@ -45,7 +45,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
         job = jobs.create(session, new_job(run_id=RUN), NOW)
         for number, nodes in ((1, ("i-1", "i-2")), (2, ("i-4",))):
             session.add(
-                models.Generation(
+                models.GenerationRow(
                     run_id=job.run_id,
                     number=number,
                     parent=0,
@@ -107,8 +107,8 @@ async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for
             agent_id="rogue", next_number=batch.first_number + len(batch.points)
         )
     with database.read() as session:
-        assert session.scalars(select(models.Metric)).all() == []
-        assert session.scalars(select(models.MetricLog)).all() == [], (
+        assert session.scalars(select(models.MetricRow)).all() == []
+        assert session.scalars(select(models.MetricLogRow)).all() == [], (
             "the numbers of the job's own agent stay as they are"
         )
 

@@ -13,7 +13,7 @@ import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.notices import QueuedMessage
-from control_plane.core.polling import EVENT_POLL_SECONDS, EVENTS_TRUSTED_SECONDS, POLL_SECONDS
+from control_plane.core.polling import AWS_POLL_SECONDS, EVENT_POLL_SECONDS, EVENTS_TRUSTED_SECONDS
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop import notice_reader
@@ -156,11 +156,11 @@ async def test_an_event_makes_the_cloud_watch_look_and_a_scheduled_change_look_c
 async def test_while_events_arrive_aws_is_polled_less_often(world: World) -> None:
     cloud = world.runner.cloud
     await reader_of(world, Queue(aws_events.envelope("Object Created", {}))).read()
-    assert cloud.poll_interval_seconds() == POLL_SECONDS, "an event that concerns no instance proves nothing"
+    assert cloud.poll_interval_seconds() == AWS_POLL_SECONDS, "an event that concerns no instance proves nothing"
     await reader_of(world, Queue(aws_events.state_change())).read()
     assert cloud.poll_interval_seconds() == EVENT_POLL_SECONDS
     world.now += timedelta(seconds=EVENTS_TRUSTED_SECONDS)
-    assert cloud.poll_interval_seconds() == POLL_SECONDS
+    assert cloud.poll_interval_seconds() == AWS_POLL_SECONDS
 
 
 async def test_a_queue_that_fails_does_not_end_the_loop(world: World) -> None:

@@ -25,12 +25,12 @@ def small(tmp_path: Path):
     world.close()
 
 
-def pause(world: World, name: str = "gpt") -> jobs.JobRecord:
+def pause(world: World, name: str = "gpt") -> jobs.SavedJob:
     with world.database.write() as session:
         return jobs.request_pause(session, jobs.get(session, name).run_id, world.now)
 
 
-def resume(world: World, name: str = "gpt") -> jobs.JobRecord:
+def resume(world: World, name: str = "gpt") -> jobs.SavedJob:
     with world.database.write() as session:
         return jobs.withdraw_pause(session, jobs.get(session, name).run_id, world.now)
 

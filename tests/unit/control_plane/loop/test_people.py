@@ -19,7 +19,7 @@ from control_plane.core.requests import in_words
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import events, jobs, nodes
 from control_plane.db.leases import Lease
-from control_plane.db.models import Fleet
+from control_plane.db.models import FleetRow
 from control_plane.loop import records
 from everstep.protocol.agent_messages import HaltRanks, NodeFault, StopTraining
 from everstep.protocol.ids import Generation, NodeId
@@ -70,7 +70,7 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
 
 async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(world: World) -> None:
     with world.database.write() as session:
-        session.execute(update(Fleet).values(project="default"))
+        session.execute(update(FleetRow).values(project="default"))
     world.submit("merger", project="finance")
     await world.running("merger")
     await world.train(10, "merger")

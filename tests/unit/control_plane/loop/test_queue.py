@@ -240,7 +240,7 @@ async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait
     await world.tick()
     read, record_of_row = [], jobs.record_of_row
 
-    def counted(row: Any, **others: Any) -> jobs.JobRecord:
+    def counted(row: Any, **others: Any) -> jobs.SavedJob:
         read.append(row)
         return record_of_row(row, **others)
 

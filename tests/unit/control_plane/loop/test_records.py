@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import Exclusion, Silence
+from control_plane.core.observed.jobs import AgentSilence, Exclusion
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import RefusedSource
 from control_plane.core.states import IncidentState
@@ -68,7 +68,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
             ),
         ),
         exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
-        silences=(Silence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
+        silences=(AgentSilence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
         refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
         doubted=(RefusedSource(rank=Rank(2), origin_generation=Generation(2), step=Step(3)),),
         stop_reason="s",

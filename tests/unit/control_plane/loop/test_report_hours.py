@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from control_plane.core import reports
-from control_plane.core.reports import Period
+from control_plane.core.reports import ReportPeriod
 from control_plane.core.states import JobState
 from control_plane.db import fleets
 from control_plane.db import reports as db_reports
@@ -22,7 +22,7 @@ HOUR = timedelta(hours=1)
 
 
 def report(world: World, hours: int = 2) -> reports.Report:
-    bounds = reports.bounds(START, START + hours * HOUR, Period.HOUR)
+    bounds = reports.bounds(START, START + hours * HOUR, ReportPeriod.HOUR)
     with world.database.read() as session:
         rows = db_reports.read(session, ReportFilter(), bounds)
     return reports.report(

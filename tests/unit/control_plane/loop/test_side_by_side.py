@@ -16,7 +16,7 @@ from control_plane.core.actions import Decision
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import jobs
-from control_plane.db.models import Fleet
+from control_plane.db.models import FleetRow
 from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.job_loop import PASS_LIMIT
 from control_plane.loop.observer import Observer, StoredJob
@@ -198,7 +198,7 @@ def rob(world: World) -> None:
     The first server does not notice the loss, because its clock shows that its own lease is still valid.
     """
     with world.database.write() as session:
-        session.execute(update(Fleet).where(Fleet.name == FLEET).values(lease_owner="server2"))
+        session.execute(update(FleetRow).where(FleetRow.name == FLEET).values(lease_owner="server2"))
 
 
 @pytest.mark.parametrize("end_lease", [lapse, rob])

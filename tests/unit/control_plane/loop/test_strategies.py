@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.states import JobState
-from control_plane.core.strategies import STRATEGIES, Schedule, Strategy, completed
+from control_plane.core.strategies import STRATEGIES, Strategy, StrategySchedule, completed
 from everstep.protocol.agent_messages import FaultCode, NodeFault, NoticeKind, TakeCheckpoint
 from everstep.protocol.plan import Snapshots
 from tests.unit.control_plane.loop.training import TICK_SECONDS, Training
@@ -32,7 +32,7 @@ def spared(tmp_path: Path):
 
 async def trained(world: World, strategy: Strategy, **changes: object) -> None:
     """Train a job of two nodes for 8 steps. Step 5 is stored, unless the strategy stores nothing."""
-    schedule = completed(strategy, Schedule())
+    schedule = completed(strategy, StrategySchedule())
     world.submit(
         nodes=2,
         copies=2 if strategy is Strategy.EVERSTEP else 1,

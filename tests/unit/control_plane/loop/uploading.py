@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from control_plane.cloud.s3 import S3ObjectStore as ControlPlaneStore
+from control_plane.cloud.s3 import S3ServiceStore as ControlPlaneStore
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import SessionKind

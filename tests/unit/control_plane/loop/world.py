@@ -734,7 +734,7 @@ class World:
         **changes: object,
     ) -> RunId:
         run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
-        spec = jobs.JobSpec(
+        spec = jobs.SavedJobSpec(
             source_sha256="0" * 64,
             source_bucket=BUCKET,
             source_key="sources/0",
@@ -763,11 +763,11 @@ class World:
             jobs.create(session, new, self.now)
         return run
 
-    def job(self, name: str = "gpt") -> jobs.JobRecord:
+    def job(self, name: str = "gpt") -> jobs.SavedJob:
         with self.database.read() as session:
             return jobs.get(session, name)
 
-    def incidents(self, name: str = "gpt") -> tuple[incidents.IncidentRecord, ...]:
+    def incidents(self, name: str = "gpt") -> tuple[incidents.SavedIncident, ...]:
         with self.database.read() as session:
             which = incidents.IncidentFilter(run_ids=[jobs.get(session, name).run_id])
             return incidents.page(session, which, after=None, limit=100)
@@ -787,12 +787,12 @@ class World:
         )
         return new.read_history(FLEET)
 
-    def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.CheckpointRecord, ...]:
+    def checkpoints(self, name: str = "gpt") -> tuple[checkpoints.SavedCheckpoint, ...]:
         run = self.job(name).run_id
         with self.database.read() as session:
             return checkpoints.of_run(session, run)
 
-    def nodes(self) -> dict[NodeId, nodes.NodeRecord]:
+    def nodes(self) -> dict[NodeId, nodes.SavedNode]:
         with self.database.read() as session:
             return {NodeId(node.id): node for node in nodes.of_fleet(session, FLEET, with_ended=True)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everstep.protocol.ids import Step
 from everstep.protocol.plan import Snapshots
-from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rank_messages import RankStanding, Vote
 from tests.unit.worker.core.test_coordinator import both, rank
 from worker.core.rounds import NONE, Coordinator
 
@@ -86,9 +86,9 @@ def test_a_strategy_that_does_not_block_lets_ranks_train_during_the_upload() -> 
 
 def test_a_stopped_job_captures_and_uploads_its_last_step() -> None:
     core = begun(base=3).report(*both(3, NONE, 3, Vote.ACKED)).request_stop()
-    core = core.report(*both(6, 3, NONE, standing=Standing.CLOSING))
+    core = core.report(*both(6, 3, NONE, standing=RankStanding.CLOSING))
     assert core.proposed == core.final == 6
-    core = core.report(*both(6, 3, 6, Vote.ACKED, standing=Standing.CLOSING))
+    core = core.report(*both(6, 3, 6, Vote.ACKED, standing=RankStanding.CLOSING))
     assert (core.is_finished, core.persist) == (True, 6)
     assert core.hold == NONE, "the ranks end without a wait"
 
@@ -97,5 +97,5 @@ def test_a_job_without_snapshots_proposes_nothing_and_ends_at_once() -> None:
     core = Coordinator(world_size=2, base=Step(0), every_steps=0, snapshots=Snapshots.NEVER).begin()
     core = core.request_checkpoint(Step(1)).report(*both(5, NONE, NONE))
     assert core.proposed == NONE
-    core = core.report(*both(9, NONE, NONE, standing=Standing.CLOSING))
+    core = core.report(*both(9, NONE, NONE, standing=RankStanding.CLOSING))
     assert (core.is_finished, core.committed, core.persist) == (True, NONE, NONE)

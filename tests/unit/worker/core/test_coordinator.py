@@ -7,7 +7,7 @@ import pytest
 
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import Snapshots
-from everstep.protocol.rank_messages import Standing, StopState, Vote
+from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator
 
@@ -63,7 +63,7 @@ def test_after_a_relayout_the_first_proposal_is_a_step_of_the_new_generation() -
 
 def test_a_base_of_another_layout_is_not_uploaded_when_the_job_stops() -> None:
     asked = begun(base=5, is_relayout=True).request_stop()
-    ended = asked.report(*both(5, NONE, 6, standing=Standing.CLOSED)).halt()
+    ended = asked.report(*both(5, NONE, 6, standing=RankStanding.CLOSED)).halt()
     assert (ended.is_finished, ended.persist) == (True, NONE)
 
 
@@ -257,7 +257,7 @@ class TestFinalStepDuringAnUpload:
 
     @staticmethod
     def standing(committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, ...]:
-        return both(60, committed, proposed, vote, standing=Standing.CLOSING, **more)
+        return both(60, committed, proposed, vote, standing=RankStanding.CLOSING, **more)
 
     @pytest.mark.parametrize("has_stop", [True, False], ids=["agreed stop", "end of the script"])
     def test_the_final_step_is_proposed_and_replaces_the_upload(self, has_stop: bool) -> None:
@@ -287,7 +287,7 @@ class TestFinalStepDuringAnExport:
 
     @staticmethod
     def standing(proposed: int, vote: Vote = Vote.NONE, held: int = 1) -> tuple[RankRound, ...]:
-        return both(60, 2, proposed, vote, standing=Standing.CLOSING, held_step=Step(held))
+        return both(60, 2, proposed, vote, standing=RankStanding.CLOSING, held_step=Step(held))
 
     def test_no_step_is_proposed_during_the_export(self) -> None:
         core = running().report(*both(2, 1, 2, Vote.ACKED, held_step=Step(1)))
@@ -428,7 +428,7 @@ class TestStop:
         assert core.stop_state is StopState.NONE
 
     def test_nothing_is_announced_when_ranks_are_closing_anyway(self) -> None:
-        core = running().report(rank(0, 4, 1, 2, standing=Standing.CLOSING), rank(1, 4, 1, 2)).request_stop()
+        core = running().report(rank(0, 4, 1, 2, standing=RankStanding.CLOSING), rank(1, 4, 1, 2)).request_stop()
         assert core.stop_state is StopState.NONE
 
 
@@ -439,7 +439,7 @@ class TestEnd:
     def closing(
         boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
     ) -> tuple[RankRound, RankRound]:
-        return both(boundary, committed, proposed, vote, standing=Standing.CLOSING, **more)
+        return both(boundary, committed, proposed, vote, standing=RankStanding.CLOSING, **more)
 
     def test_the_boundary_that_all_stand_at_is_committed_and_then_all_leave(self) -> None:
         core = running().report(*self.closing(9, 1, 2))
@@ -449,7 +449,7 @@ class TestEnd:
         assert (core.committed, core.is_finished, core.proposed) == (9, True, NONE)
 
     def test_one_who_still_moves_is_waited_for(self) -> None:
-        core = running().report(rank(0, 9, 1, 2, standing=Standing.CLOSED), rank(1, 9, 1, 2))
+        core = running().report(rank(0, 9, 1, 2, standing=RankStanding.CLOSED), rank(1, 9, 1, 2))
         assert core.final == NONE
 
     def test_what_is_committed_already_is_not_committed_again(self) -> None:
@@ -461,7 +461,7 @@ class TestEnd:
 
     def test_what_cannot_be_captured_ends_it(self) -> None:
         core = running().report(*self.closing(9, 1, 2, Vote.ABANDON))
-        core = core.report(rank(0, 9, 1, 9, Vote.ABANDON, standing=Standing.CLOSING))
+        core = core.report(rank(0, 9, 1, 9, Vote.ABANDON, standing=RankStanding.CLOSING))
         assert core.is_finished
         assert core.committed == 1
 
@@ -471,7 +471,9 @@ class TestEnd:
         assert core.end_final_round().is_finished
 
     def test_ranks_that_stand_apart_leave_without_a_commit(self) -> None:
-        core = running().report(rank(0, 9, 1, 2, standing=Standing.CLOSED), rank(1, 8, 1, 2, standing=Standing.CLOSED))
+        core = running().report(
+            rank(0, 9, 1, 2, standing=RankStanding.CLOSED), rank(1, 8, 1, 2, standing=RankStanding.CLOSED)
+        )
         assert core.is_finished
         assert core.proposed == NONE
 
@@ -529,7 +531,7 @@ class TestEnd:
         seven = core.proposed
         assert seven == 7
         dropped = core.report(rank(0, 7, 1, seven, Vote.ABANDON, is_late=True), rank(1, 7, 1, seven))
-        standing = dropped.report(*both(7, 1, seven, standing=Standing.CLOSING))
+        standing = dropped.report(*both(7, 1, seven, standing=RankStanding.CLOSING))
         while standing.proposed not in (NONE, 7):
             abandoned = [
                 msgspec.structs.replace(each, proposed=standing.proposed, vote=Vote.ABANDON)
@@ -548,8 +550,8 @@ class TestEnd:
         core = running().report(rank(0, 5, 1, 2, Vote.ABANDON, is_late=True), rank(1, 5, 1, 2))
         core = core.report(*self.closing(7, 1, NONE))
         assert (core.proposed, core.final) == (7, 7)
-        passed = rank(0, 7, 1, 7, Vote.ABANDON, is_late=True, standing=Standing.CLOSING)
-        core = core.report(passed, rank(1, 7, 1, 7, standing=Standing.CLOSING))
+        passed = rank(0, 7, 1, 7, Vote.ABANDON, is_late=True, standing=RankStanding.CLOSING)
+        core = core.report(passed, rank(1, 7, 1, 7, standing=RankStanding.CLOSING))
         assert (core.proposed, core.is_finished) == (NONE, False)
         core = core.report(*self.closing(7, 1, NONE))
         assert (core.proposed, core.is_finished) == (7, False)

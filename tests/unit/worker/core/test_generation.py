@@ -13,9 +13,9 @@ from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, JobName, RunId
 from worker.core.generation import (
     TRANSITIONS,
-    Answer,
-    Event,
-    InvalidTransition,
+    InvalidMemberTransition,
+    MemberAnswer,
+    MemberEvent,
     Membership,
     answer_prepare,
     is_current,
@@ -30,11 +30,11 @@ def member(phase: MemberPhase = MemberPhase.PROMISED, generation: int = 3) -> Me
     return Membership(JobName("gpt"), RUN, Generation(generation), phase)
 
 
-@pytest.mark.parametrize(("phase", "event"), list(itertools.product(MemberPhase, Event)))
-def test_every_pair_either_moves_or_is_refused(phase: MemberPhase, event: Event) -> None:
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(MemberPhase, MemberEvent)))
+def test_every_pair_either_moves_or_is_refused(phase: MemberPhase, event: MemberEvent) -> None:
     target = TRANSITIONS.get((phase, event))
     if target is None:
-        with pytest.raises(InvalidTransition, match=f"generation 3: {event.value} while {phase.value}"):
+        with pytest.raises(InvalidMemberTransition, match=f"generation 3: {event.value} while {phase.value}"):
             member(phase).on(event)
     else:
         moved = member(phase).on(event)
@@ -50,15 +50,15 @@ def test_every_phase_is_reached_and_the_last_ones_have_no_way_out_but_a_prepare(
 @pytest.mark.parametrize(
     ("before", "run", "generation", "answer"),
     [
-        (None, RUN, 1, Answer.PROMISE),
-        (member(), RUN, 4, Answer.PROMISE),
-        (member(), RUN, 3, Answer.REPEAT),
-        (member(MemberPhase.RUNNING), RUN, 3, Answer.REPEAT),
-        (member(), RUN, 2, Answer.REFUSE),
-        (member(), OTHER, 1, Answer.PROMISE),
+        (None, RUN, 1, MemberAnswer.PROMISE),
+        (member(), RUN, 4, MemberAnswer.PROMISE),
+        (member(), RUN, 3, MemberAnswer.REPEAT),
+        (member(MemberPhase.RUNNING), RUN, 3, MemberAnswer.REPEAT),
+        (member(), RUN, 2, MemberAnswer.REFUSE),
+        (member(), OTHER, 1, MemberAnswer.PROMISE),
     ],
 )
-def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation: int, answer: Answer) -> None:
+def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation: int, answer: MemberAnswer) -> None:
     assert answer_prepare(before, run, Generation(generation)) is answer
 
 

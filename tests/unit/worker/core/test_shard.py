@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from everstep.protocol.ids import NodeId, Step
-from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import RankHalf, RankStanding, StopState, Vote
 from worker.core.rounds import NONE, REASON_BYTES, Shard, echo_of
 
 A, B = NodeId("i-a"), NodeId("i-b")
@@ -54,14 +54,14 @@ def test_a_vote_on_another_step_is_not_a_vote() -> None:
 @pytest.mark.parametrize(
     ("boundary", "standing", "is_capturable"),
     [
-        (7, Standing.MOVING, True),
-        (8, Standing.MOVING, False),
-        (8, Standing.CLOSING, True),
-        (9, Standing.MOVING, False),
-        (9, Standing.CLOSING, False),
+        (7, RankStanding.MOVING, True),
+        (8, RankStanding.MOVING, False),
+        (8, RankStanding.CLOSING, True),
+        (9, RankStanding.MOVING, False),
+        (9, RankStanding.CLOSING, False),
     ],
 )
-def test_a_step_is_captured_at_its_boundary_only(boundary: int, standing: Standing, is_capturable: bool) -> None:
+def test_a_step_is_captured_at_its_boundary_only(boundary: int, standing: RankStanding, is_capturable: bool) -> None:
     half = RankHalf(1, boundary=boundary, standing=standing)
     assert committed().is_capturable(half) is is_capturable
     assert not committed().seal(step(8)).is_capturable(half), "it is captured once"

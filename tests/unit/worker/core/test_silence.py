@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from worker.core.silence import LATE_RATIO, Silence
+from worker.core.silence import LATE_RATIO, HolderSilence
 
 BEGIN, PERIOD = 1000.0, 0.25
 STANDSTILL = 100.0
 
 
 def after(
-    silence: Silence,
+    silence: HolderSilence,
     count: int,
     *,
     is_owed: bool = True,
     is_asked: bool = True,
     is_occupied: bool = False,
     late: float = 0.0,
-) -> Silence:
+) -> HolderSilence:
     """Return the silence after `count` more checks, each `late` seconds late."""
     for _ in range(count):
         silence = silence.looked(
@@ -29,18 +29,18 @@ def after(
     return silence
 
 
-OWED = Silence(PERIOD).looked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
+OWED = HolderSilence(PERIOD).looked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
 FAILING = OWED.progressed().failed(BEGIN).progressed().failed(BEGIN)
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
-def test_silence_is_counted_from_when_something_is_owed(silent: Silence) -> None:
+def test_silence_is_counted_from_when_something_is_owed(silent: HolderSilence) -> None:
     assert silent.seconds == 0.0
     assert after(silent, 8).seconds == 8 * PERIOD
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
-def test_a_standstill_of_the_owner_is_left_out(silent: Silence) -> None:
+def test_a_standstill_of_the_owner_is_left_out(silent: HolderSilence) -> None:
     still = after(after(silent, 3), 1, late=STANDSTILL)
     assert still.seconds == 3 * PERIOD
     assert after(still, 2).seconds == 5 * PERIOD, "it goes on where it was"
@@ -54,7 +54,7 @@ def test_a_look_that_comes_a_little_late_counts() -> None:
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
-def test_what_the_owner_does_for_itself_is_left_out(silent: Silence) -> None:
+def test_what_the_owner_does_for_itself_is_left_out(silent: HolderSilence) -> None:
     assert after(after(after(silent, 3), 20, is_occupied=True), 1).seconds == 4 * PERIOD
 
 
@@ -66,7 +66,7 @@ def test_progress_ends_it_but_not_a_row_of_failures() -> None:
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
-def test_who_is_reached_again_begins_anew(silent: Silence) -> None:
+def test_who_is_reached_again_begins_anew(silent: HolderSilence) -> None:
     assert after(after(silent, 9).answered(), 3).seconds == 2 * PERIOD
 
 
@@ -77,7 +77,7 @@ def test_who_was_only_silent_may_return_at_once_who_fails_after_as_long_again() 
 
 
 @pytest.mark.parametrize(("silent", "waits"), [(OWED, [0, 8, 16, 32]), (FAILING, [8, 16, 32, 64])])
-def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits: list[int]) -> None:
+def test_each_return_in_vain_is_waited_for_twice_as_late(silent: HolderSilence, waits: list[int]) -> None:
     for wait in waits:
         silent = after(replace(silent, owed_since=silent.looked_at), 8).given_up()
         if wait:
@@ -134,7 +134,7 @@ def test_who_is_not_asked_is_not_silent_but_fails_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
-def test_who_is_owed_nothing_is_not_silent_and_has_failed_at_nothing(silent: Silence) -> None:
+def test_who_is_owed_nothing_is_not_silent_and_has_failed_at_nothing(silent: HolderSilence) -> None:
     idle = after(after(silent, 4), 1, is_owed=False)
     assert (idle.owed_since, idle.failing_since, idle.seconds) == (None, None, 0.0)
 
@@ -147,5 +147,5 @@ def test_the_first_failure_of_a_row_counts_also_one_that_was_noticed_behind_a_st
 
 
 def test_what_was_before_the_first_look_is_not_counted() -> None:
-    begun = Silence(PERIOD).progressed().failed(BEGIN).progressed().failed(BEGIN)
+    begun = HolderSilence(PERIOD).progressed().failed(BEGIN).progressed().failed(BEGIN)
     assert begun.looked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0

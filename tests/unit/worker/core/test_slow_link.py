@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from worker.core.slow_link import FIRST_RETRY_SECONDS, LEAST_BYTES_PER_SECOND, LOOK_SECONDS, RETRY_SECONDS, SlowLink
+from worker.core.slow_link import (
+    FIRST_LIMIT_SECONDS,
+    FULL_RATE_SECONDS,
+    LEAST_BYTES_PER_SECOND,
+    LONGEST_LIMIT_SECONDS,
+    SlowLink,
+)
 
 SOUND = 60e6
 FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
@@ -29,11 +35,11 @@ def test_one_that_is_found_slow_is_limited_to_half_of_what_it_carried() -> None:
 
 
 def test_it_is_let_go_now_and_then_and_limited_again_as_long_as_it_is_slow() -> None:
-    assert after(FOUND, FIRST_RETRY_SECONDS - 0.1, 5e6) == FOUND
-    tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
+    assert after(FOUND, FIRST_LIMIT_SECONDS - 0.1, 5e6) == FOUND
+    tried = after(FOUND, FIRST_LIMIT_SECONDS, 5e6)
     assert (tried.carries, tried.limit) == (10e6, None)
-    assert after(tried, LOOK_SECONDS / 2, 0.0) == tried, "nothing is known yet"
-    assert after(tried, 2 * LOOK_SECONDS, 19e6).limit == 5e6
+    assert after(tried, FULL_RATE_SECONDS / 2, 0.0) == tried, "nothing is known yet"
+    assert after(tried, 2 * FULL_RATE_SECONDS, 19e6).limit == 5e6
 
 
 def test_the_longer_it_is_slow_the_rarer_it_is_tried() -> None:
@@ -43,13 +49,13 @@ def test_the_longer_it_is_slow_the_rarer_it_is_tried() -> None:
         while link.limit is not None:
             link = after(link, link.retry_seconds + 1e-6, 5e6)
         tries.append(round(link.begun[1] - begun, 3))
-        link = after(link, 2 * LOOK_SECONDS, 10e6)
-    assert tries == [0.5, 1.0, 2.0, 4.0, 8.0, RETRY_SECONDS, RETRY_SECONDS, RETRY_SECONDS]
+        link = after(link, 2 * FULL_RATE_SECONDS, 10e6)
+    assert tries == [0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_LIMIT_SECONDS, LONGEST_LIMIT_SECONDS, LONGEST_LIMIT_SECONDS]
 
 
 def test_one_that_is_sound_again_stays_without_a_limit() -> None:
-    tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
-    assert after(tried, 2 * LOOK_SECONDS, 1.1 * SOUND) == tried
+    tried = after(FOUND, FIRST_LIMIT_SECONDS, 5e6)
+    assert after(tried, 2 * FULL_RATE_SECONDS, 1.1 * SOUND) == tried
     assert after(FOUND.next_transfer(), 0.5, 2 * SOUND).limit is None
 
 
@@ -60,20 +66,20 @@ def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: fl
     The kernel's buffers may have accepted the bytes. A link that is really faster gets a higher limit, and a link at
     full rate gets no limit.
     """
-    moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
+    moment = after(after(FOUND, FIRST_LIMIT_SECONDS, 5e6), 2 * FULL_RATE_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
-    assert after(moment, 2 * LOOK_SECONDS, then).limit == (pytest.approx(limit) if limit else None)
+    assert after(moment, 2 * FULL_RATE_SECONDS, then).limit == (pytest.approx(limit) if limit else None)
 
 
 def test_each_transfer_begins_without_a_limit() -> None:
     begun = FOUND.next_transfer()
     assert (begun.carries, begun.limit) == (10e6, None)
-    assert after(begun, 2 * LOOK_SECONDS, 10e6).limit == 5e6
+    assert after(begun, 2 * FULL_RATE_SECONDS, 10e6).limit == 5e6
 
 
 def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
-    tried = after(FOUND, FIRST_RETRY_SECONDS, 2e6)
-    assert after(tried, 2 * LOOK_SECONDS, 2e6).limit == 1e6
+    tried = after(FOUND, FIRST_LIMIT_SECONDS, 2e6)
+    assert after(tried, 2 * FULL_RATE_SECONDS, 2e6).limit == 1e6
 
 
 def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
@@ -82,9 +88,9 @@ def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_c
     Without a limit, the transfer continues at full speed when the agent runs again.
     """
     assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
-    stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)
+    stalled = after(FOUND, FIRST_LIMIT_SECONDS, 0.0)
     for _ in range(5):
         assert (stalled.carries > 0, stalled.limit) == (True, None), "it is slow still"
-        stalled = after(stalled, 2 * LOOK_SECONDS, 0.0)
-    assert after(stalled, 2 * LOOK_SECONDS, 2 * SOUND).limit is None
-    assert after(stalled, 2 * LOOK_SECONDS, 1e6).limit == pytest.approx(0.5e6), "it moves, and is slow"
+        stalled = after(stalled, 2 * FULL_RATE_SECONDS, 0.0)
+    assert after(stalled, 2 * FULL_RATE_SECONDS, 2 * SOUND).limit is None
+    assert after(stalled, 2 * FULL_RATE_SECONDS, 1e6).limit == pytest.approx(0.5e6), "it moves, and is slow"

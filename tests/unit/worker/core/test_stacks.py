@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from worker.core.stacks import MAX_TEXT_BYTES, Frame, Look, ThreadStack, compare, describe
+from worker.core.stacks import MAX_TEXT_BYTES, Look, StackFrame, ThreadStack, compare, describe
 
-MAIN = ThreadStack("MainThread", (Frame("all_reduce", "distributed.py", 7), Frame("main", "train.py", 3)))
-OTHER = ThreadStack("copier", (Frame("wait", "threading.py", 355),))
+MAIN = ThreadStack("MainThread", (StackFrame("all_reduce", "distributed.py", 7), StackFrame("main", "train.py", 3)))
+OTHER = ThreadStack("copier", (StackFrame("wait", "threading.py", 355),))
 
 
 def test_the_main_thread_comes_first_with_its_innermost_frame() -> None:
@@ -15,7 +15,7 @@ def test_the_main_thread_comes_first_with_its_innermost_frame() -> None:
 
 
 def test_a_text_is_cut_at_a_frame() -> None:
-    deep = ThreadStack("MainThread", tuple(Frame("f" * 50, "ö.py", line) for line in range(10_000)))
+    deep = ThreadStack("MainThread", tuple(StackFrame("f" * 50, "ö.py", line) for line in range(10_000)))
     text = describe([deep])
     assert len(text.encode()) <= MAX_TEXT_BYTES + 8
     assert text.endswith(")\n    …")

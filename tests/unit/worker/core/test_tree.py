@@ -6,10 +6,10 @@ import pytest
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import MAX_PEER_MESSAGE_BYTES
-from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rank_messages import RankStanding, Vote
 from everstep.protocol.rounds import NodeReport, RankRound, RoundReport
 from worker.core.rounds import REASON_BYTES
-from worker.core.tree import ARITY, RANKS_PER_MESSAGE, Reports, RoundTree, messages
+from worker.core.tree import ARITY, RANKS_PER_MESSAGE, RoundTree, TreeReports, messages
 
 
 def tree(count: int, arity: int = ARITY) -> RoundTree:
@@ -61,14 +61,14 @@ def test_ten_thousand_nodes_are_four_lines_from_the_coordinator_at_most() -> Non
 
 
 def test_of_each_node_the_newest_report_counts_whatever_comes_last() -> None:
-    known = Reports().take(report(1, sequence=5, boundary=50), report(2))
+    known = TreeReports().take(report(1, sequence=5, boundary=50), report(2))
     assert known.take(report(1, sequence=4, boundary=40)).newest == known.newest
     assert known.take(report(1, sequence=5, boundary=60)).newest == known.newest
     assert known.take(report(1, sequence=6, boundary=60)).newest["i-1"].ranks[0].boundary == 60  # type: ignore[index]
 
 
 def test_a_new_term_forgets_what_was_said_to_the_coordinators_earlier_life() -> None:
-    known = Reports().take(report(1, sequence=9, term=3), report(2, term=3))
+    known = TreeReports().take(report(1, sequence=9, term=3), report(2, term=3))
     assert known.term == 3
     assert known.take(report(1, sequence=99, term=2)).newest == known.newest
     later = known.take(report(1, sequence=1, term=4))
@@ -78,8 +78,8 @@ def test_a_new_term_forgets_what_was_said_to_the_coordinators_earlier_life() -> 
 
 
 def test_only_what_is_not_told_yet_is_told() -> None:
-    told = Reports().take(report(1), report(2))
-    assert told.since(Reports()) == (report(1), report(2))
+    told = TreeReports().take(report(1), report(2))
+    assert told.since(TreeReports()) == (report(1), report(2))
     assert told.take(report(2, sequence=2, boundary=8)).since(told) == (report(2, sequence=2, boundary=8),)
     assert told.begin_term(2).take(report(1, term=2)).since(told) == (report(1, term=2),)
 
@@ -88,7 +88,7 @@ def test_only_what_is_not_told_yet_is_told() -> None:
 
 
 MEMBERS = frozenset(NodeId(f"i-{i}") for i in range(3))
-TOLD = Reports().take(*(report(node) for node in range(3)))
+TOLD = TreeReports().take(*(report(node) for node in range(3)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_moves_nothing_by_itself_waits(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"vote": Vote.ABANDON}, {"standing": Standing.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_steps": (6,)}],
+    [{"vote": Vote.ABANDON}, {"standing": RankStanding.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_steps": (6,)}],
     ids=["abandoned", "standing", "an answer to a stop", "pinned"],
 )
 def test_what_moves_the_coordinator_presses(fields: dict[str, object]) -> None:
@@ -125,7 +125,7 @@ def test_steps_that_were_made_and_heard_of_are_mere_progress() -> None:
         {"vote": Vote.ABANDON},
         {"proposed": -1},
         {"out_of_view": ("i-9",)},
-        {"standing": Standing.CLOSING},
+        {"standing": RankStanding.CLOSING},
         {"echo_step": 9, "echo": 1},
         {"pinned_steps": (6,)},
     ],

@@ -34,10 +34,10 @@ from everstep.protocol.rank_messages import (
     Phase,
     RankHalf,
     RankHello,
+    RankStanding,
     SlotsGranted,
     SlotsRefused,
     SlotsRequest,
-    Standing,
     StopState,
     Vote,
     Welcome,
@@ -142,7 +142,7 @@ class Place:
         )
         self.line = Line()
 
-    def stand_at(self, boundary: int, standing: Standing = Standing.MOVING) -> None:
+    def stand_at(self, boundary: int, standing: RankStanding = RankStanding.MOVING) -> None:
         with (
             self.page.path.open("r+b") as file,
             mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
@@ -336,7 +336,7 @@ async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has
     place.propose(3)
     await place.lines.idle()
     assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
-    place.stand_at(3, Standing.CLOSING)
+    place.stand_at(3, RankStanding.CLOSING)
     place.lines.message(
         RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0)
     )
@@ -528,13 +528,13 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
 @pytest.mark.parametrize(
     ("standing", "states", "words"),
     [
-        (Standing.MOVING, (StopState.NONE, StopState.NONE), 0),
-        (Standing.MOVING, (StopState.NONE, StopState.CONFIRMED), 0),
-        (Standing.STOPPED, (StopState.CONFIRMED, StopState.CONFIRMED), 2),
-        (Standing.CLOSING, (StopState.NONE, StopState.NONE), 2),
-        (Standing.MOVING, (StopState.NONE, StopState.ANNOUNCED), 1),
-        (Standing.MOVING, (StopState.ANNOUNCED, StopState.CONFIRMED), 2),
-        (Standing.MOVING, (StopState.ANNOUNCED, StopState.NONE), 2),
+        (RankStanding.MOVING, (StopState.NONE, StopState.NONE), 0),
+        (RankStanding.MOVING, (StopState.NONE, StopState.CONFIRMED), 0),
+        (RankStanding.STOPPED, (StopState.CONFIRMED, StopState.CONFIRMED), 2),
+        (RankStanding.CLOSING, (StopState.NONE, StopState.NONE), 2),
+        (RankStanding.MOVING, (StopState.NONE, StopState.ANNOUNCED), 1),
+        (RankStanding.MOVING, (StopState.ANNOUNCED, StopState.CONFIRMED), 2),
+        (RankStanding.MOVING, (StopState.ANNOUNCED, StopState.NONE), 2),
     ],
     ids=[
         "it trains",
@@ -547,7 +547,11 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
     ],
 )
 async def test_a_rank_is_woken_where_it_may_be_waiting(
-    place: Place, monkeypatch: pytest.MonkeyPatch, standing: Standing, states: tuple[StopState, StopState], words: int
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    standing: RankStanding,
+    states: tuple[StopState, StopState],
+    words: int,
 ) -> None:
     """Announcements and grants wake a rank that may be waiting for them.
 
@@ -565,11 +569,11 @@ async def test_a_rank_is_woken_where_it_may_be_waiting(
 
 async def test_a_rank_that_stands_is_woken_when_its_slot_is_granted(place: Place) -> None:
     await begin(place)
-    for step, standing in ((3, Standing.MOVING), (4, Standing.CLOSING)):
+    for step, standing in ((3, RankStanding.MOVING), (4, RankStanding.CLOSING)):
         place.stand_at(step - 1, standing)
         before = place.line.sent.count(WordChanged())
         await granted(place, step)
-        assert place.line.sent.count(WordChanged()) - before == (0 if standing is Standing.MOVING else 2), (
+        assert place.line.sent.count(WordChanged()) - before == (0 if standing is RankStanding.MOVING else 2), (
             "heard of, and granted"
         )
 

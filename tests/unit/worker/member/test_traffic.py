@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
+from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, RankStanding, Vote
 from everstep.protocol.rounds import Pacing, RankRound
 from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH, Budget
@@ -426,7 +426,10 @@ def test_another_rank_of_the_node_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "half",
-    [RankHalf(generation=1, phase=Phase.EVAL), RankHalf(generation=1, phase=Phase.TRAIN, standing=Standing.CLOSING)],
+    [
+        RankHalf(generation=1, phase=Phase.EVAL),
+        RankHalf(generation=1, phase=Phase.TRAIN, standing=RankStanding.CLOSING),
+    ],
 )
 def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: RankHalf) -> None:
     async def work() -> None:

@@ -16,17 +16,17 @@ from everstep.protocol.errors import OversizedMessage
 from everstep.protocol.ids import Generation, Rank, RunId
 from worker.ranks.shim import processes
 from worker.ranks.shim.launch import needs_cold_start
-from worker.ranks.shim.line import Line
+from worker.ranks.shim.line import ShimLine
 from worker.ranks.shim.messages import ListRanks, RankEnd, RankRecord, ToShim
 from worker.ranks.shim.preload import can_preload
-from worker.ranks.shim.processes import Process, find, initial_environment, is_alive, tree
+from worker.ranks.shim.processes import RankProcess, find, initial_environment, is_alive, tree
 from worker.ranks.shim.records import RankRecords
 
 RUN = RunId("cd" * 16)
 
 
-def process(pid: int, parent: int, session: int) -> Process:
-    return Process(pid=pid, parent=parent, session=session, start_ticks=pid, is_zombie=False)
+def process(pid: int, parent: int, session: int) -> RankProcess:
+    return RankProcess(pid=pid, parent=parent, session=session, start_ticks=pid, is_zombie=False)
 
 
 def record(rank: int, generation: int = 1, end: RankEnd | None = None) -> RankRecord:
@@ -139,7 +139,7 @@ def test_only_ended_ranks_of_a_run_are_forgotten(tmp_path: Path) -> None:
 def test_a_line_puts_frames_together() -> None:
     left, right = socket.socketpair()
     with left, right:
-        line = Line(right)
+        line = ShimLine(right)
         assert line.receive() == []
         data = codec.frame(ListRanks()) * 2
         left.sendall(data[:3])
@@ -158,13 +158,13 @@ def test_a_line_refuses_what_is_too_long() -> None:
     with left, right:
         left.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(OversizedMessage):
-            Line(right).receive()
+            ShimLine(right).receive()
 
 
 def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
     left, right = socket.socketpair()
     with left, right:
-        line = Line(right)
+        line = ShimLine(right)
         count = 0
         while not line.has_unsent:
             assert line.send(ListRanks())

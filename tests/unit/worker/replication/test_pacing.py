@@ -16,8 +16,8 @@ from tests.unit.worker.replication.wire import BEGIN, Wire
 from worker.core.chunks import Link, ScheduledChunk, uniform
 from worker.replication.pacing import (
     ENOUGH_TRANSFERS,
+    MEASURED_PERIOD_BYTES,
     PATIENCE_ITERATIONS,
-    TELLING_BYTES,
     NodePacer,
     Pacer,
     SpanPacer,
@@ -176,7 +176,7 @@ def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
         wire.carry(1_000_000)
         assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 1e12  # at this rate, a transfer takes little longer than the link's latency
-    wire.carry(TELLING_BYTES - 1)
+    wire.carry(MEASURED_PERIOD_BYTES - 1)
     assert wire.pacer.bytes_per_second is None
     wire.bytes_per_second = 3_000_000.0
     wire.carry(3_000_000)

@@ -18,7 +18,7 @@ from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
 from worker.node.network_cards import NetworkCard
 from worker.replication.tcp import PeerListener, TcpSession, dial
-from worker.replication.transport import Credentials
+from worker.replication.transport import PeerCredentials
 
 LARGE = ShardDigests(transfer=1, first=0, chunk_digests=bytes(range(256)) * 4000)
 SMALL = EndShard(transfer=1, digest=bytes(16))
@@ -225,7 +225,9 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node without a free file descriptor treats the connection as lost and dials again."""
-    credentials = Credentials(JobName("gpt"), OPEN.run, OPEN.generation, OPEN.node_id, bytes(32), silence_seconds=3.0)
+    credentials = PeerCredentials(
+        JobName("gpt"), OPEN.run, OPEN.generation, OPEN.node_id, bytes(32), silence_seconds=3.0
+    )
 
     def refused(*_arguments: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")

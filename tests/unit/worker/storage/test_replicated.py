@@ -209,7 +209,7 @@ async def test_a_rank_sends_the_objects_of_a_rank_that_stays_away(tmp_path: Path
     held = asyncio.create_task(ranks.agree(1, ranks.look(1).items))
     uploaded = await ranks.send(0)
     await held
-    assert ranks.pauses == 1 + checkpoints.LEAST_PATIENCE_SECONDS / checkpoints.POLL_SECONDS
+    assert ranks.pauses == 1 + checkpoints.LEAST_PATIENCE_SECONDS / checkpoints.OBJECT_POLL_SECONDS
     assert len(ranks.sent()) == 2
     await ranks.check(tmp_path, [uploaded])
     ranks.close()
