@@ -7,9 +7,9 @@ The rate of a limited transfer does not show the full rate of the link. Each tra
 In a long transfer, the limit is lifted periodically. The first limit lasts only a short time, because the link may not
 be slow after all. All durations count only the time in which the transfer was allowed to send.
 
-The row *a link at 1 %* of docs/benchmarks-faults.md measures training beside a limited transfer.
+docs/benchmarks-faults.md measures training beside a transfer with and without the limit (*a link at 1 %*).
 
-Invariant: after at most `RETRY_SECONDS` of sending with a limit, the link is measured again without the limit.
+Invariant: after at most `LONGEST_LIMIT_SECONDS` of sending with a limit, the link is measured again without the limit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ROOM_RATIO = 0.5
 If snapshots used the full rate, even the smallest collective operation would wait behind the kernel's send buffer: 12
 to 30 ms at 12.5 MB/s.
 """
-LOOK_SECONDS = 0.2
+FULL_RATE_SECONDS = 0.2
 """Duration of a measurement of the link's full rate (without a limit), in seconds of sending."""
-FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
+FIRST_LIMIT_SECONDS, LONGEST_LIMIT_SECONDS = 0.5, 10.0
 """Durations of the first limit and of the longest limit, in seconds of sending.
 
 Each limit lasts twice as long as the previous one.
@@ -56,7 +56,7 @@ class SlowLink:
     """Rate limit for snapshots on this link, in bytes per second; None if snapshots are sent without a limit."""
     begun: tuple[int, float] = (0, 0.0)
     """(bytes sent, seconds of sending) of the running transfer at the moment when the limit was last set or lifted."""
-    retry_seconds: float = FIRST_RETRY_SECONDS
+    retry_seconds: float = FIRST_LIMIT_SECONDS
     """Duration of the current or last limit of the link's rate, in seconds of sending."""
     is_faster: bool = False
     """True if the last measurement without a limit showed a much higher rate than the measurement before it."""
@@ -89,7 +89,7 @@ class SlowLink:
             The new state. Its `limit` applies to the bytes that are sent from now on.
         """
         lasted = seconds - self.begun[1]
-        if not self.carries or lasted < (LOOK_SECONDS if self.limit is None else self.retry_seconds):
+        if not self.carries or lasted < (FULL_RATE_SECONDS if self.limit is None else self.retry_seconds):
             return self
         rate = (sent_bytes - self.begun[0]) / lasted
         begun = (sent_bytes, seconds)
@@ -106,4 +106,4 @@ class SlowLink:
         if is_faster and not self.is_faster:
             return replace(self, begun=begun, is_faster=True)
         carries = rate if is_faster or self.carries < LEAST_BYTES_PER_SECOND else self.carries
-        return SlowLink(carries, ROOM_RATIO * carries, begun, min(2 * self.retry_seconds, RETRY_SECONDS))
+        return SlowLink(carries, ROOM_RATIO * carries, begun, min(2 * self.retry_seconds, LONGEST_LIMIT_SECONDS))
