@@ -66,7 +66,7 @@ def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
         Variables for a process or a shell.
 
     Raises:
-        EndpointRefused: the endpoint is not on this machine.
+        LocalEndpointRefused: the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
         raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
@@ -119,7 +119,7 @@ def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
         The client. It refuses to send a request to another machine.
 
     Raises:
-        EndpointRefused: the endpoint is not on this machine.
+        LocalEndpointRefused: the endpoint is not on this machine.
     """
     if not is_loopback(endpoint_url):
         raise LocalEndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")

@@ -4,7 +4,7 @@
     ├── PreflightFailed      this machine cannot run a local cloud, or one is already up; nothing was started
     ├── StartFailed          a part did not start in time, or died; the message names its log
     ├── NotUp                no local cloud is up in this state directory
-    ├── EndpointRefused      the address is not on this machine
+    ├── LocalEndpointRefused the address is not on this machine
     └── FaultRefused         the fault is impossible here or for this target; nothing was done
 
 The command line prints only the message of such an error, without a traceback.

@@ -4,7 +4,8 @@ agents.
 The models reuse `tests.model.step_protocol` and `tests.model.stop_agreement`, and replace only the transport of their
 messages. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded. A node may
 connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message than
-another relay did. Relays store their state in the real `worker.core.tree.TreeReports`; a restarted agent loses this state.
+another relay did. Relays store their state in the real `worker.core.tree.TreeReports`. A restarted agent loses this
+state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """

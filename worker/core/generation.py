@@ -74,7 +74,7 @@ class Membership:
             A membership with the same run and generation.
 
         Raises:
-            InvalidTransition: `TRANSITIONS` has no entry for this phase and event.
+            InvalidMemberTransition: `TRANSITIONS` has no entry for this phase and event.
         """
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:

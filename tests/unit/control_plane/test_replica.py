@@ -15,8 +15,8 @@ from control_plane.replica import ServerReplica, is_predecessor
 HOLDER = """
 import sys
 from pathlib import Path
-from control_plane.replica import Replica
-with Replica(Path(sys.argv[1])) as replica:
+from control_plane.replica import ServerReplica
+with ServerReplica(Path(sys.argv[1])) as replica:
     print(replica.owner, flush=True)
     sys.stdin.read()
 """

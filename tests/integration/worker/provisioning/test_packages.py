@@ -228,9 +228,11 @@ async def test_an_installation_has_a_limit(
 INSTALL = """
 import asyncio, sys
 from pathlib import Path
-from worker.provisioning.packages import Order, PackageLayers
+from worker.provisioning.packages import InstallationOrder, PackageLayers
 state, source, output = map(Path, sys.argv[1:])
-order = Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment={}, output=output)
+order = InstallationOrder(
+    project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment={}, output=output
+)
 asyncio.run(PackageLayers(state).install(order))
 """
 

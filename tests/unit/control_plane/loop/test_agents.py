@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.loop import agents
 from control_plane.loop.agents import MAX_DEPARTED, AgentConnection, AgentRegistry
-from control_plane.loop.metric_writer import Received
+from control_plane.loop.metric_inbox import ReceivedBatch
 from everstep.protocol.agent_messages import (
     AgentReport,
     Hello,
@@ -216,7 +216,7 @@ async def test_logged_values_wait_for_the_database_one_batch_a_node(registry: Ag
     connection.report(report(2, metrics=batch(0)))
     connection.report(report(3))
     assert registry.logged.filled.is_set()
-    assert registry.logged.empty() == {NODE: Received("one", batch(0))}
+    assert registry.logged.empty() == {NODE: ReceivedBatch("one", batch(0))}
     assert not registry.logged.filled.is_set()
     assert registry.logged.empty() == {}
 
