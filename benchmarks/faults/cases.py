@@ -108,6 +108,8 @@ class Case:
 
     Such a job has no undisturbed steps before the fault. Its steps during the fault are compared with steps after it.
     """
+    has_rate_limit: bool = True
+    """False if the agents send snapshots over a slow link without a rate limit (`without_rate_limit`)."""
 
 
 @contextmanager
@@ -258,11 +260,13 @@ def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struc
         place.bench.cluster.clear_faults("fill-memory")
 
 
+LIMITED, UNLIMITED = "a link at 1 %", "a link at 1 %, snapshots without a rate limit"
 CASES = (
     Case(name="no memory for slots", strike=memory_full, is_from_the_start=True),
     Case(name="a receiver out of memory", strike=receiver_full, is_from_the_start=True),
     Case(name="a peer that stops reading", strike=peer_stopped),
     Case(name="the agent stopped in a snapshot", strike=stopped_in_a_snapshot),
-    Case(name="a link at 1 %", strike=slow_link),
+    Case(name=LIMITED, strike=slow_link),
     Case(name="connections reset", strike=resets),
+    Case(name=UNLIMITED, strike=slow_link, has_rate_limit=False),
 )

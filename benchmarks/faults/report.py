@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.faults.cases import LIMITED, UNLIMITED
 from benchmarks.faults.figures import FULL_SPEED_RATIO, WHOLE, Figure, Observed, evaluate
 from benchmarks.faults.picture import draw
 from benchmarks.measures import Verdict
@@ -36,10 +37,22 @@ def row(figure: Figure) -> Row:
         low=figure.low,
         high=figure.high,
         n=figure.during.count,
-        limit=FULL_SPEED_RATIO,
-        verdict=figure.verdict,
-        reason=figure.told,
+        limit=None if figure.name == UNLIMITED else FULL_SPEED_RATIO,
+        verdict=Verdict.NONE if figure.name == UNLIMITED else figure.verdict,
+        reason="for comparison only" if figure.name == UNLIMITED else figure.told,
     )
+
+
+def rate_limit(run: Run) -> Row | None:
+    """Return the row that compares steps with and without the rate limit on a slow link; None without both cases."""
+    found = {figure.name: figure for figure in figures(run)}
+    if not found.keys() >= {LIMITED, UNLIMITED}:
+        return None
+    ratio = found[LIMITED].during.median / found[UNLIMITED].during.median
+    judged = Row(
+        what="median step with the rate limit ÷ without it", value=ratio, n=found[LIMITED].during.count, limit=1.0
+    ).judged()
+    return dataclasses.replace(judged, verdict=Verdict.INCONCLUSIVE, reason=BUSY) if run.is_busy else judged
 
 
 def values(run: Run) -> dict[str, str | None]:
@@ -55,6 +68,7 @@ def values(run: Run) -> dict[str, str | None]:
         "copies": f"{fewest.span_seconds / fewest.copy_seconds:.0f}",
         "speed": _speed(run),
         "full_speed": str(FULL_SPEED_RATIO),
+        "rate_limit": None if (row := rate_limit(run)) is None else f"**{row.value:.2f}** ({verdict_of(row)})",
         "protection": _protection(run),
     }
 
@@ -122,7 +136,7 @@ PAGE = Page(
     command="make bench-faults",
     run=Run,
     values=values,
-    rows=lambda run: [row(figure) for figure in figures(run)],
+    rows=lambda run: [*map(row, figures(run)), *filter(None, [rate_limit(run)])],
     draw=lambda run: draw(run.observed),
     picture="Step times of each case, with the fault and the healing shaded",
 )

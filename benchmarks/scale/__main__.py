@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.command import Begun
-from benchmarks.scale import placement, rounds
+from benchmarks.scale import leads, placement, rounds
 from benchmarks.scale.report import PAGE
 
 QUICK_NODES, QUICK_AGENTS = (16, 128), (2, 32)
@@ -20,7 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure how long the choice of holders takes, then how long the commit of a step takes (a round)."""
+    """Measure how long the choice of holders takes, then how long the commit of a step takes (a round).
+
+    The commits with an adaptive lead are simulated.
+    """
     counts = QUICK_NODES if begun.is_quick else placement.NODES
     shapes = [(count, copies) for count in counts for copies in placement.COPIES]
     plans = [placement.plan_figure(count, copies) for count, copies in shapes]
@@ -30,6 +33,7 @@ def measure(begun: Begun) -> dict[str, Any]:
         "plans": plans,
         "domains": domains,
         "known": placement.known_figures(),
+        "leads": leads.lead_figures(),
         "rounds": rounds.measure_all(QUICK_AGENTS if begun.is_quick else rounds.COUNTS, begun.say),
     }
 

@@ -10,11 +10,14 @@ from itertools import groupby
 from benchmarks.measures import Verdict
 from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, table, verdict_of, without_verdicts
+from benchmarks.scale.leads import CONSTANT_LEADS, PHASE_STEPS, STEPS, LeadFigure
 from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, DomainFigure, Known, PlanFigure
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
 
 LIMIT_SECONDS = 1.0
 """Limit in seconds for the slowest call of a placement function, which chooses the holders of all shards."""
+LEAD_LIMIT = 0.85
+"""Limit for the commits with the adaptive lead, divided by those with the constant lead that suits the load best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +30,22 @@ class Run(BenchmarkRun):
     """Placement over failure domains, for at least one number of nodes."""
     known: Sequence[Known]
     rounds: Sequence[RoundFigure]
+    leads: Sequence[LeadFigure]
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one row per function that places replicas, and one row per recovery probability.
+    """Return one row per function that places replicas, per recovery probability, and per load of the adaptive lead.
 
     A function's row contains its duration for the largest measured number of nodes. A probability's row compares the
-    value that Everstep computes with the value that GEMINI's paper publishes.
+    value that Everstep computes with the value that GEMINI's paper publishes. A load's row compares the adaptive lead
+    with the best constant lead.
     """
     limit = LIMIT_SECONDS * 1000
     found = [
         Row(what=what, value=max(seconds) * 1000, unit="ms", n=len(seconds), limit=limit).judged()
         for what, seconds in _calls(run).items()
     ]
-    return [*(without_verdicts(found) if run.is_busy else found), *map(_odds, run.known)]
+    return [*(without_verdicts(found) if run.is_busy else found), *map(_odds, run.known), *map(_lead, run.leads)]
 
 
 def _calls(run: Run) -> dict[str, list[float]]:
@@ -69,6 +74,11 @@ def _odds(known: Known) -> Row:
     return Row(what=known.what, value=known.found, n=1, against=f"{known.expected:.4f}", verdict=verdict)
 
 
+def _lead(figure: LeadFigure) -> Row:
+    what = f"commits with the adaptive lead ÷ those with the best constant lead: {figure.load}"
+    return Row(what=what, value=figure.ratio, n=1, limit=LEAD_LIMIT, is_least=True).judged()
+
+
 def values(run: Run) -> dict[str, str | None]:
     """Return the text for each placeholder of the template of this benchmark's page.
 
@@ -80,7 +90,7 @@ def values(run: Run) -> dict[str, str | None]:
         "calls": str(len(run.plans[0].plan_seconds)),
         "rounds": str(ROUNDS),
         "limits": limits(
-            [row for row in rows(run) if row.limit is not None],
+            [row for row in rows(run) if row.what in _calls(run)],
             ("slowest call of", "median, ms"),
             lambda row: (row.what, number(statistics.median(_calls(run)[row.what]) * 1000)),
         ),
@@ -89,6 +99,9 @@ def values(run: Run) -> dict[str, str | None]:
         "domain_nodes": str(DOMAIN_NODES),
         "domains": _domains(run),
         "table_of_rounds": _rounds(run),
+        "lead_steps": f"{STEPS:,}",
+        "phase_steps": f"{PHASE_STEPS:,}",
+        "leads": _leads(run),
     }
 
 
@@ -146,6 +159,21 @@ def _rounds(run: Run) -> str:
         if trees:
             cells += [*_round(tree), str(tree.depth)] if tree else ["the same", "", "", "", "1"]
         body.append(cells)
+    return table(head, body)
+
+
+def _leads(run: Run) -> str:
+    head = ("load", "adaptive", *(f"constant: {steps}" for steps in CONSTANT_LEADS), "ratio to the best", "verdict")
+    body = [
+        [
+            figure.load,
+            f"{figure.adaptive:.3f}",
+            *(f"{figure.constant[steps]:.3f}" for steps in CONSTANT_LEADS),
+            f"{figure.ratio:.2f}",
+            verdict_of(_lead(figure)),
+        ]
+        for figure in run.leads
+    ]
     return table(head, body)
 
 

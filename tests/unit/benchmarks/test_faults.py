@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.faults import report
-from benchmarks.faults.cases import CASES
+from benchmarks.faults.cases import CASES, LIMITED, UNLIMITED
 from benchmarks.faults.figures import (
     FULL_SPEED_RATIO,
     Boundary,
@@ -195,3 +195,19 @@ def test_the_picture_has_a_strip_for_each_case_and_a_point_for_each_step() -> No
 
 
 RUN = run_of(observed(), replace(observed(during=0.3), name="a link at 1 %", told_at=None, reasons=()))
+
+
+def test_the_rate_limit_is_compared_with_steps_without_it() -> None:
+    limited = replace(observed(during=0.21), name=LIMITED)
+    unlimited = replace(observed(during=0.28), name=UNLIMITED)
+    run = report.Run(machine=MACHINE, is_quick=False, seconds=1.0, observed=(limited, unlimited))
+    row = report.rate_limit(run)
+    assert row is not None
+    assert (round(row.value, 2), row.verdict) == (0.75, Verdict.PASS)
+    assert report.row(report.figures(run)[1]).verdict is Verdict.NONE
+    worse = report.rate_limit(
+        replace(run, observed=(replace(unlimited, name=LIMITED), replace(limited, name=UNLIMITED)))
+    )
+    assert worse is not None
+    assert worse.verdict is Verdict.SHORT
+    assert report.rate_limit(replace(run, observed=(limited,))) is None

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.measures import Verdict
 from benchmarks.page import render, write
 from benchmarks.scale import placement, report, rounds
+from benchmarks.scale.leads import LOADS, LeadFigure, lead_figures
 from benchmarks.scale.placement import DomainFigure, Known, PlanFigure
 from benchmarks.scale.rounds import FLAT, CountedSession, RoundFigure, measure
 from everstep.protocol.codec import Message, encode
@@ -47,6 +48,7 @@ RUN = report.Run(
         RoundFigure(1024, FLAT, 1, 90.0, 74.0, 73.8, 1023.0),
         RoundFigure(1024, ARITY, 3, 120.0, 13.4, 9.3, 26.2),
     ),
+    leads=(LeadFigure(load="no proposal is late", adaptive=0.9, constant={1: 1.0, 2: 0.5, 3: 0.3}),),
 )
 
 
@@ -120,16 +122,16 @@ def test_the_slowest_call_of_the_most_nodes_is_judged() -> None:
     assert [(row.value, row.n) for row in rows[:4]] == [(30.0, 3), (50.0, 1), (400.0, 3), (300.0, 1)]
     assert {row.verdict for row in rows} == {Verdict.PASS}, "5 s were for 16 nodes"
     slow = report.rows(replace(RUN, plans=(replace(PLAN, plan_seconds=(0.01, 1.001)),)))
-    assert [row.verdict is Verdict.SHORT for row in slow] == [True, False, False, False, False]
+    assert [row.verdict is Verdict.SHORT for row in slow] == [True, *5 * [False]]
     wrong = report.rows(replace(RUN, known=(replace(RUN.known[0], found=0.9),)))
-    assert wrong[-1].verdict is Verdict.SHORT
+    assert wrong[4].verdict is Verdict.SHORT
 
 
 def test_a_busy_machine_says_nothing_of_times() -> None:
     busy = replace(
         RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), domains=(replace(DOMAIN, plan_seconds=(2.0,)),)
     )
-    *timed, odds = report.rows(busy)
+    *timed, odds, _ = report.rows(busy)
     assert {row.verdict for row in timed} == {Verdict.INCONCLUSIVE}
     assert odds.verdict is Verdict.PASS
 
@@ -148,3 +150,17 @@ def test_the_page_has_flat_beside_tree_and_the_figures_have_all(tmp_path: Path) 
 
 def test_a_page_of_few_agents_has_no_tree() -> None:
     assert "tree" not in render(report.PAGE, replace(RUN, rounds=RUN.rounds[:1]))
+
+
+def test_an_adaptive_lead_that_keeps_too_few_steps_falls_short() -> None:
+    assert report.rows(RUN)[-1].verdict is Verdict.PASS
+    row = report.rows(replace(RUN, leads=(replace(RUN.leads[0], adaptive=0.8),)))[-1]
+    assert (row.value, row.verdict) == (0.8, Verdict.SHORT)
+
+
+def test_no_constant_lead_suits_every_load_and_the_adaptive_one_does() -> None:
+    figures = lead_figures()
+    assert len(figures) == len(LOADS)
+    for steps in (1, 2, 3):
+        assert min(figure.constant[steps] / max(figure.constant.values()) for figure in figures) < report.LEAD_LIMIT
+    assert min(figure.ratio for figure in figures) >= report.LEAD_LIMIT
