@@ -27,7 +27,7 @@ Statement = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What AWS authorizes: an action on a resource."""
+    """A request that AWS authorizes or denies: an action on a resource."""
 
     action: str
     resource: str

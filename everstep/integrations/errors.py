@@ -1,7 +1,7 @@
 """Errors of the integrations.
 
     TrainingError (everstep.training.errors)
-    ├── UnsupportedVersion   Everstep has no tests with the installed major version; defined beside `TrainingError`
+    ├── UnsupportedVersion   Everstep has no tests with the installed major version (class of everstep.training.errors)
     └── UnsupportedOption    an option of the framework prevents an exact resume; the error names an alternative
 
 The integrations raise both errors before the first step. A retry fails in the same way.
