@@ -143,7 +143,9 @@ def evidence(day: Day) -> list[str]:
     killed, cuts = _kills_of_ranks(day), _cuts_of_links(day)
     for incident in day.incidents:
         # A node that was part of a failure stays usable if its agent reports again during the recovery.
-        silent = incident.faulted if incident.cause == UNREACHABLE else ()
+        silent = [
+            node for node in incident.faulted if incident.cause == UNREACHABLE and not _is_named_for_rank(incident, node)
+        ]
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
                 incident.closed_at or float("inf")
@@ -160,6 +162,12 @@ def evidence(day: Day) -> list[str]:
                     f"{incident.cause} and that"
                 )
     return wrong
+
+
+def _is_named_for_rank(incident: Incident, node: str) -> bool:
+    """Return True if the evidence names the node only because its ranks ended, as another node's end makes them end."""
+    naming = [words for words in incident.evidence if node in words]
+    return bool(naming) and all(words.startswith("rank ") and f" on {node} " in words for words in naming)
 
 
 def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:

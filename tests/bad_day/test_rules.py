@@ -286,6 +286,22 @@ def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed()
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))
 
 
+def test_a_node_whose_rank_ended_is_not_given_up_as_silent_with_another_node() -> None:
+    day = with_incident(cause="node_unreachable", instances=(A,), faulted=(B, A))(well())
+    steps = [passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3)]
+    day = replace(day, boundaries=[*day.boundaries, *steps])
+    (incident,) = [each for each in day.incidents if B in each.faulted]
+    ended, lost = f"rank 1 on {B} ended: error, code 1", f"{A} did not prepare within 6 s and is silent"
+
+    def is_wrong(*evidence: str) -> bool:
+        return bool(RULES["evidence"](replace(day, incidents=[replace(incident, evidence=evidence)])))
+
+    assert not is_wrong(ended, lost)
+    assert is_wrong(lost)
+    assert is_wrong(ended, lost, f"the agent of {B} was silent for 3.1 s")
+    assert is_wrong(f"rank 0 on {A} reported that {B} is silent", lost)
+
+
 def test_a_node_may_train_from_its_last_report_until_its_link_is_cut() -> None:
     day = with_incident(cause="node_unreachable", instances=(B,))(well())
     steps = [passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3)]
