@@ -55,8 +55,6 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     did: str
     seen: str = ""
     """Observed effect of the strike. Empty: no effect was observed."""
-    until: float | None = None
-    """Time at which a lasting fault was cleared."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

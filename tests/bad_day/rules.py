@@ -8,7 +8,8 @@ bit-identical              every rank's result equals that of an undisturbed run
 ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces
 enough                     enough strikes took effect: of each kind, during recoveries, on two jobs together
 lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
-ettr                       not below the bound that follows from the strikes
+caused                     a job has at most as many incidents as strikes hit its nodes or a service that it needs
+ettr                       of a long day: not below the bound that follows from the strikes
 ended well                 all jobs completed, and the job of higher priority waited for nodes
 orphans                    no instance, object or row is left that nothing refers to
 well-formed calls          AWS documents the parameters of every call of EC2 and Auto Scaling
@@ -80,6 +81,13 @@ COST_SECONDS: Final = {
 The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR, the
 fraction of time spent on training, follows from them.
 """
+MEAN_MINUTES: Final = 5.0
+"""Shortest day whose ETTR the rules judge.
+
+A shorter day has too few strikes for a mean, and runs beside other tests, whose load decides how long ranks start.
+"""
+EVERYWHERE: Final = frozenset({"control plane", "freeze", "database", "zone", "stale view", "throttle"})
+"""Kinds of strikes that hit a service which all jobs need, not single nodes."""
 
 _Rule = Callable[[Day], list[str]]
 
@@ -354,7 +362,31 @@ def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> b
     )
 
 
+def caused(day: Day) -> list[str]:
+    wrong = []
+    trained = defaultdict[str, set[str]](set)
+    for line in day.boundaries:
+        trained[line.job].add(line.node)
+    for job in day.jobs:
+        nodes, opened = trained[job.name], 0
+        for incident in sorted(day.incidents, key=lambda incident: incident.opened_at):
+            if incident.job != job.name:
+                continue
+            opened += 1
+            nodes |= {*incident.instances, *incident.faulted}
+            hits = sum(
+                1 if strike.kind in EVERYWHERE else len(nodes.intersection(strike.targets))
+                for strike in day.strikes
+                if strike.at <= incident.opened_at
+            )
+            if opened > hits:
+                wrong.append(f"{incident.id} is incident {opened} of {job.name}, and {hits} strikes came before it")
+    return wrong
+
+
 def ettr(day: Day) -> list[str]:
+    if day.minutes < MEAN_MINUTES:
+        return []
     seconds = {
         job.name: sum(
             spent
@@ -396,6 +428,7 @@ RULES: Final[dict[str, _Rule]] = {
     "ledgers": ledgers,
     "enough": enough,
     "lost steps": lost_steps,
+    "caused": caused,
     "ettr": ettr,
     "ended well": ended_well,
     "orphans": lambda day: [*day.orphans],

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.bad_day.facts import Boundary, Call, Day, Decision, Ended, Incident, Job, Start, Strike
-from tests.bad_day.rules import COST_SECONDS, KINDS, RULES, expected_ettr, has_begun, judge
+from tests.bad_day.rules import COST_SECONDS, KINDS, MEAN_MINUTES, RULES, expected_ettr, has_begun, judge
 
 RESULT = [{"tensors": {"w": "1"}}, {"tensors": {"w": "1"}}]
 A, B, C, D = "i-a", "i-b", "i-c", "i-d"
@@ -219,7 +219,26 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
     ],
     "lost steps": [("four from memory", with_incident(lost_steps=4))],
-    "ettr": [("half of the time", with_job(accounting_seconds={"train": 1000.0, "restore": 1000.0}))],
+    "caused": [
+        ("before any strike", with_incident(opened_at=99.0)),
+        (
+            "two for one strike",
+            lambda day: replace(
+                day,
+                strikes=[day.strikes[KINDS.index("instances")]],
+                incidents=[*day.incidents, replace(day.incidents[0], id="inc-2", opened_at=150.0)],
+            ),
+        ),
+        ("a strike on another job", lambda day: replace(day, strikes=[replace(day.strikes[0], targets=(D,))])),
+    ],
+    "ettr": [
+        (
+            "half of the time",
+            lambda day: replace(
+                with_job(accounting_seconds={"train": 1000.0, "restore": 1000.0})(day), minutes=MEAN_MINUTES
+            ),
+        )
+    ],
     "ended well": [
         ("failed", with_job(status="Failed")),
         ("no nodes", lambda day: replace(day, starts=[start("early"), start("long", node_count=0, committed_step=-1)])),
@@ -364,6 +383,12 @@ def test_the_least_ettr_follows_from_the_strikes() -> None:
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     assert expected_ettr(strikes, 1000.0) == pytest.approx(1 - cost / 1000)
     assert expected_ettr(strikes, 1.0) == 0.0
+
+
+def test_a_short_day_beside_other_tests_is_not_judged_by_its_seconds() -> None:
+    slow = with_job(accounting_seconds={"train": 1000.0, "restore": 1000.0})(well())
+    assert not RULES["ettr"](replace(slow, minutes=MEAN_MINUTES - 1))
+    assert RULES["ettr"](replace(slow, minutes=MEAN_MINUTES))
 
 
 def test_the_last_step_of_a_node_that_was_lost_may_be_known_to_nobody() -> None:
