@@ -152,7 +152,9 @@ def evidence(day: Day) -> list[str]:
     for incident in day.incidents:
         # A node that was part of a failure stays usable if its agent reports again during the recovery.
         silent = [
-            node for node in incident.faulted if incident.cause == UNREACHABLE and not _is_named_for_rank(incident, node)
+            node
+            for node in incident.faulted
+            if incident.cause == UNREACHABLE and not _is_named_for_rank(incident, node)
         ]
         for instance in sorted({*incident.instances, *silent}):
             if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
