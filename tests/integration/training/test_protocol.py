@@ -236,13 +236,15 @@ def rank_half(agent: FakeAgent) -> RankHalf:
 
 def test_a_captured_slot_is_the_state_and_nothing_else(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
+        begun = time.monotonic()
         session, step = begin(agent)
         train(session, step, agent.reached.is_set)
         slots = [path.read_bytes() for path in agent.lines[0].slot_paths]
         assert len(agent.commits) == 6
         session.fence()
         assert len(session.blocked_seconds) >= 6
-        assert all(0 < seconds < 5 for seconds in session.blocked_seconds)
+        assert all(seconds > 0 for seconds in session.blocked_seconds)
+        assert sum(session.blocked_seconds) < time.monotonic() - begun
     for data in slots:
         header = unpack_header(data[:HEADER_BYTES])
         payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
