@@ -292,7 +292,7 @@ class LocalAws:
         else:
             with self._ec2.as_described() if request.action in DELAYED else nullcontext():
                 answer = list(application(environ, start))
-        self._calls.add(service, body, statuses[-1], at)
+        self._calls.add(service, body, statuses[-1], at, environ.get("HTTP_USER_AGENT", ""))
         return answer
 
     def _administer(self, environ: dict[str, Any], caller: Signer, start_response: StartResponse) -> Iterable[bytes]:

@@ -6,6 +6,7 @@ read-only calls.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
@@ -16,6 +17,7 @@ import msgspec
 RECORDED_SERVICES: Final = frozenset({"autoscaling", "ec2"})
 READING: Final = ("Describe", "Get", "List")
 MAX_CALLS: Final = 20_000
+_APPLICATION: Final = re.compile(r"(?:^| )app/(?P<id>\S+)")
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters in AWS's query protocol, without Action and Version."""
     status: int
     """HTTP status of the answer."""
+    caller: str = ""
+    """Application id in the User-Agent header, which CloudTrail lists too. Empty if the caller gave none."""
 
 
 CALLS: Final = msgspec.json.Decoder(list[RecordedCall])
@@ -40,7 +44,7 @@ class CallRecord:
     def __init__(self) -> None:
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_CALLS)
 
-    def add(self, service: str, body: bytes, status: str, at: float) -> None:
+    def add(self, service: str, body: bytes, status: str, at: float, user_agent: str) -> None:
         """Record a call, unless its operation is read-only.
 
         Args:
@@ -48,13 +52,24 @@ class CallRecord:
             body: the request's body, in AWS's query protocol.
             status: status line of the answer, for example `200 OK`.
             at: time of the request in Unix seconds.
+            user_agent: the request's User-Agent header, or an empty string.
         """
         parameters: Mapping[str, str] = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         action = parameters.get("Action", "")
         if service in RECORDED_SERVICES and action and not action.startswith(READING):
             given = {name: value for name, value in parameters.items() if name not in ("Action", "Version")}
             code = int(status.partition(" ")[0] or 0)
-            self._calls.append(RecordedCall(at=at, service=service, action=action, parameters=given, status=code))
+            caller = _APPLICATION.search(user_agent)
+            self._calls.append(
+                RecordedCall(
+                    at=at,
+                    service=service,
+                    action=action,
+                    parameters=given,
+                    status=code,
+                    caller=caller["id"] if caller else "",
+                )
+            )
 
     def every(self) -> list[RecordedCall]:
         """Return the recorded calls, oldest first."""

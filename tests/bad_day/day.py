@@ -38,6 +38,8 @@ from tests.warm_parent import Launch, WarmParent
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 SABOTAGE: Final = Path(__file__).parent / "sabotage"
 SABOTAGE_VARIABLE: Final = "BAD_DAY_WITHOUT"
+SERVER_NAME: Final = "everstep-"
+"""Beginning of the application id with which servers of the control plane call AWS."""
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
@@ -469,6 +471,7 @@ def _call(call: RecordedCall) -> facts.Call:
         desired=int(desired) if desired else None,
         is_decrement=call.parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
         status=call.status,
+        server=call.caller if call.caller.startswith(SERVER_NAME) else "",
     )
 
 

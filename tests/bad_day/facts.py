@@ -34,6 +34,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Requested desired capacity. None: the call does not set it."""
     is_decrement: bool = False
     status: int = 200
+    server: str = ""
+    """Name of the control plane's server that called. Empty if someone else called."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ bit-identical              every rank's result equals that of an undisturbed run
 ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces
 enough                     enough strikes took effect: of each kind, during recoveries, on two jobs together
 lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
+one server                 two servers do not change the fleet in turn, unless a strike hit one of them
 caused                     a job has at most as many incidents as strikes hit its nodes or a service that it needs
 ettr                       of a long day: not below the bound that follows from the strikes
 ended well                 all jobs completed, and the job of higher priority waited for nodes
@@ -364,6 +365,18 @@ def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> b
     )
 
 
+def one_server(day: Day) -> list[str]:
+    # A restarted process is another server. A fault of the database can move a lease there and back.
+    allowed = sum({"control plane": 1, "freeze": 2, "database": 2}.get(strike.kind, 0) for strike in day.strikes)
+    servers = [call.server for call in sorted(day.calls, key=lambda call: call.at) if call.server]
+    turns = sum(before != after for before, after in pairwise(servers))
+    if turns <= allowed:
+        return []
+    return [
+        f"{len(set(servers))} servers changed the fleet in turn, {turns} times; strikes on servers explain {allowed}"
+    ]
+
+
 def caused(day: Day) -> list[str]:
     wrong = []
     trained = defaultdict[str, set[str]](set)
@@ -430,6 +443,7 @@ RULES: Final[dict[str, _Rule]] = {
     "ledgers": ledgers,
     "enough": enough,
     "lost steps": lost_steps,
+    "one server": one_server,
     "caused": caused,
     "ettr": ettr,
     "ended well": ended_well,

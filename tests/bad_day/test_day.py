@@ -16,7 +16,7 @@ from tests.warm_parent import WarmParent
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group(MACHINE_NETWORK)]
 SHORT_MINUTES = 1.2
 LONG_MINUTES = 10.0
-CAUGHT_BY = {"lease": "ended well", "contract": "decided before it ended", "evidence": "evidence"}
+CAUGHT_BY = {"lease": "one server", "contract": "decided before it ended", "evidence": "evidence"}
 """The rule that must report a violation if the control plane lacks a safeguard, by safeguard.
 
 Other rules may report violations too.

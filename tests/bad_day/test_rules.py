@@ -219,6 +219,21 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
     ],
     "lost steps": [("four from memory", with_incident(lost_steps=4))],
+    "one server": [
+        (
+            "two in turn",
+            lambda day: replace(
+                day,
+                calls=[
+                    *(replace(call, server="first") for call in day.calls),
+                    *(
+                        Call(at=300.0 + at, action="SetInstanceProtection", server=server)
+                        for at, server in enumerate(("second", "first"))
+                    ),
+                ],
+            ),
+        )
+    ],
     "caused": [
         ("before any strike", with_incident(opened_at=99.0)),
         (
