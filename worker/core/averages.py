@@ -2,8 +2,8 @@
 
 An iteration is the training work from one finished optimizer step to the next. The agent averages iteration times with
 a trimmed mean: the mean of the values without the smallest and the largest tenth. A median would not show an effect in
-fewer than half of the iterations. A single outlier would distort a plain mean. `worker.core.budget` and
-`worker.core.pacing_trial` decide with these values, and name the measurements.
+fewer than half of the iterations. A single outlier would distort a plain mean. `worker.core.budget` compares the
+averages to limit the cost of snapshots, and `worker.core.pacing_trial` to decide whether pacing pays.
 """
 
 from __future__ import annotations

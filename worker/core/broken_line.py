@@ -7,7 +7,7 @@ single break therefore delays a step only briefly. After a series of breaks, ste
 silence check does not drop such a holder from the view, because the holder answers (`worker.core.silence`).
 
 Only a step that arrives in a single transfer proves a sound connection. The row *connections reset* of
-docs/benchmarks-faults.md shows such a report.
+docs/benchmarks-faults.md shows the report about a breaking connection.
 
 Invariant: a connection over which the last step arrived in one transfer is sound.
 """

@@ -91,7 +91,8 @@ def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: 
         limit_bytes: maximum size of the cache.
 
     Returns:
-        The files to evict: neither wanted files nor files to which a job's input channel links.
+        The files to evict, and the bytes that are still missing afterwards. Wanted files, and files to which the
+        directory of a run links, are never evicted.
     """
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)

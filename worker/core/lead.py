@@ -20,7 +20,10 @@ from dataclasses import dataclass, replace
 MAX_PATIENCE = 32
 """Maximum number of clean (committed) rounds before the coordinator tries a shorter lead."""
 SOON = 2
-"""Number of rounds after the lead was shortened. If one of these rounds is late, the shorter lead is too short."""
+"""Number of clean rounds that show that a new lead is long enough.
+
+If a round is late after fewer clean rounds, the coordinator doubles its patience.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 - `LEAST_TO_PACE`: minimum before the verdict "paced".
 - `ENOUGH`: number at which the trial always ends with a verdict.
 
-Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain none, so the verdict "paced"
-requires more iterations.
+Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain no late snapshot, so the
+verdict "paced" requires more iterations.
 """
 MOST_LOST = 4
 """Maximum number of lost steps that the trial attributes to one snapshot.

@@ -222,10 +222,10 @@ class ParityShare:
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
         """Return whether ranks with a complete contribution should continue to wait for the sealed share.
 
-        The ranks wait only while every incomplete contribution may still arrive. A rank that has not begun its
-        contribution may still capture the step: it must be connected. A rank that has begun must also have made
-        progress since the method last returned True. If the result is False, the owners of the waiting ranks receive no
-        progress message. They drop this holder at the holder deadline.
+        The ranks wait only while every incomplete contribution may still arrive. Every rank with an incomplete
+        contribution must be connected. If it has begun the contribution, it must also have made progress since the
+        method last returned True. If it has not begun, it may still capture the step. If the result is False, the
+        agents of the waiting ranks receive no progress message, and drop this holder at the holder deadline.
 
         Args:
             connected: members (ranks of the stripe) with an open session to this node.
@@ -256,7 +256,7 @@ def place(
 ) -> int | None:
     """Return the slot in which a holder builds its parity share at one step, or None if it must refuse.
 
-    All other members of the group contribute their shards of one step to one slot. A member that has not received the
+    All other members of the stripe contribute their shards of one step to one slot. A member that has not received the
     newest proposal may begin to contribute an older step. Its contribution must not displace the share of a newer step,
     to which other members have already contributed.
 

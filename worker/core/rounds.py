@@ -484,8 +484,8 @@ class Coordinator:
     def hold(self) -> Step:
         """The step for whose upload all ranks wait (blocking checkpoints), or `NONE`.
 
-        The wait begins after the commit, and ends when no agent uploads the step, also after failed uploads. It also
-        ends when the ranks must stop, so that they reach the step of the stop.
+        The wait begins after the commit, and ends when no agent uploads the step any more, even if uploads failed. It
+        also ends when the ranks must stop, so that they reach the step of the stop.
         """
         is_over = self.is_recovering or self.is_finished or self._is_stopping
         return self.persist if self.is_blocking and self._is_storing and not is_over else NONE

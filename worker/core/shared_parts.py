@@ -244,8 +244,8 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
 def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
     """Return the node that gets a lost shard of an earlier rank on behalf of all nodes: the shard's *home*.
 
-    After a relayout (a change of the number of ranks), no node may have the shard of an earlier rank in memory. The
-    home rebuilds the shard by parity, or reads it from S3. The other nodes fetch it from the home.
+    After a relayout (a change of the number of ranks), the shard of an earlier rank may be in the memory of no node.
+    The home then rebuilds the shard by parity, or reads it from S3. The other nodes fetch it from the home.
 
     The shards are divided evenly among the nodes, in the order of ranks, because the ranks of the home then probably
     need the shard themselves.

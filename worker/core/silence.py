@@ -8,8 +8,9 @@ connection: the holder keeps the received chunks, and the next attempt sends the
 counts as silence.
 
 The owner drops a holder that is silent or failing for the holder deadline from the view, so that commits no longer wait
-for it. When the holder answers again, it returns to the view: at once after a first drop for silence, otherwise after a
-time that doubles with each drop. A persistent fault therefore delays commits less and less often.
+for it. When the holder answers again, it returns to the view. After a first drop for silence, it returns at once; after
+any other drop, it must stay out for a time that doubles with each drop. A persistent fault therefore delays commits
+less and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.
@@ -53,7 +54,10 @@ class HolderSilence:
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
-    """Seconds for which the holder had to stay dropped after the last drop. The next drop at least doubles them."""
+    """Seconds for which the holder had to stay out of the view after the last drop.
+
+    The next drop at least doubles this time, unless a success of the holder resets it.
+    """
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
         """Return the state after the owner's next periodic check of the holder.

@@ -30,12 +30,12 @@ FIRST_LIMIT_SECONDS, LONGEST_LIMIT_SECONDS = 0.5, 10.0
 Each limit lasts twice as long as the previous one.
 """
 FASTER_RATIO = 2.0
-"""Rate without a limit, divided by the rate measured before, from which the link counts as faster.
+"""Factor by which a new rate without a limit must exceed the last measured rate, so that the link counts as faster.
 
 The sender then measures once more, because right after a limit is lifted, the kernel's buffers distort the rate.
 """
 HELD_RATIO = 0.8
-"""Fraction of a transfer's rate limit. A transfer below this rate shows that the link has become slower."""
+"""Fraction of the rate limit that a limited transfer should reach. A lower rate shows that the link became slower."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
 """Rate below which a link counts as stopped. Snapshots on such a link are sent without a limit.
 

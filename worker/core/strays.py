@@ -92,7 +92,10 @@ class Strays:
     expected: frozenset[Rank] = frozenset()
     """Shards of other nodes, and shares, whose base this node receives. Empty after a relayout or without a base."""
     patience_seconds: float = 0.0
-    """Seconds after its first refusal for which a shard of `expected` leaves free slots to others (`slots_ahead`)."""
+    """Seconds for which a shard of `expected` leaves free slots to other shards, from its first refusal on.
+
+    See `slots_ahead`.
+    """
     held: frozenset[Rank] = frozenset()
     """Ranks with a stray whose shards all planned holders have sealed at the base or a later step; set by `heard`."""
 

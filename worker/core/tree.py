@@ -26,7 +26,7 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
-"""Maximum number of children of a node. A tree of 10,000 nodes then has four levels.
+"""Maximum number of children of a node. A tree of 10,000 nodes then has four levels below the coordinator.
 
 With 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`).
 """

@@ -1,4 +1,4 @@
-"""Divides tensors that are equal on several ranks among these ranks, so that one rank writes each to S3. Pure.
+"""Divides tensors that are equal on several ranks among these ranks. One rank writes each tensor to S3. Pure.
 
 With data parallelism, ranks hold equal tensors. Each rank reports the digests of its captured tensors, and `divide`
 assigns equal tensors to writers:

@@ -49,12 +49,13 @@ class Contributions:
         self._connected: set[Rank] = set()
         """Ranks of a stripe that have an open session to this node."""
         self._refused: set[Rank] = set()
-        """Ranks for which no other rank waits: their shard is too large for the share, or this node lacked memory.
+        """Ranks that are not awaited any more, because this node refused their shard.
 
-        A rank whose shard was refused for another reason will send a newer step.
+        The shard exceeds `MAX_SHARD_BYTES`, or this node lacked memory for the share. Shards that are refused for
+        another reason do not count here: their ranks will contribute a newer step.
         """
         self._progress: dict[Rank, int] = {}
-        """By rank: a number that changes whenever the rank makes progress."""
+        """By rank: a number that grows with each call of `progress`."""
 
     def expects(self, rank: Rank) -> bool:
         """Return whether a parity share of this node contains a part of the shard of `rank`."""

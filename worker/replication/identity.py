@@ -7,7 +7,7 @@
 The key never leaves the node. A file keeps key and certificate for the node's next agent process, because that process
 may start while it cannot reach the control plane.
 
-Invariant: a context trusts certificates of this node's fleet only.
+Invariant: a TLS context of this module trusts certificates of this node's fleet only.
 """
 
 from __future__ import annotations

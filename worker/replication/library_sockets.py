@@ -1,7 +1,7 @@
 """Provides functions that read from a socket, or wait for it, if its bytes pass through OpenSSL or NIXL.
 
-These libraries buffer bytes, so a wait of the kernel alone would be wrong. The functions let such a socket behave like
-a blocking socket of the kernel.
+These libraries hold received bytes in buffers of their own, where the kernel's blocking calls do not see them. The
+functions let such a socket behave like a plain blocking socket.
 
 Invariant: a call waits at most as long as SO_SNDTIMEO or SO_RCVTIMEO allows.
 """

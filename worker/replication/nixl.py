@@ -5,7 +5,7 @@ the stream's TCP connection. The receiver reads the block into its own registere
 place (`worker.replication.nixl_line`).
 
 Invariant: slots are never registered. A late read or write of a device, for example for a generation that has ended,
-can therefore change only a block, and chunks are verified after the copy out of the block.
+can therefore reach only a block, and chunks are verified after the copy out of the block.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROGRESS_MICROSECONDS: Final = 100_000
 MAX_DESCRIPTION_BYTES: Final = 8192
 """Maximum size of the description of a NIXL agent in a handshake. It grows with the number of devices."""
 RDMA_TRANSPORTS: Final = "^tcp,sm"
-"""UCX transports for nodes with RDMA devices.
+"""UCX transports for nodes with RDMA devices: all transports except (`^`) TCP and shared memory (`sm`).
 
 UCX must not use TCP: it would listen on an unauthenticated port and serve reads and writes in software, without
 checking that the memory is registered. Shared memory is useless between nodes.

@@ -329,7 +329,7 @@ class NodePacer:
     def bytes_per_second(self) -> float | None:
         """Rate of the link in bytes per second; None before there are `ENOUGH_TRANSFERS` measurements.
 
-        The rate is the fastest recent measurement, because training traffic may have slowed the other transfers.
+        The rate is the fastest recent measurement, because traffic of training slows some of the measured transfers.
         """
         return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 
@@ -352,7 +352,7 @@ class NodePacer:
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Report the end of a step to the current pacer, if it is a `SpanPacer`: it sends while the network is idle."""
+        """Report the end of a training step to the current pacer, if it is a `SpanPacer`. An `Unpaced` needs no report."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 

@@ -127,7 +127,7 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Attach a stream to the open session that its handshake names, and serve it until either of them ends.
+        """Attach a stream to the open session that its handshake names. Return when the stream or the session ends.
 
         Args:
             session: the stream, which begins as an authenticated session of its own.

@@ -43,11 +43,14 @@ class ReportDelays:
     """
 
     other_seconds: float = 0.02
-    """Wait of a report that names more than finished steps."""
+    """Maximum wait of a report with other news than finished steps, for example a vote."""
     progress_seconds: float = 0.25
-    """Wait of a report that only names finished steps. The next vote usually ends this wait earlier."""
+    """Maximum wait of a report that only names finished steps. The next vote usually ends this wait earlier."""
     progress_ratio: float = 1 / 12
-    """Limit of `progress_seconds` as a fraction of the deadline, so that the connection never seems silent."""
+    """Limit of `progress_seconds`, as a fraction of the time after which a neighbour counts as silent.
+
+    The limit ensures that a delayed report never makes the connection seem silent.
+    """
 
 
 REPORT_DELAYS = ReportDelays()

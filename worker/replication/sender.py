@@ -370,9 +370,10 @@ class ReplicaSender:
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Limit the rate of this transfer's connections, because the link is slow.
+        """Store a new state of the link, and limit the rate of this transfer's connections accordingly.
 
-        All transfers share the limit equally.
+        On a fast link, the streams have no limit. On a slow link, all transfers that now use this node's network link
+        share the limit equally.
         """
         self.link = link
         self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)

@@ -289,7 +289,7 @@ class ChunkQueue:
         self._held_count = 0
         """Number of streams that have a chunk and wait until it may be sent (see `Pacer`)."""
         self._busy_since: LinkUse | None = None
-        """Sending time of the link when this transfer last began to have data to send; None while it has none."""
+        """Use of the link when this transfer last began to have data to send; None while it has no data to send."""
         self._busy_seconds = 0.0
         self._part_seconds = 0.0
         self._is_complete = False

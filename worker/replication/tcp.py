@@ -60,8 +60,8 @@ MAX_SESSIONS = 4096
 MAX_UNPROVEN = 256
 """Maximum number of sessions whose handshake is not complete.
 
-Beyond this number, the listener closes an unfinished session: the oldest of the address with the most such sessions. A
-flood from one address therefore evicts only its own sessions.
+Beyond this number, each new session evicts an unfinished one: the oldest session of the address that has the most
+unfinished sessions. A flood from one address therefore evicts only sessions of this address.
 """
 MAX_HANDSHAKE_BYTES = 12 * 1024
 """Maximum message size before both sides are authenticated. An offer of NIXL is the largest message."""

@@ -4,7 +4,7 @@
 MSG_WAITALL, SO_SNDTIMEO, SO_RCVTIMEO and `shutdown`. OpenSSL encrypts in the calling thread without the interpreter
 lock.
 
-Invariant: a `TlsSocket` never sends plain bytes, also after `shutdown`.
+Invariant: a `TlsSocket` never sends plain bytes, not even after `shutdown`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.replication.library_sockets import fill, wait_for
 FIRST_BYTE: Final = b"\x16"
 """First byte of a TLS connection (RFC 8446, section 5.1).
 
-A connection without TLS begins with a zero byte: the length of its first frame, at most 4 KiB.
+A connection without TLS begins with a zero byte: the highest byte of the length of its first frame.
 """
 SEND_BYTES: Final = 64 * 1024
 """Maximum bytes that one call of `send` encrypts.
@@ -29,7 +29,10 @@ SEND_BYTES: Final = 64 * 1024
 OpenSSL accepts all bytes of a call or none, so smaller calls report progress more often on a slow link.
 """
 KEY_BYTES: Final = 2**38
-"""Bytes that one key may encrypt. AES-GCM in TLS is safe for 2^24.5 records of 16 KiB (RFC 8446, section 5.5)."""
+"""Bytes that one key may encrypt.
+
+AES-GCM in TLS is safe for 2^24.5 records of 16 KiB, which are 2^38.5 bytes (RFC 8446, section 5.5).
+"""
 
 
 class TlsSocket(ssl.SSLSocket):
