@@ -1,6 +1,6 @@
 """Executes the commands of the control plane, one after another.
 
-Only two kinds of messages skip the queue: a command to halt ranks, which must take effect immediately, and a
+Only two kinds of messages take effect without waiting in the queue: a command to halt ranks, which is urgent, and a
 confirmation that logged values are stored.
 
 Invariant: a command for a generation other than the promised one changes nothing on this node.
@@ -110,7 +110,7 @@ class Commands:
         self._queue: asyncio.Queue[Message | _OutputsStored] = asyncio.Queue()
 
     def take(self, command: Message) -> None:
-        """Queue a command of the control plane; execute it immediately if it needs no queue. Must not block."""
+        """Queue a command of the control plane, or execute it immediately if it must not wait. Must not block."""
         match command:
             case HaltRanks(run=run, generation=generation):
                 if self._is_current(run, generation):
@@ -169,11 +169,11 @@ class Commands:
             case KeepEvidence(place=place):
                 await self._evidence.keep(place)
             case PeerCertificate():
-                # A thread writes the certificate to disk.
+                # Write the certificate to disk in a thread, so that a slow disk does not stop the event loop.
                 await asyncio.to_thread(self._identity.accept, command)
                 return
             case KeepSources(sources=sources):
-                # A node with a job ignores this message.
+                # Only a node without a job fetches source archives in advance.
                 if self._lifecycle.promise.value is None:
                     await self._sources.want(sources)
             case _:

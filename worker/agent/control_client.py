@@ -47,7 +47,7 @@ SERVER_PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
 """Maximum seconds until a server has accepted a connection; then the client tries the next server.
 
-The limit is short, because another server may have taken over the fleet. The new server waits for the agents only
+The limit is short, because another server may have taken over the fleet. That server waits for the fleet's agents only
 during a grace period.
 """
 MAX_LINES_WAITING = 64
@@ -219,7 +219,7 @@ class ControlClient:
             await self.changed.wait(seen, self._interval_seconds)
 
     async def _ping(self, line: ClientConnection) -> None:
-        """Send pings. Raise TimeoutError if the server does not answer one within `Timeouts.lease_seconds`."""
+        """Send pings. Raise TimeoutError if the server does not answer a ping within `Timeouts.lease_seconds`."""
         while True:
             answered = await line.ping()
             try:

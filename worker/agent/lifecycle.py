@@ -112,9 +112,9 @@ class Lifecycle:
         self.member: Member | None = None
         """This node's part in the generation whose ranks it runs; None between generations."""
         self.is_unsettled = False
-        """True from the end of the old membership until all older ranks have ended.
+        """True from the end of the node's part in its last generation until all ranks of older generations have ended.
 
-        Meanwhile, the agent reports no membership to the control plane.
+        During this time, the agent reports no part in any generation to the control plane.
         """
         self.remains = Remains()
         self.exits: dict[Rank, RankExit] = {}
@@ -335,7 +335,8 @@ class Lifecycle:
     async def _watch(self, promise: Promise, member: Member) -> None:
         """Report each rank's exit immediately.
 
-        When all ranks have exited and their output is uploaded, the agent's phase becomes EXITED.
+        After all ranks have exited, their output is uploaded; what cannot be uploaded becomes a fault. Then the phase
+        becomes EXITED.
         """
         await self._watch_exits(promise, member)
         await member.uploads.idle()
@@ -421,7 +422,7 @@ class Lifecycle:
         fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
-            # The control plane waits for the end of every load.
+            # The control plane waits for the end of every load, so report the load as failed.
             self._finish(MemberEvent.LOAD_FAILED)
         else:
             self._on_change()

@@ -2,7 +2,7 @@
 
 One `LogShipper` per generation reads and uploads the lines of this node's ranks.
 
-Invariant: at most one `LogShipper` runs at a time: the one of the generation whose ranks were started last.
+Invariant: this module's object owns at most one `LogShipper`, that of the generation whose ranks were started last.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ class AgentReports:
             metadata: reads AWS's notices about this instance, such as spot interruptions; None outside of EC2.
         """
         self.exposure = settings.exposure
-        """Sentence that names what a job's code can reach beyond its own job; empty if such code is confined."""
+        """Sentence that names what a job's code can reach outside its job, such as the agent's files.
+
+        Empty if the code can reach nothing outside its job.
+        """
         self._settings = settings
         self._agent_id = agent_id
         self._lifecycle = lifecycle

@@ -35,7 +35,10 @@ class AgentSettings:
     claim: Claim | None = None
     """Identity with which this instance requests a session token. None if the agent joins with a join token."""
     input_bytes: int | None = None
-    """Disk space in bytes for job inputs, including cached ones; None means the disk's size minus a reserve."""
+    """Disk space in bytes for jobs' inputs, including cached inputs of earlier jobs.
+
+    None means the disk's size minus a reserve.
+    """
     log_format: LogFormat = "text"
     metrics_address: tuple[str, int] | None = None
     """Address and port of the Prometheus endpoint; None for no endpoint."""
@@ -44,7 +47,10 @@ class AgentSettings:
     allows_builds: bool = False
     """True if pip may build packages for which no wheel exists. A build executes the package's code."""
     exposure: str = ""
-    """Sentence that names what a job's code can reach beyond its own job; empty if such code is confined."""
+    """Sentence that names what a job's code can reach outside its job, such as the agent's files.
+
+    Empty if the code can reach nothing outside its job.
+    """
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
     replica_transport: TransportSetting = "auto"

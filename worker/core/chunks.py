@@ -24,7 +24,7 @@ from everstep.protocol.rank_messages import IdleSpan
 MU_RATIO = 0.85
 """Fraction of an idle span's mean length in which chunks may be sent.
 
-GEMINI's paper does not state its share; its published code uses 0.8 of the shortest span.
+GEMINI's paper does not state the fraction that it uses. GEMINI's published code uses 0.8 of the shortest span.
 """
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024

@@ -133,8 +133,8 @@ def is_current(member: Membership | None, run: RunId, generation: Generation) ->
 
 
 def may_load(member: Membership | None, run: RunId, generation: Generation) -> bool:
-    """Return whether a `Load` command starts to load shards now.
+    """Return whether this node begins to load shards for a `Load` command of the control plane.
 
-    It does if the node has promised to join the command's generation, and has not begun to load for it.
+    The node must have promised to join the command's generation, and must not have begun to load for it.
     """
     return is_current(member, run, generation) and member is not None and member.phase is MemberPhase.PROMISED

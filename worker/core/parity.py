@@ -57,8 +57,8 @@ class Stripe:
     def chunk_of(self, rank: Rank, holder: Rank, row: int) -> int:
         """Return the index of the chunk of the shard of `rank` in row `row` of the share of the rank `holder`.
 
-        The two ranks are different ranks of the stripe. A row of a share is the XOR of one chunk of each other rank's
-        shard.
+        `rank` and `holder` are different ranks of the stripe. A row of a share is the XOR of one chunk of the shard of
+        each rank except the holder.
         """
         return row * self.width + self._first(rank, holder)
 
@@ -174,9 +174,9 @@ class ParityShare:
     announced: frozenset[Contribution] = frozenset()
     """The contributions (parts of their shards) that other ranks have announced for this share."""
     applied: frozenset[tuple[Rank, int]] = frozenset()
-    """The rows that contain a contributor's chunk, as the contributor's rank and a bit mask of rows.
+    """Pairs (contributor's rank, bit mask): the rows of the share that already contain a chunk of this contributor.
 
-    A contributor has at most one entry.
+    A row of the share is the XOR of one chunk of each contributor. A contributor has at most one pair.
     """
     complete: frozenset[Rank] = frozenset()
     """Ranks whose whole contribution (part of a shard) is combined into this share."""

@@ -15,7 +15,7 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.rank_messages import LogRecord
 
 MAX_NAMES = 32
-"""Maximum number of names per rank. Values of further names are not reported."""
+"""Maximum number of logged names per rank whose values a report contains. Values of further names are not reported."""
 
 
 class NewestValues:

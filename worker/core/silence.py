@@ -50,7 +50,10 @@ class HolderSilence:
     has_progressed: bool = False
     """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """True after one attempt to send failed with some progress. A second one begins a series (`failing_since`)."""
+    """True after one attempt to send failed with some progress.
+
+    A second such attempt begins a series of failures (`failing_since`).
+    """
     returns_at: float = -math.inf
     """Earliest time at which a dropped holder may return to the view; -inf after a success."""
     apart_seconds: float = 0.0
@@ -106,7 +109,7 @@ class HolderSilence:
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> HolderSilence:
-        """Record that the holder has sealed the sent step, or has reported that it lacks no step."""
+        """Record that the holder has sealed the sent step, or that it lacks no step."""
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> HolderSilence:

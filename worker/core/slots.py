@@ -43,7 +43,7 @@ class SlotView:
     A pinned slot must not be overwritten.
     """
     is_busy: bool = False
-    """True if a rank may still copy its state into the slot. This is possible after a restart of the agent."""
+    """True after a restart of the agent, while a process may still write into the slot."""
 
 
 EMPTY = SlotView(SlotState.EMPTY, None)

@@ -71,9 +71,10 @@ class Strays:
     """Ranks whose shards or shares this node owns or holds under the plan. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the owner of the shard keeps under the plan, by (the owner's rank, content).
+    """For each content of a shard that the shard's owner keeps under the plan: ranks whose base only one node has.
 
-    Each value names the ranks on the owner's node whose base no other node holds yet.
+    The key is (the owner's rank, content). The value contains the ranks on the owner's node whose base no other node
+    holds yet.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""

@@ -17,13 +17,12 @@ WORTHWHILE = 1.2
 """Factor by which doubling the streams must raise the rate. Otherwise the additional streams are not worthwhile."""
 
 TRIES = 3
-"""Number of transfers with the same number of streams, after which their rate is compared with the rates of other
-numbers.
+"""Number of transfers with the same number of streams, before their rate is compared with another number of streams.
 
 The fastest of these transfers counts, because training may have slowed the others.
 """
 STREAM_BYTES = 64 * 1024 * 1024
-"""Number of bytes of a shard for which a fetch opens one stream.
+"""Bytes per stream of a fetch: a node fetches a larger shard over several streams.
 
 One flow on AWS transfers these bytes in 0.1 s. Opening another stream takes a hundredth of this time.
 """

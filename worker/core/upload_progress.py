@@ -38,7 +38,7 @@ class UploadProgress:
     def waiting(self, name: str, now: float) -> UploadProgress:
         """Record that the upload waits for an S3 object that another rank writes.
 
-        The first wait for this object counts as progress of the upload. A repeated call does not.
+        The first call for this object counts as progress of the upload. A repeated call changes nothing.
         """
         return self if name == self.awaited else replace(self, awaited=name, moved_at=now)
 

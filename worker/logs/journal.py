@@ -171,7 +171,7 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            # The journal has no room for the unread output of these streams.
+            # The journal has no room for the unread output of these streams, so report it as lost.
             left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)

@@ -153,7 +153,7 @@ class RankOutputs:
     async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
         """Upload one file. Return an empty list, or a list with one sentence about the failure.
 
-        The upload reads from a checked file descriptor, because the file's name may come to mean another file.
+        The upload reads from a checked file descriptor, because a process may replace the file under its name.
         """
         try:
             file = _open_output(folder.resolve(), path, uid)

@@ -45,9 +45,9 @@ class ShipperOptions:
     tail_bytes: int = TAIL_BYTES
     """Maximum bytes of the newest lines that other nodes store, per rank of this node."""
     recent_characters: int = 256 * 1024
-    """Number of characters of the newest lines that new followers receive.
+    """Number of characters of the newest lines that this node sends to new followers of the log.
 
-    They read older lines from the object store.
+    Followers read older lines from the object store.
     """
     retry_seconds: float = OUTPUT_RETRY_SECONDS
     """Seconds to wait after the first failed upload at the end of a generation. Later waits are multiples of it."""
@@ -182,7 +182,7 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                # Usually there is no new output, and a thread would take CPU time from training.
+                # First check without a thread, because a thread would take CPU time from training in vain.
                 if self._journal is None or self._journal.has_news():
                     await self._read()
             except OSError as error:

@@ -148,7 +148,7 @@ class BaseLoading:
     async def load_earlier(self, rank: Rank) -> SlotFile:
         """Load the shard of an earlier rank into a slot of this node, and verify it.
 
-        An earlier rank is a rank of the launch that saved the step, with a different number of ranks.
+        An earlier rank is a rank of the launch that captured the base. That launch had another number of ranks.
 
         Args:
             rank: the earlier rank that owned the shard.

@@ -6,8 +6,8 @@
 The control plane repeats a request without an answer, with the same hold id. A hold that has ended never begins again.
 
 Invariant: a pinned slot keeps its content until the hold ends. A node has at most one hold. A hold ends on request,
-after `HOLD_SECONDS` without a request, with the generation, or when the slot is needed for the final step of a stop or
-for a checkpoint after AWS's notice.
+after `HOLD_SECONDS` without a request, with the generation, or when its slot is needed: for the final step of a stop,
+or for a checkpoint after AWS announced the end of a node.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ class HeldSnapshots:
         self._grant_if_due = grant_if_due
         self._on_change = on_change
         self.hold_seconds = HOLD_SECONDS
-        """Seconds without a request after which a hold ends."""
+        """Seconds without a request of the control plane after which the node no longer keeps slots for an export."""
         self._hold: _Hold | None = None
         self._ends: dict[str, str] = {}
         """Reason for the end of each of the last `KEPT_ENDS` holds, by hold id.
 
-        A release can arrive before its hold begins.
+        It also contains holds whose release arrived before their first request. These holds never begin.
         """
         self._heard: Announcement | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
-        """Held while a hold begins, so that two requests do not pin slots at the same time."""
+        """Lock of the request that begins or prolongs an export, so that two requests do not pin slots together."""
 
     async def hold(self, wanted: HoldSnapshot) -> SnapshotHeld:
         """Keep the slots of one step unchanged for an export, or prolong the time for which they are kept.

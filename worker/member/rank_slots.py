@@ -175,7 +175,7 @@ class RankSlots:
             ),
         )
         if not await shard.holders_ready():
-            return  # The rank has sent a new request meanwhile, whose handler continues.
+            return  # The rank has sent a new request meanwhile. The handler of the new request continues.
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
         if shard.granted_slot < 0:
             await self._grant(shard)
@@ -228,7 +228,7 @@ class RankSlots:
             if not shard.needs_slot():
                 return
             if self._sealing.get(shard.rank) == step:
-                # The coordinator has proposed a step again that the rank has already captured.
+                # The coordinator has proposed a step again that the rank has already captured. It needs no other slot.
                 return
             self._settle(shard)
             before = self._files(shard)

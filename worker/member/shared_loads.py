@@ -80,7 +80,7 @@ class HelpedLoad(PartSharing):
         """
         super().__init__(SharedParts.begin(len(numbers)), peers, "load")
         self._numbers = numbers
-        """The number of each part in the shard. `SharedParts` numbers the same parts from 1 without gaps."""
+        """Numbers in the shard of the parts that helper nodes may read. `SharedParts` numbers these parts from 1."""
         self._places = {number: place for place, number in enumerate(numbers, 1)}
         self._rank = rank
         self._dialler = dialler

@@ -97,7 +97,10 @@ class Traffic:
         """True if this iteration's chunks wait for idle network time, False if they do not; None without a pacer."""
         self._was_paced: bool | None = None
         self._trying: _Try | None = None
-        """The last iteration whose snapshot was measured. At the next capture, it is added to the trial."""
+        """The last iteration whose snapshot is measured for the trial. The next capture adds it to the trial.
+
+        Until then, it counts the steps that could not be captured because of its snapshot.
+        """
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -143,7 +146,8 @@ class Traffic:
             rank: the rank of this node that sent the message.
             message: the rank's message about the step that it finished.
             half: the part of the shared page that the rank writes.
-            is_sending: True if a holder of any shard of the job may still lack data.
+            is_sending: True while the rank's snapshot is not replicated, or its vote waits for votes of other ranks.
+                Some node of the job may then still send chunks.
 
         Returns:
             Duration in seconds of the iteration that ended. None if no iteration ended, or if `rank` is
@@ -192,10 +196,15 @@ class Traffic:
         return seconds
 
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
-        """Count the iteration that has just ended, if the snapshot of iteration `trying` prevented its capture.
+        """Continue the measurement of `trying`, an earlier iteration, after one more iteration has ended.
 
-        A capture ends the count. `has_captured` says whether the iteration captured a step, and `was_sending` whether a
-        snapshot was being sent when it began.
+        If the newest iteration captured a step, the measurement is complete and is added to the trial. If it captured
+        none, because the snapshot of `trying` was still being sent, its step counts as lost.
+
+        Args:
+            trying: the earlier iteration, with the number of steps lost so far.
+            has_captured: True if the newest iteration captured a step.
+            was_sending: True if a snapshot was being sent when the newest iteration began.
         """
         if has_captured or not self._is_every_step:
             self._trying = None
@@ -203,7 +212,7 @@ class Traffic:
         elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
         else:
-            # The snapshot of `trying` did not prevent this capture, so the count ends without a result.
+            # No snapshot was being sent, and still no step was captured. The reason is not known, so discard `trying`.
             self._trying = None
 
     def _tried(self, done: _Try) -> None:

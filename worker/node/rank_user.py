@@ -281,7 +281,7 @@ def allow_looks() -> None:
 
 
 def make_way(folder: Path, user: RankUser | None) -> None:
-    """Create a folder through which `user` can reach the files below it, but which it can neither list nor write.
+    """Create a folder through which `user` can reach the files below it. `user` can neither list nor write the folder.
 
     Idempotent. Without a user, only this process's user has access.
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 RENEW_SECONDS: Final = 1200.0
 """The server renews credentials that are valid for less than this time, in seconds.
 
-SDKs request new credentials in the last 900 s of the lifetime.
+SDKs request new credentials in the last 900 s of the lifetime. The server then already has the renewed credentials.
 """
 STS_RETRY_SECONDS: Final = 5.0
 """Seconds between two requests for new credentials while STS does not answer."""

@@ -251,7 +251,7 @@ class InputCache:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
-                    raise  # After `ObjectChanged`, the next generation lists the channel again.
+                    raise  # A retry cannot succeed after `ObjectChanged`. The next generation lists the channel again.
                 log.warning(
                     "s3://%s/%s: attempt %d failed: %s",
                     wanted.object.reference.bucket,

@@ -83,7 +83,7 @@ _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MUL
 """Matches requirements that may name other files of the source archive.
 
 Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
-such as a URL, is harmless.
+such as a URL, only prevents jobs with other archives from sharing the packages.
 """
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 

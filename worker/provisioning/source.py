@@ -95,7 +95,7 @@ class SourceArchives:
             StorageError: the object store cannot be reached.
         """
         path = self._folder / f"{source.sha256}.tar.gz"
-        # An earlier job may have changed the archive.
+        # Verify a stored archive again, because an earlier job may have changed it.
         if path.exists() and _digest(path) == source.sha256:
             return path
         found = self._objects.get_bytes(source.object)

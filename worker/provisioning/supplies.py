@@ -80,7 +80,7 @@ class Supplies:
             LoadFailed: an input cannot be provided. The error contains a code and a sentence for the user.
             OSError: the disk is full.
         """
-        keys = await self._assume(plan, key)  # First, because AWS refuses a wrong role at once.
+        keys = await self._assume(plan, key)  # Assume the role first, because AWS refuses a wrong role at once.
         secrets = await self._secrets(plan, keys)
         packages = await self._install(plan, here, entry)
         channels = await self._channels(plan)

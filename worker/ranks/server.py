@@ -71,7 +71,8 @@ class RankServer:
 
         Args:
             path: path of the unix socket.
-            user: the ranks' user or users, who may connect, as may the agent's own user. None: only the agent's own.
+            user: the user or users of ranks, who may connect in addition to the agent's own user. With None, only the
+                agent's own user may connect.
         """
         self.path = path
         self.user = user

@@ -118,7 +118,7 @@ class ExitedRank:
     killed: MemoryEnd | None = None
     """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None."""
     use: MemoryUse = UNMEASURED
-    """Memory use shortly before the rank ended: the rank's last sample, and the node's highest sample in the window."""
+    """Memory use shortly before the rank ended: the rank's last sample, and the highest recent sample of the node."""
 
     @property
     def exit_class(self) -> ExitClass:
@@ -489,7 +489,7 @@ class Supervisor:
         processes.
 
         If ranks run as separate users, the method then kills the remaining processes of these users outside of any
-        rank's cgroup, for example processes of pip. No rank of another run may exist on this node.
+        rank's cgroup, for example processes of pip. The caller must ensure that this node has no rank of another run.
 
         Args:
             run: the run to check; None for all runs.
@@ -608,7 +608,7 @@ class Supervisor:
     async def _dial(self) -> asyncio.StreamReader | None:
         directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            # A socket address has at most 107 bytes, and the path may be longer.
+            # A socket address has at most 107 bytes. The path may be longer, so use the descriptor of its folder.
             reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
         except (FileNotFoundError, ConnectionError):
             return None
@@ -842,11 +842,11 @@ class Supervisor:
     async def _sample_memory(self) -> None:
         """Sample the memory use of the node and its ranks, and the kernel's counters of kills for lack of memory.
 
-        One sample per second, because a rank's memory use cannot be read after its end.
+        The supervisor takes a sample every second, because the memory use of a rank cannot be read after its end.
         """
         paths = self._memory_paths
         while True:
-            # The next sample may succeed, for example once file descriptors are free.
+            # Skip a sample that fails, for example for lack of file descriptors. The next sample may succeed.
             with contextlib.suppress(OSError):
                 facts = memory.memory_facts(paths.proc, paths.cgroups, self._ranks_process)
                 counts = memory.kill_counts(paths.proc, paths.cgroups, self._ranks_process)

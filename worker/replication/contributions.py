@@ -34,7 +34,7 @@ PREPARING_SECONDS = 0.1
 
 
 class Contributions:
-    """Receives shards of other ranks (contributions), and combines them by XOR with this node's parity shares.
+    """Receives parts of other ranks' shards (contributions), and combines them by XOR with this node's parity shares.
 
     `ReplicaReceiver` owns the object.
     """

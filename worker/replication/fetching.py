@@ -39,7 +39,10 @@ Told = Callable[[], Awaitable[ShardDigests | EndShard]]
 """Type of a function that waits for the holder's next message about an announced shard, and returns it."""
 FETCH_RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""Progress reports of a receiving thread per `silence_seconds`, so that a slow chunk does not count as silence."""
+"""Number of progress reports of a receiving thread within `silence_seconds`.
+
+Without them, the holder would count as silent while a slow link transfers one chunk.
+"""
 
 
 async def fetch_shard(

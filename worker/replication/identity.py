@@ -135,7 +135,7 @@ def _context(side: ssl._SSLMethod, key_and_certificate: bytes, authority: bytes)
     context.load_verify_locations(cadata=authority)
     if side is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
-    with open(os.memfd_create("everstep-identity", os.MFD_CLOEXEC), "wb") as file:  # `load_cert_chain` reads a file.
+    with open(os.memfd_create("everstep-identity", os.MFD_CLOEXEC), "wb") as file:  # `load_cert_chain` needs a file.
         file.write(key_and_certificate)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -66,7 +66,7 @@ class Nixl:
 
     def __init__(self, bindings: Any, agent: Any, backend: int, pool: mmap.mmap, base: int, description: bytes) -> None:
         self.description = description
-        """Address and memory keys of this agent, which a peer needs to read from it."""
+        """Address and memory keys of this node's NIXL agent, which a peer needs to read from its memory."""
         self.small_bytes = SMALL_BYTES
         self.read_seconds = READ_SECONDS
         """Maximum seconds for reading one block. After this time, streams with the peer use TCP (`retry_seconds`)."""

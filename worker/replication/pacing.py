@@ -270,7 +270,10 @@ class NodePacer:
         self._begun = (0, 0.0)
         """(bytes sent by this node, seconds in which the link was in use) when the first running transfer began."""
         self._is_telling = True
-        """True while all ended transfers of this busy period were sent unpaced and completely verified."""
+        """True while this busy period can measure the link's rate.
+
+        For this, each transfer that has ended must have been sent unpaced, and verified completely by its holder.
+        """
 
     @property
     def sent_bytes(self) -> int:
@@ -352,7 +355,7 @@ class NodePacer:
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Report the end of a training step to the current pacer, if it is a `SpanPacer`. An `Unpaced` needs no report."""
+        """Report the end of a training step to the current pacer, if it is a `SpanPacer`. `Unpaced` needs no report."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 

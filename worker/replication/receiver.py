@@ -54,7 +54,7 @@ MAX_STREAMS = 64
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open session with its streams. A new stream finds its session by this object."""
+    """An open session with its streams. The handshake of a new stream names the session to which it is attached."""
 
     peer: NodeId
     rank: Rank

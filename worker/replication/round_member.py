@@ -91,8 +91,8 @@ class RoundMember:
         self.silent_since: float | None = None
         """Time at which this node lost its last connection to a node above it, on the loop's clock.
 
-        None while it is connected to a node above. If that node is cut off from the coordinator, that node reports
-        this.
+        None while it is connected to a node above, even if that node cannot reach the coordinator. That node then
+        reports the lost connection itself.
         """
         self._generation = generation
         self._node_id = node_id

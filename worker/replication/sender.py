@@ -109,7 +109,7 @@ class ReplicaSender:
         self._measured_bytes = measured_bytes
         self._printed = printed
         self._held_lines = 0
-        """Number of the first log line of this node's ranks that the holder has not received in this session."""
+        """Number of the next log line of this node's ranks to send to the holder. Each session begins with line 0."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store

@@ -631,7 +631,7 @@ class PeerListener:
         return int(listener.getsockname()[1])
 
     def expect(self, run: RunId) -> None:
-        """Record this node's run: a rejected session of its other generations causes no warning."""
+        """Record the run that this node works for. Rejected sessions of its other generations cause no warning."""
         self.promised_run = run
 
     def admit(self, credentials: PeerCredentials, serve: Serve) -> None:

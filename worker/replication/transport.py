@@ -27,7 +27,7 @@ class PeerCredentials:
     node_id: NodeId
     key: bytes
     silence_seconds: float
-    """Seconds without a packet of the peer's kernel until the connection counts as lost (`worker.node.sockets`)."""
+    """Seconds without a packet of the peer's kernel after which a connection counts as lost (`worker.node.sockets`)."""
     identity: PeerIdentity | None = None
     """Identity with which this node encrypts the generation's connections; None leaves them plain."""
     nixl: Nixl | None = None

@@ -80,7 +80,7 @@ class Accumulation:
         Returns:
             True if the share contains the chunk now. False if this object accepts no more chunks (`end`).
         """
-        combining.prepare()  # Imports numpy, up to a second, before the lock is taken.
+        combining.prepare()  # Import numpy before the lock is taken, because the import can take a second.
         row = self.stripe.row_of(chunk)
         begin = row * self.stripe.chunk_bytes
         end = min(begin + self.stripe.chunk_bytes, self.slot.file.header.capacity_bytes)
@@ -197,8 +197,8 @@ class Shares:
         """Create the slots of the share before the first contribution.
 
         Args:
-            contributor: the rank whose shard becomes part of the share. It has announced the size of its slots.
-            shard_bytes: this size in bytes.
+            contributor: the rank whose shard becomes part of the share.
+            shard_bytes: capacity in bytes of the slots of the contributor's shard on its own node.
 
         Raises:
             NoRoom: the node's memory for slots is exhausted.

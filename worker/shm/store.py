@@ -378,7 +378,7 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                # The slot has no file, but the rank may still write into the memory of the removed file.
+                # The slot's file is removed, but the rank may still write into its memory, which is thus not free yet.
                 if slot.is_busy and not slot.file.header.capacity_bytes:
                     raise self._full(capacity_bytes)
                 if (

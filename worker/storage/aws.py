@@ -110,12 +110,12 @@ class RoleKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSession:
-    """The session of a job's role: what CloudTrail shows, and what the policies of the account can refer to."""
+    """Name and tags of the session of a job's role. CloudTrail shows them, and the account's policies can use them."""
 
     name: str
-    """2 to 64 characters that STS allows."""
+    """Name of the session: 2 to 64 characters that STS allows."""
     tags: Mapping[str, str]
-    """Session tags (`aws:PrincipalTag/everstep:project` in policies)."""
+    """Session tags by name. A policy refers to a tag as, for example, `aws:PrincipalTag/everstep:project`."""
 
     @classmethod
     def of(cls, *, project: str, job: str, run: str) -> RoleSession:
@@ -147,7 +147,7 @@ _ADVICE = {
 """Advice that the agent appends to an error's text, by AWS's error code."""
 _NO_SPACE = "The store has no free space. Delete old checkpoints, or add space. The agent tries again."
 _NO_SPACE_STATUS = 507
-"""HTTP status of a store without free space. Source: RFC 4918, section 11.5. AWS S3 never answers it."""
+"""HTTP status of a store without free space (RFC 4918, section 11.5). AWS S3 never answers with this status."""
 
 
 class Aws(Protocol):

@@ -103,7 +103,7 @@ class ObjectShare(Protocol):
     """
 
     async def read(self) -> None:
-        """Read this node's part of the shared objects from S3 into the slot. Called once.
+        """Read this node's parts of the shared objects from S3 into the slot. Called once.
 
         Meanwhile, the other nodes send the parts that they read.
 

@@ -79,7 +79,7 @@ class NodeLoads:
 
 
 class NodeLoad:
-    """One load of a shard from S3. It copies a shared tensor that an earlier load of this node reads."""
+    """One load of a shard from S3. It copies the shared tensors that an earlier load of this node reads from S3."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class NodeLoad:
             for place, load in readers.items()
             if load is None
         }
-        """By shared object: the parts of the objects that this load reads for its node."""
+        """The shared objects that this load reads for all loads of its node: by object, the object's parts."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the load has ended; True if its shard is sealed."""
         self._store = store

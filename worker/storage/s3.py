@@ -44,7 +44,10 @@ RANGE_BYTES = 8 * 1024 * 1024
 Source: Amazon S3 User Guide, performance design patterns: 8 to 16 MiB per request.
 """
 FILE_PART_BYTES = 8 * 1024 * 1024
-"""Minimum size of a file's parts in bytes. The store buffers these parts in memory, unlike the parts of a slot."""
+"""Minimum size of a file's parts in bytes.
+
+It is smaller than `PART_BYTES`, because the store buffers a file's parts in memory. The parts of a slot need no buffer.
+"""
 _RANKS = 8
 """Expected maximum number of ranks per node, which determines the size of the connection pool.
 

@@ -1,4 +1,4 @@
-"""Stores tensors that several shards share: one object per content.
+"""Stores tensors that several shards share in S3 objects that all of these shards use.
 
     tensors that the script declares frozen ─▶ groups ─▶ SHA-256 ─▶ run=<run>/frozen/<sha256>.safetensors
     tensors that are equal on several ranks ─▶ division ─▶ SHA-256 ─▶ …/step=<step>/replicated/<sha256>.safetensors
@@ -7,8 +7,9 @@ A *frozen object* is shared by all checkpoints and ranks of a run. A group is a 
 `GROUP_BYTES`, which one object stores. The script's declaration can be wrong, for example for averaged weights. A group
 whose content has changed since the last upload is therefore not treated as frozen.
 
-A *replicated object* is shared by several ranks at one step. `worker.core.upload_division` assigns equal tensors to
-objects, and each object to a writer. An object is sent only if S3 does not have it.
+A *replicated object* contains tensors that are equal on several ranks at one step. `worker.core.upload_division`
+assigns equal tensors to objects, and each object to the rank that writes it. The rank sends an object only if S3 lacks
+it.
 
 Invariant: the name of a shared object contains the SHA-256 of its bytes. No rank overwrites it with other bytes.
 """
@@ -132,7 +133,7 @@ class SharedTensors:
     def forget(self, step: Step) -> None:
         """Drop the cached offer of `step` (this rank's tensors that other ranks may also have).
 
-        Called after the last attempt to upload this step. The call never blocks, so the event loop may make it.
+        Called after the last attempt to upload this step, on the event loop. The call never blocks.
         """
         self._offers.pop(step, None)
 

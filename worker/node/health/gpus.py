@@ -236,7 +236,7 @@ class NvmlGpus:
                 found.setdefault(int(self._nvml.nvmlDeviceGetIndex(event.device)), []).append(int(event.eventData))
             except self._nvml.NVMLError_Timeout:
                 break
-            except self._nvml.NVMLError as error:  # Other NVML calls report a lost GPU.
+            except self._nvml.NVMLError as error:  # If the GPU is lost, other NVML calls report this as a fault.
                 log.debug("Xid errors cannot be read: %s", error)
                 break
         return found

@@ -4,12 +4,12 @@
 
 A process can leave its process group, its session and its parent, but it stays in its cgroup unless a process moves it.
 cgroup v2 is used if it is mounted and writable (root, or `Delegate=yes` in a systemd unit), otherwise the freezer of
-cgroup v1. `RankCgroups.impose` limits each cgroup's memory and processes. Only v2 with its own controllers can do this.
-The process then moves to `<own cgroup>/everstep-<uid>-<node>-shim`, because a cgroup that passes controllers on to
-other cgroups must be empty.
+cgroup v1. `RankCgroups.impose` limits each cgroup's memory and processes. This needs cgroup v2, and its controllers
+`memory` and `pids` in the shim's own cgroup. The shim then moves to `<own cgroup>/everstep-<uid>-<node>-shim`, because
+a cgroup that passes controllers on to other cgroups must contain no process.
 
-Invariant: this module kills processes only in cgroups of ranks that it has created, and removes no other cgroups. Its
-own process is in none of them.
+Invariant: this module kills processes only in cgroups of ranks that it has created, and removes no other cgroups. The
+shim's own process is in none of these cgroups.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _JOIN_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Limits for all ranks of a job on this node together. None: no limit besides those of the node."""
+    """Limits for all ranks of a job on this node together. With None, only the node's own limits apply."""
 
     memory_bytes: int | None = None
-    """Memory of the ranks and of what they write to tmpfs, which includes the slots of their snapshots."""
+    """Maximum bytes of the ranks' memory and of the files that they fill on tmpfs, such as the slots."""
     task_count: int | None = None
-    """Number of processes and threads."""
+    """Maximum number of processes and threads."""
 
     def files(self) -> dict[str, dict[str, str]]:
         """Return the content of the files that set the limits, by the controller that has the files."""
@@ -110,12 +110,12 @@ class RankCgroups:
             name: content
             for files in wanted.values()
             for name, content in files.items()
-            if name != _SWAP or (self.folder / name).exists()  # a kernel may not account for swap
+            if name != _SWAP or (self.folder / name).exists()  # The file is missing if the kernel does not limit swap.
         }
         return ""
 
     def _leave(self, parent: Path) -> None:
-        """Move this process to a cgroup beside those of the ranks."""
+        """Move the shim's process to a cgroup next to the folder with the ranks' cgroups."""
         own = parent / f"{self.folder.name}-shim"
         own.mkdir(exist_ok=True)
         self._write(own / "cgroup.procs", str(os.getpid()))

@@ -4,7 +4,8 @@
 itself. With only `import deepspeed`, a forked rank needed 4.9 to 5.7 s to its first step. With all of these modules it
 needed 0.5 s (measured).
 
-Invariant: after `preload` this process has one thread, no process group and no CUDA context, so it can fork safely.
+Invariant: after `preload` this process has one thread, no process group of torch.distributed and no CUDA context, so
+it can fork safely.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class PreloadFailed(Exception):
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Return whether torch, or another of the modules besides everstep and numpy, is installed.
+    """Return whether any of the modules except everstep and numpy is installed, for example torch.
 
-    Without torch, ranks import fast, so no template process (from which ranks are forked) is needed.
+    If none is installed, ranks import fast. They then need no template process, from which ranks are forked.
     """
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
@@ -152,10 +153,11 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold a lock on the folder of compiled torch extensions, so that one template process at a time builds.
+    """Hold a lock on the folder of compiled torch extensions, so that one template process at a time uses the folder.
 
     torch itself marks a running build with a file named `lock`, which remains if the building process is killed. The
-    lock of this function ends with its process. Meanwhile, a thread removes `lock` files of killed processes.
+    lock of this function, in contrast, ends with its process. While the context is open, a thread removes the `lock`
+    files of killed processes, because torch would wait for ever for their removal.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()

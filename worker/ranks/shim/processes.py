@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One process's parent, process group and session, read from /proc/<pid>/stat."""
+    """One process's parent, session, start time and state (zombie or not), read from /proc/<pid>/stat."""
 
     pid: int
     parent: int

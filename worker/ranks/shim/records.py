@@ -52,9 +52,9 @@ class RankRecords:
             raise
 
     def write_end(self, record: RankRecord) -> None:
-        """Write the record of a rank that has ended, or remember it if the disk refuses the write.
+        """Write the record of a rank that has ended.
 
-        If the disk refuses the write, `write_owed` writes the record later.
+        If the disk refuses the write, the record stays in memory, and `write_owed` writes it later.
         """
         try:
             self.write(record)

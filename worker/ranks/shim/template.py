@@ -12,9 +12,9 @@ all later ranks inherit the template's memory. The fork waits at the gate, a pip
 
 The template compiles nothing. Before a fork, it loads DeepSpeed's C++ extension if ranks have compiled it.
 
-Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: the template is ready after 3.5 s and has 362
-MiB resident memory. A warm rank needs 33 ms from `StartRank` to the first line of the script. For a cold rank, the
-imports alone take 1.3 to 1.8 s of CPU.
+These times were measured on 2 otherwise idle cores with torch 2.13, DeepSpeed 0.19.8 and a warm file cache. The
+template is ready after 3.5 s and has 362 MiB resident memory. A warm rank needs 33 ms from `StartRank` to the first
+line of the script. For a cold rank, the imports alone take 1.3 to 1.8 s of CPU.
 
 Invariant: the template has one thread and ends when the shim ends.
 """
