@@ -248,7 +248,7 @@ def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     """Return the observations of a volume's waiting requests after one more reading of its counters.
 
     If requests wait at two readings and the volume finished none in between, at least one request has waited for the
-    whole time. The volume's wait (`since`) then continues; a finished request ends it.
+    whole time. The volume's wait (`since`) then continues. A finished request restarts or ends the wait.
     """
     finished, waiting = queue.finished_count, queue.waiting_count
     least = before.least_waiting if before is not None else None

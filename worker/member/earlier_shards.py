@@ -96,7 +96,7 @@ class EarlierShards:
             return self._answers[rank]
 
     async def _load(self, rank: Rank) -> None:
-        """Load an earlier rank's shard, unless it is already loaded. The caller holds the shard's lock (`_fetching`)."""
+        """Load an earlier rank's shard unless it is already loaded. The caller holds the shard's lock (`_fetching`)."""
         if rank not in self._answers:
             file = await self._loading.load_earlier(rank)
             path = self._store.open_to_rank(file.path)

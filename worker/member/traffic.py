@@ -198,8 +198,9 @@ class Traffic:
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
         """Continue the measurement of `trying`, an earlier iteration, after one more iteration has ended.
 
-        If the newest iteration captured a step, the measurement is complete and is added to the trial. If it captured
-        none, because the snapshot of `trying` was still being sent, its step counts as lost.
+        If the newest iteration captured a step, the measurement is complete and is added to the trial. It is also
+        complete if the coordinator no longer proposes every step. If the newest iteration captured no step because the
+        snapshot of `trying` was still being sent, its step counts as lost.
 
         Args:
             trying: the earlier iteration, with the number of steps lost so far.
