@@ -157,7 +157,7 @@ def _limits(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding("limits", Level.WARNING, words, "Set LimitNOFILE=1048576 in the unit of the agent.")
     elif not facts.is_memory_lockable:
         words = "the amount of locked memory is limited; GPUs and EFA lock the memory that they transfer"
-        level = Level.WRONG if facts.rdma_devices else Level.WARNING  # without it, EFA refuses every transfer
+        level = Level.WRONG if facts.rdma_devices else Level.WARNING  # With a limit, EFA refuses every transfer.
         yield Finding("limits", level, words, "Set LimitMEMLOCK=infinity in the unit of the agent.")
     else:
         yield Finding("limits", Level.OK, f"{facts.open_files:,} open files, unlimited locked memory")

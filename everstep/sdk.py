@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 REGION: Final = "us-east-1"
-"""botocore requires a region. The service has none."""
+"""Name of the region if the caller passes none. botocore requires a name, although the service has no regions."""
 CHUNK_BYTES: Final = 1024 * 1024
 SIGNED_ADDRESSES: Final = 2
 """Upper limit of signed URLs that the client requests for one upload.
@@ -83,7 +83,8 @@ def client(
             `everstep.config`.
         token: bearer token. Default: from the same sources.
         profile_name: profile written by `everstep configure --profile`. It overrides the environment.
-        region_name: region that the client reports, as boto3's clients do. The service has no regions.
+        region_name: value of the client's `meta.region_name`, as in boto3. It has no other effect, because the service
+            has no regions. Default: `REGION`.
         ca_bundle: PEM file with the certificate authority, if it is not a public one. Default: from the same sources.
         config: botocore settings, such as timeouts and retries. They override Everstep's defaults.
 
@@ -218,17 +219,18 @@ class Conveniences:
         """Follow events as they happen, in the format of ListEvents.
 
         Args:
-            TrainingJobName: only events of this training job.
-            FleetName: only events of this fleet.
-            AfterEventId: begin after this event. Default: begin now.
+            TrainingJobName: name of the only training job whose events are returned. Default: all jobs.
+            FleetName: name of the only fleet whose events are returned. Default: all fleets.
+            AfterEventId: id of the event that precedes the first returned event. Default: only events from now on.
 
         Returns:
             An endless iterator, which the caller must close. To continue after an error, pass the iterator's
             `last_event_id` as AfterEventId.
 
         Raises:
-            ClientError: the service rejects the request.
+            ClientError: the service rejects the request, or later ends the stream.
             EndpointConnectionError: the service does not respond.
+            urllib3.exceptions.HTTPError: raised by the iterator if the connection breaks.
         """
         query = {"TrainingJobName": TrainingJobName, "FleetName": FleetName, "AfterEventId": AfterEventId}
         asked = {name: value for name, value in query.items() if value is not None}
@@ -251,7 +253,9 @@ class Conveniences:
 
         Raises:
             ConfigurationError: Directory is a file.
-            NothingToDownload: the job has no outputs.
+            NothingToDownload: the job, or the requested generation, has no outputs.
+            ClientError: the service rejects a request, for example because the job does not exist.
+            OSError: a file cannot be written.
             TransferFailed: a file is incomplete, or its name leads outside the directory.
         """
         top = Path(Directory)

@@ -29,8 +29,8 @@ from everstep.protocol.slot_values import pretrained_of
 READS_AHEAD: Final = 3
 """Number of pieces of tensors that `Checkpoint.stream` reads ahead of its caller.
 
-An export holds at most 64 MiB of chunks and parts, and its largest tensor. The chunks are those in `ChunkCache`, those
-that are read ahead, and those that the caller has not written yet.
+In addition to its largest tensor, an export needs at most 64 MiB of memory: for the chunks in `ChunkCache`, for the
+chunks that are read ahead, and for the parts of an upload that S3 has not stored yet (`stores.PART_BYTES`).
 """
 READS_AT_ONCE: Final = 4
 """Number of chunks of 4 MiB that a checkpoint reads at the same time."""

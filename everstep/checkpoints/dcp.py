@@ -55,7 +55,7 @@ class CheckpointReader(StorageReader):
         """Return DCP's description of all tensors of the checkpoint.
 
         Args:
-            *_args: ignored, as DCP's own readers do.
+            *_args: ignored. DCP's own readers ignore them, too.
             **_kwargs: ignored; DCP passes the rank to readers that need it.
 
         Returns:

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
-    _StorageInfo,  # pyright: ignore[reportPrivateUsage]  # The plain reader expects objects of this class.
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage]  # DCP's own reader expects objects of this class.
 )
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,

@@ -110,7 +110,7 @@ def export_safetensors(
     Raises:
         CheckpointError: the folder holds a model, no tensor has the prefix, a tensor is incomplete or has a dtype that
             safetensors lacks, the configuration is no JSON object, a value does not fit into the dtype, a byte of the
-            checkpoint is damaged, or a file cannot be written. The index is then missing.
+            checkpoint is damaged, or a file cannot be written. The export then writes no index.
     """
     store, folder = store_of(to.rstrip("/") or "/")
     if dtype not in (None, *FLOATS):

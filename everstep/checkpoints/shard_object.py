@@ -45,7 +45,10 @@ class ChunkCache:
         self._chunks: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
         self.mixing = threading.Lock()
-        """A thread holds this lock while it needs memory for a second chunk, to limit the memory of all threads."""
+        """Lock that a thread holds during `_read_mixed`, which needs memory for a second chunk.
+
+        With the lock, all threads together need memory for only one such chunk.
+        """
 
     def get(self, key: tuple[int, int]) -> bytearray | None:
         """Return the cached chunk of a rank's shard, or None. The caller must not change the chunk."""
@@ -211,11 +214,11 @@ class _Span:
 
 
 def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
-    """Read the pieces of a chunk that one object stores, without memory for a second chunk.
+    """Read a chunk whose pieces are all in one object, without memory for a second chunk.
 
-    The object has no padding between tensors, and the payload has padding. `unpack_index` has checked that no tensors
-    overlap. The function therefore reads the pieces to
-    the end of the chunk and then moves each piece towards its beginning. A move never overwrites a later piece.
+    The payload has padding between tensors, and the object has none. The function therefore reads all pieces into the
+    end of the chunk's memory, and then moves each piece to its position in the chunk. A move never overwrites a later
+    piece, because no tensors overlap (`unpack_index` has checked this).
 
     Args:
         pieces: the pieces of the chunk in order, all in one object.
@@ -237,7 +240,10 @@ def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
 
 
 def _read_mixed(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
-    """Read the pieces of a chunk that one object stores, with memory for a copy of these pieces."""
+    """Read those pieces of a chunk that one object stores, if other objects store the other pieces of the chunk.
+
+    The function needs memory for a copy of the pieces.
+    """
     place, stop = pieces[0].place, pieces[-1].place + pieces[-1].end - pieces[-1].begin
     with memoryview(pieces[0].stored.read(place, stop)) as data:
         for piece in pieces:

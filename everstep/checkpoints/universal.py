@@ -31,7 +31,10 @@ from everstep.checkpoints.torch_files import saved, size_of, tensor_of
 
 LATEST: Final = "latest_universal"
 SOURCE_VERSION: Final = "0.19.8"
-"""Version of DeepSpeed whose layout this module writes. DeepSpeed rejects files of very old versions."""
+"""Version of DeepSpeed whose layout this module writes.
+
+The exported files contain this version, because DeepSpeed rejects files of very old versions.
+"""
 MOST_GROUPS: Final = 1024
 """Number of parameter groups in the exported file. DeepSpeed skips the optimizer state of groups beyond this number."""
 

@@ -98,7 +98,7 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
 
 
 def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
-    # A new generation restarted from an older step, so start a new measurement.
+    # Start a new measurement for a new job, and if a new generation restarted from an older step.
     if before is None or boundary < before.boundary:
         return Pace(now, boundary)
     spent = (now - before.since).total_seconds()

@@ -1,7 +1,7 @@
 """`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete.
 
-The module has more than 500 lines. Each command is one short function. Larger parts (tables, logs, progress) are in
-separate modules.
+The module has more than 500 lines. It is not divided, because each command is one short function. Larger parts (tables,
+logs, progress) are in separate modules.
 """
 
 from __future__ import annotations

@@ -61,5 +61,5 @@ def _run(command: str, arguments: list[str]) -> None:
     if any(importlib.util.find_spec(module) is None for module in ("infra", "moto")):
         typer.echo("`everstep local` needs more than the client: pip install 'everstep[local]'", err=True)
         raise typer.Exit(2)
-    # -P: a file in the user's working directory must not shadow a module.
+    # Pass -P, because otherwise a file in the user's working directory could shadow a module.
     os.execv(sys.executable, [sys.executable, "-P", "-m", "infra.local_cloud", command, *arguments])

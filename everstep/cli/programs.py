@@ -65,5 +65,5 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
             err=True,
         )
         raise typer.Exit(2)
-    # -P: a file in the user's working directory must not shadow a module.
+    # Pass -P, because otherwise a file in the user's working directory could shadow a module.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -18,7 +18,7 @@ ENDED: Final = frozenset({"Completed", "Stopped", "Failed"})
 UNANSWERED_SECONDS: Final = 60.0
 """Seconds without an answer of the control plane after which waiting fails.
 
-A restart of the control plane takes less time.
+A restart of the control plane takes less than this time, so it does not end a wait.
 """
 
 

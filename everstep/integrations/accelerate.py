@@ -14,8 +14,11 @@ yields the batches of this rank on the accelerator's device, and ends a step aft
 batches.
 
 **Data.** The session reads the torch loader inside accelerate's loader. It does not use accelerate's loader, because
-that loader requests one batch ahead and, on a resume, skips samples without collating them. With Everstep, the batches
-of one gradient accumulation may belong to two epochs. Without Everstep, accelerate ends an accumulation with the epoch.
+that loader requests one batch ahead and, on a resume, skips samples without collating them. Random collators and random
+augmentation would then draw other numbers after a resume.
+
+With Everstep, the batches of one gradient accumulation may belong to two epochs. Without Everstep, accelerate ends an
+accumulation with the epoch.
 
 Invariant: a run that was interrupted and resumed equals an uninterrupted run bit for bit.
 """

@@ -162,7 +162,10 @@ class LightningLoopState:
 
 
 def _continue(loop: _Loop) -> None:
-    """Make a loop continue from its counters, without the additional work that Lightning does after its own restart."""
+    """Make a loop and its inner loops continue from the restored counters.
+
+    Lightning's flags for a restart are cleared, because Lightning would otherwise reset some of the counters.
+    """
     loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     for inner in vars(loop).values():
         if isinstance(inner, _Loop):

@@ -50,7 +50,7 @@ _ATTACHED: Final = "_everstep"
 _RESUMED: Final = "everstep"
 """Value of `resume_from_checkpoint` that makes the trainer's loop continue in the middle of an epoch.
 
-The value is no directory, because `_run_epoch` only tests whether it is None.
+The value need not name a directory, because `_run_epoch` only tests whether it is None.
 """
 _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by the prefix of the value's name."""

@@ -2,8 +2,8 @@
 
 Messages describe states, so the next message makes up for a lost message. The agent sends `AgentReport`, its whole
 state, on every change and at least every `lease_seconds / 3`. Each report replaces all earlier reports. The control
-plane's commands are idempotent, and it repeats a command until a report shows the effect. All other messages are sent
-without an acknowledgement.
+plane's commands are idempotent, and it repeats a command until a report shows the effect. Only logged values are
+acknowledged (`MetricsStored`), because later reports do not repeat them.
 
 In the diagram, g is a generation, k a step and n a number.
 
@@ -277,7 +277,6 @@ class RoundStatus(Message, frozen=True):
     """The state of a generation's commit rounds. Only the agent that is the coordinator reports this state.
 
     In a round, the agents of all ranks vote on whether a step is committed.
-
     """
 
     committed: Step
@@ -769,7 +768,7 @@ class TakeStacks(Message, frozen=True):
     """Command to read the Python stacks of every rank without stopping the ranks.
 
     The control plane numbers these commands. For a number that it has already answered, the agent reports the same
-    stacks again. For a higher number, it reads the stacks anew.
+    stacks again. For a higher number, it reads the stacks again and reports the new stacks.
     """
 
     job: JobName

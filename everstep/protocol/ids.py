@@ -27,7 +27,7 @@ FIRST_STEP = Step(0)
 NO_STEP = Step(-1)
 """Value of a field for a step while there is no such step."""
 NO_RANK = Rank(-1)
-"""Value of a field for a rank in what belongs to a whole node."""
+"""Value of a field for a rank in a record or a connection that belongs to a whole node instead of one rank."""
 
 NAME_PATTERN = r"^[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,62}$"
 """Valid names of jobs and fleets (SageMaker's rule for TrainingJobName)."""

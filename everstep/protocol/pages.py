@@ -15,7 +15,7 @@ import mmap
 PIECE_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-"""Number of an advice of madvise(2) that allocates pages for writing. It is available since Linux 5.14."""
+"""Number of the advice with which madvise(2) allocates pages for writing. Linux supports it since version 5.14."""
 
 # Use ctypes, because its calls release the GIL and mmap.madvise does not.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise

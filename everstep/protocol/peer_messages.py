@@ -165,7 +165,7 @@ class BeginShard(Message, frozen=True):
     committed: Step
     """The newest committed step that the sending agent has received.
 
-    A holder must not overwrite its slot with this step.
+    A holder must not overwrite the slot in which it holds this step.
     """
 
 

@@ -308,7 +308,7 @@ class GenerationPlan(Message, frozen=True):
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     """Largest fraction of the mean iteration time by which snapshots may slow training down.
 
-    If snapshots would cost more, ranks take them less often.
+    If a snapshot of every step would cost more than this, ranks take snapshots of fewer steps.
     """
     encrypts_peers: bool = False
     """Whether the nodes use TLS for all connections between them, and refuse connections without TLS."""

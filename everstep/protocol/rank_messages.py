@@ -580,7 +580,8 @@ class LogRecord(Message, frozen=True):
 class Logged(Message, frozen=True):
     """Metric values logged since the previous message.
 
-    `dropped_count` is the number of values that the rank dropped because its ring buffer was full.
+    `dropped_count` is the number of log calls whose values the rank has dropped since the previous message, for example
+    because its ring buffer was full.
     """
 
     generation: Generation

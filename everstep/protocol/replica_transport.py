@@ -16,8 +16,10 @@ from typing import Final, Literal, get_args
 TransportSetting = Literal["auto", "tcp", "nixl"]
 TRANSPORT_SETTINGS: tuple[TransportSetting, ...] = get_args(TransportSetting)
 NIXL_MODULE: Final = "nixl_cu12._bindings"
-"""Module of the wheel nixl-cu12. Its public Python API cannot set the delay of the progress thread, which would then
-poll without a pause.
+"""Private module of the wheel nixl-cu12, with which the agent opens NIXL.
+
+The agent does not use the wheel's public API, because that API cannot set the delay of NIXL's progress thread. Without
+a delay, this thread polls without a pause and occupies a core.
 """
 
 

@@ -180,7 +180,8 @@ class Restore:
     origin_generation: str
     """The generation that made the shard.
 
-    No digest covers the header, from which this value and job, run, rank and step come.
+    This value, the job, the run, the rank and the step come from the header, which no digest covers. A reader must
+    therefore compare them with the values that it expects.
     """
     chunk_digests: bytes
     """Digests of the payload's chunks. They hash to `payload_digest`, so a reader can verify single chunks."""
