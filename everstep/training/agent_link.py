@@ -295,8 +295,8 @@ class UnixAgentLink:
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
         """Poll until `is_enough` accepts the agent's half of the page.
 
-        Between two polls, the call waits until the agent sends a message. The session uses it only before the first
-        step.
+        Between two polls, the call waits until the agent sends a message. The session makes this call only before the
+        first step.
 
         Args:
             is_enough: receives the result of `poll`, and returns True to end the wait.

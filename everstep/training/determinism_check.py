@@ -105,11 +105,10 @@ class DeterminismCheck:
         self._state: RankState | None = None
         self._has_ended = False
         self._are_objects_due = False
-        """True if the registered objects must still be recorded for the kept step.
+        """True if the check must still record the registered objects as restored at the kept step.
 
-        The check records them with its next entry.
-
-        A framework may apply a restored object only when its loop begins, as transformers' `Trainer` does.
+        The check records them right before its next entry, and not right after the restore. A framework may apply the
+        restored state of an object only when its loop begins, as transformers' `Trainer` does.
         """
         self._private: dict[str, tuple[rng.Generator, str]] = {}
         """Generators that no snapshot contains, each with the digest of its state at the kept step."""

@@ -4,7 +4,7 @@
     ├── CannotResume        a registered object has state that cannot be restored; the error names the object
     ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
     │   └── CannotRelayout  a different layout's snapshot cannot be loaded here; the error names the tensor or object
-    ├── AgentUnreachable    the agent's socket did not answer when the session started
+    ├── AgentUnreachable    the rank had no connection to its agent for too long, at its start or during the restore
     ├── StaleGeneration     the agent runs a different generation than this rank
     ├── UnsupportedVersion  Everstep has no tests with the installed major version of another package
     └── SessionMisuse       the script made a call in the wrong order or with a wrong value
@@ -70,7 +70,7 @@ class CannotRelayout(RestoreMismatch):
 
 
 class AgentUnreachable(TrainingError):
-    """The agent's socket did not answer within the timeout."""
+    """The rank had no connection to its agent for longer than the timeout, at its start or during the restore."""
 
     code = "agent_unreachable"
     retryable = True

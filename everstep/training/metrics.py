@@ -199,7 +199,7 @@ class MetricRing:
             self._thread.start()
 
     def flush(self) -> None:
-        """Send waiting records of logged values, oldest first, at most as many as the agent accepts per second."""
+        """Send waiting records of logged values, oldest first, with at most `MAX_LOGGED_BYTES` bytes in total."""
         # Remove only the records that are waiting now, because the training thread may add further records meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
@@ -212,7 +212,7 @@ class MetricRing:
     def close(self) -> None:
         """Send the waiting records of logged values to the agent, and end the thread.
 
-        The agent accepts a limited number of records per second. Records above this limit count as dropped.
+        The method sends at most `MAX_LOGGED_BYTES` bytes of records. The remaining records count as dropped.
         """
         self._closing.set()
         # `join` would raise an error for a thread that has not started yet. Such a thread ends as soon as it sees

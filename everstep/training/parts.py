@@ -1,9 +1,9 @@
 """Finds objects of one kind inside other objects, such as random generators inside a dataset.
 
-The search follows attributes, lists, dicts, closures and methods, a few levels deep. Of the global variables that a
-function uses, it follows other functions and returns wanted objects.
+The search follows attributes, lists, dicts, closures and methods, a few levels deep. If a function uses a global
+variable, the search includes the variable's value only if it is a wanted object or another function of the script.
 
-This module knows neither torch's data loaders nor the kinds that callers search for.
+Callers pass the function that recognizes wanted objects.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ import torch
 
 SEARCH_DEPTH: Final = 4
 MAX_PARTS: Final = 64
-"""Length of the longest list that `find` searches. Longer lists hold samples."""
+"""Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
 _LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Directories of code that uses no object of a script. The search follows no method and no helper function in them."""
+"""Directories of Python's standard library and of installed packages.
+
+The search follows no method and no function in them, because their code uses no global object of the script.
+"""
 
 
 def find(roots: Iterable[object], is_wanted: Callable[[object], bool]) -> list[Any]:
@@ -37,7 +40,10 @@ def find(roots: Iterable[object], is_wanted: Callable[[object], bool]) -> list[A
     """
     found: dict[int, object] = {}
     seen: dict[int, int] = {}
-    """The largest depth at which the search looked inside an object, by the object's id."""
+    """The largest number of further levels to which the search has followed an object, by the object's id.
+
+    The search follows an object again only if more levels remain than before.
+    """
 
     def search(value: object, depth: int) -> None:
         if is_wanted(value):

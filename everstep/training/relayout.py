@@ -1,7 +1,7 @@
 """Loads a step that was captured with a different number of ranks or a different kind of training (a relayout).
 
     earlier shards ──▶ boxes of logical tensors ──▶ common elements ──▶ the tensors of this rank's layout
-                  └──▶ values of one earlier rank (`values_rank`): groups, schedulers, objects, data, generators
+                  └──▶ values of one earlier rank (`values_rank`): options, schedulers, objects, data, generators
 
 An earlier rank is a rank of the launch that captured the step. A box is a rectangular piece of a logical tensor. A rank
 maps whole shards of earlier ranks into its memory until the shards contain all elements of its own tensors.
@@ -45,10 +45,11 @@ ADVICE = "Build the model and the optimizer of the earlier job, with its dtypes"
 def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: int) -> Rank:
     """Return the earlier rank whose values a rank loads: options, schedulers, objects, data positions, generators.
 
-    A rank that existed in the earlier launch loads its own values. A further rank loads those of the same local rank on
-    an earlier node: the node whose index is the same fraction of the number of nodes. Most frameworks divide tensors in
-    the order of ranks, so the further rank needs this shard for its tensors anyway. With tensor parallelism inside
-    nodes, both ranks have the same slice.
+    A rank that existed in the earlier launch loads its own values. A new rank loads the values of the earlier rank with
+    the same local rank on the corresponding earlier node: half way through this launch's nodes corresponds to half way
+    through the earlier nodes. Most frameworks divide tensors in the order of ranks, so the new rank usually needs the
+    shard of this earlier rank for its tensors, too. With tensor parallelism inside nodes, both ranks have the same
+    slice.
 
     Args:
         earlier_size: number of earlier ranks.

@@ -245,6 +245,15 @@ class TrainingSession:
         """Return the directory of one input channel of the job.
 
         `everstep.training.input_dir` does the same and also works before `init`.
+
+        Args:
+            channel: `ChannelName` of an entry of `InputDataConfig`.
+
+        Returns:
+            The directory. The script must not write to it.
+
+        Raises:
+            SessionMisuse: the job has no channel of this name.
         """
         return input_dir(channel)
 
@@ -424,8 +433,9 @@ class TrainingSession:
     def log(self, **values: float | torch.Tensor) -> None:
         """Log numbers for the current step.
 
-        The call never blocks. If the buffer for the agent is full, values are dropped and counted. The checks are the
-        same with an agent, without an agent and after `close`. The values are stored only if the rank has an agent.
+        The call never blocks. If the buffer for the agent is full, values are dropped and counted. Names and values are
+        checked in the same way with an agent, without an agent and after `close`. The values are stored only if the
+        rank has an agent and the session is open.
 
         Args:
             **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
@@ -454,8 +464,9 @@ class TrainingSession:
     def close(self) -> None:
         """End the session after the last step is captured and committed.
 
-        The wait for the commit is limited. Afterwards the rank reports its end to the agent. Further calls change
-        nothing. If a script exits with code 0 without this call, the exit watch makes the call.
+        The wait for the commit ends after the timeout `final_round` (docs/reference/timeouts.md) at the latest. The
+        rank then reports its end to the agent. Further calls change nothing. If a script exits with code 0 without this
+        call, the exit watch makes the call.
 
         Call this right after the loop, before writing results: the snapshot taken here must still be the state of the
         last boundary. Nothing is captured, and a warning says why, in two cases:

@@ -34,7 +34,8 @@ class Marks:
     """Versions and addresses of tensors at one moment. Different marks show that a tensor has changed.
 
     Marks change when torch changes a tensor in place or replaces its memory. They stay the same after a write through
-    `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends.
+    `.data`, a numpy view or a kernel of the script. Torch counts an in-place operation when the operation ends, so
+    marks that are read during an operation do not show its changes yet.
     """
 
     versions: list[int]

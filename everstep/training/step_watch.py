@@ -153,7 +153,9 @@ class StepWatch:
             )
 
     def check_scaler(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Check one gradient scaler. Wrapped scalers call this before each step.
+        """Check that a gradient scaler which steps an optimizer of this session is registered.
+
+        The wrapped `step` of every scaler calls this.
 
         Args:
             scaler: the scaler that is about to step an optimizer.

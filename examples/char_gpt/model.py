@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model, which maps characters to the mean cross-entropy of the next character."""
+    """A GPT over characters. Its forward pass returns the mean cross-entropy of the next characters."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()

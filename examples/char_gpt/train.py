@@ -5,7 +5,8 @@ Every machine with Python has this text. The training needs no GPU.
     torchrun --nproc-per-node=2 train.py --steps 20                                      # without Everstep
     everstep jobs submit --name gpt --source-dir . --entry-point train.py --node-count 4  # on Everstep, unchanged
 
-Only four calls belong to Everstep: `init`, `batches`, `log` and `close`.
+Four calls connect the training to Everstep: `init`, `batches`, `log` and `close`. Helper functions of
+`everstep.training` read the hyperparameters and return the output directory.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def warm_up_then_cosine(step: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (step - warm_up) / max(1, settings.steps - warm_up)))
 
 
-# DeepSpeed uses deprecated names of collectives.
+# Hide the warnings that torch prints because DeepSpeed calls collectives by deprecated names.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)

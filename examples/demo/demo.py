@@ -1,4 +1,4 @@
-"""Runs the demo: a training run that loses a process, an instance and a whole group, and still ends bit-identical.
+"""Runs the demo: a job that loses a process, an instance and all holders of a shard, and still ends bit-identical.
 
 The reference is an undisturbed run of the same job. The demo uses only public interfaces: the Everstep API for jobs,
 plain boto3 for the cloud. `make demo` runs it and writes the report to `.everstep/demo/report.json`. With KEEP=1 in the
@@ -162,7 +162,7 @@ class Demo:
         self.say(f"[red]killed[/] rank {rank} (pid {pid}, SIGKILL) on {description['NodeIds'][rank]}")
 
     def terminate_instance(self, job: str) -> None:
-        """Terminate one EC2 instance without its Auto Scaling group.
+        """Terminate one EC2 instance directly, not through its Auto Scaling group.
 
         Everstep must then restore from another node's memory.
         """
@@ -192,14 +192,14 @@ class Demo:
             f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from "
             "DescribeProtection"
         )
-        # Terminate both in a single call, so that Everstep does not react to the first loss before the second.
+        # Terminate both nodes in one call, so that Everstep cannot copy the shard to another node between two calls.
         self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
     # -- the complete demo
 
     def run(self) -> dict[str, Any]:
-        """Train a job while it loses a rank, an instance and a group of nodes.
+        """Train a job while it loses a rank, an instance, and both nodes that hold one shard.
 
         Then compare it with an undisturbed job. Return the report.
 

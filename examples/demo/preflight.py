@@ -16,7 +16,7 @@ def obstacles() -> list[str]:
     if platform.system() != "Linux":
         return [f"Everstep needs Linux (tmpfs, pidfd); this is {platform.system()}. Use a Linux machine or container."]
     found = []
-    if sys.version_info < (3, 11):  # noqa: UP036 -- whatever Python is there runs this, before any set-up
+    if sys.version_info < (3, 11):  # noqa: UP036 -- an older Python may run this script, before the set-up
         found.append(f"Python 3.11 or newer is needed; this is {platform.python_version()}.")
     tmpfs = {
         fields[1]

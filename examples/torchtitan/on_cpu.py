@@ -1,8 +1,9 @@
 """Lets torchtitan train on a machine without a GPU, for a trial. Import it before torchtitan.
 
-torchtitan 0.3 supports accelerators only. With a GPU, the import changes nothing. Without one, it replaces what
-torchtitan takes from CUDA: the type of the device, the functions of `torch.cuda`, and the Triton kernels of a kind of
-expert parallelism. It also adds `torch.distributed.set_timeout`, which torch 2.13 lacks and torchtitan 0.3 calls.
+torchtitan 0.3 supports accelerators only. With a GPU, the import of this module changes nothing. Without a GPU, the
+import replaces three parts of torchtitan that need CUDA: the type of the device, the functions of `torch.cuda`, and the
+Triton kernels of `minimal_async_ep`, an expert parallelism. It also adds `torch.distributed.set_timeout`, which torch
+2.13 lacks and torchtitan 0.3 calls.
 """
 
 import sys
@@ -16,7 +17,7 @@ set_factor = FSDPModule.set_gradient_divide_factor
 
 
 class Kernels(ModuleType):
-    """Stands for the kernels, which no model on the CPU calls."""
+    """Replaces the module of Triton kernels. Its attributes are None, because no model on the CPU calls a kernel."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -24,7 +25,7 @@ class Kernels(ModuleType):
 
 
 def set_factor_and_sum(module, factor):
-    """Set the factor by which FSDP2 divides gradients, and use a plain sum, because gloo has no other sum."""
+    """Set the factor by which FSDP2 divides gradients, and make FSDP2 reduce them by a plain sum, as gloo requires."""
     set_factor(module, factor)
     module.set_force_sum_reduction_for_comms(True)
 

@@ -57,11 +57,11 @@ class Numbers(ParallelAwareDataloader):
 
 
 class NoTokenizer(BaseTokenizer):
-    """Stands for a tokenizer, because the data are numbers."""
+    """Replaces the tokenizer that torchtitan requires. The data are numbers, so nothing is tokenized."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
-        """The class has no options."""
+        """The tokenizer has no options of its own."""
 
     def __init__(self, **_):
         super().__init__()
@@ -78,9 +78,9 @@ class NoTokenizer(BaseTokenizer):
 
 init_logger()
 spec = model_registry("debugmodel")
-spec.model.layers = spec.model.layers[:1]  # one layer of six, for a trial
+spec.model.layers = spec.model.layers[:1]  # Use one of the six layers, because this is a trial.
 for _, attention, _, _ in spec.model.traverse(GQAttention.Config):
-    attention.inner_attention = ScaledDotProductAttention.Config()  # needs no compilation
+    attention.inner_attention = ScaledDotProductAttention.Config()  # This attention needs no compilation.
 config = Trainer.Config(
     model_spec=spec,
     loss=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
@@ -93,7 +93,7 @@ config = Trainer.Config(
         mixed_precision_param="float32",
         disable_cuda_graphs=True,
     ),
-    parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),  # torch 2.13 supports no other one
+    parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),  # torch 2.13 supports no other backend.
     dataloader=Numbers.Config(),
     tokenizer=NoTokenizer.Config(),
     debug=DebugConfig(seed=settings.seed),

@@ -11,7 +11,7 @@ import everstep.integrations.transformers
 from everstep.training import hyperparameters, output_dir
 
 settings = hyperparameters(steps=200, learning_rate=1e-3, batch_size=4, seed=1)
-set_seed(settings.seed)  # the model's first weights
+set_seed(settings.seed)  # Build the same initial weights on every rank and at every start.
 
 
 class Tokens(Dataset):

@@ -147,7 +147,7 @@ class Adapter(Protocol):
 
         Args:
             earlier: the shards of earlier ranks that this rank has mapped so far.
-            values: the values saved beside the tensors, from the earlier shard that was mapped first.
+            values: the saved values that are not tensors, from the earlier shard that was mapped first.
 
         Returns:
             Tensors of this rank, in the order in which `load` reads them.

@@ -58,7 +58,8 @@ class DDPAdapter(PlainAdapter):
 
 def _check(name: str, model: DistributedDataParallel) -> None:
     # Reject a static graph over three or more ranks. `fix_buckets` cannot fix its bucket layout, so the first step
-    # after a restore would sum gradients in a different order. The order of two gradients does not matter.
+    # after a restore would sum the gradients of the ranks in a different order. With two ranks, both orders give the
+    # same sum.
     group = model.process_group
     if model.static_graph and group is not None and group.size() > 2:
         raise CannotResume(
@@ -83,7 +84,7 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     Args:
         model: the wrapped model. Its forward pass must not have run yet.
 
-    Source: measured with 3 and 4 ranks. A restart is bit-identical only with this call.
+    Source: measurements with 3 and 4 ranks, in which only restarts with this call were bit-identical.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or model.static_graph or model.find_unused_parameters:

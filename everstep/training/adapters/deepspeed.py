@@ -488,7 +488,8 @@ def _is_on_nvme(offload: Any) -> bool:
 def check_accumulation(name: str, engine: Any) -> None:
     """Raise an error if the script calls `boundary` between two micro-batches of one step.
 
-    If the script itself sets DeepSpeed's gradient accumulation boundary, the function raises no error.
+    If the script itself sets DeepSpeed's gradient accumulation boundary, the function raises no error, because the
+    engine's count of micro-batches then does not show where a step ends.
 
     Args:
         name: registered name of the engine, for the error.

@@ -79,9 +79,10 @@ def _is_file_reader(part: object) -> bool:
 
 
 def fingerprint(thing: object) -> str | None:
-    """Return a digest of the random numbers with which a streaming dataset is shuffled and interleaved.
+    """Return a digest of the states of the generators that shuffle and interleave a streaming dataset.
 
-    Without a seed, shuffling and interleaving draw random numbers in each process, and these decide the order of files.
+    Snapshots contain the digest. Without a seed, each process seeds these generators differently, so a restarted
+    process would read the files in another order. A restore rejects a snapshot with a different digest.
 
     Args:
         thing: a dataset or a loader, which may contain a streaming dataset.

@@ -25,7 +25,8 @@ class MapLoader:
     Args:
         loader: the user's DataLoader, over a dataset with a length. A new DataLoader takes its place.
         seed: seed of the workers' randomness, for loaders without a generator.
-        held: parts of the dataset and of `collate_fn` whose states belong to the position. Empty with workers.
+        held: objects inside the dataset and `collate_fn` whose states are part of the data position. Empty if the
+            loader has workers.
         is_traced: True in a determinism check, which compares samples and batches.
     """
 
@@ -41,7 +42,7 @@ class MapLoader:
         rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        # A state belongs to one rank, so a launch with another number of ranks cannot continue.
+        # The states of `held` describe the data of one rank, so a launch with another number of ranks cannot use them.
         self.order: Order | None = None if held else SampleOrder.of(loader)
         of_sampler = rng.find_generators([*samplers, loader.generator])
         # List the dataset's generators only for a loader without workers. Workers have their own copies of these

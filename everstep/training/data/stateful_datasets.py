@@ -72,7 +72,7 @@ class StatefulDatasetLoader:
         self._epoch = 0
         """Index of the epoch that began last."""
         self._loaded: dict[str, object] | None = None
-        """State of a dataset without workers that the next `begin` restores."""
+        """State of the dataset that the next `begin` restores, if the loader has no workers; otherwise None."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         loaded, self._loaded = self._loaded, None
