@@ -3,7 +3,7 @@
 `everstep.doctor_facts` gathers the facts.
 
 Invariant: the module is pure. If a fact could not be gathered, the check of this fact reports a finding. A finding is
-WRONG only if the fault stops Everstep from working.
+WRONG only if the fault stops Everstep, or a feature of it, from working.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ LEAST_OPEN_FILES: Final = 65_536
 In a job of a thousand ranks, rank 0 needs one open file per rank, and a data loader needs many per worker.
 """
 LEAST_SHARED_MEMORY_RATIO: Final = 0.4
-"""Least size of /dev/shm, as a fraction of the memory, without a warning.
+"""Size of /dev/shm, as a fraction of the memory, below which the check reports a warning.
 
-/dev/shm holds the slots, for which the agent uses up to half of the memory.
+/dev/shm holds the slots. The agent uses at most half of the memory for slots, and never more than /dev/shm has free.
 """
 
 

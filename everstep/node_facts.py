@@ -78,7 +78,10 @@ def node_facts(
 
 
 def _nixl_error() -> str:
-    """Return why NIXL cannot be loaded. A separate process loads NIXL, because UCX changes a process that loads it."""
+    """Return why NIXL cannot be loaded; empty if it can be loaded.
+
+    A separate process loads NIXL, because NIXL loads UCX, and UCX may change the signal handlers of its process.
+    """
     command = (sys.executable, "-P", "-c", f"import {NIXL_MODULE}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)

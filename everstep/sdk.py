@@ -38,7 +38,7 @@ from everstep.errors import ConfigurationError, NothingToDownload, TransferFaile
 from everstep.protocol.loopback import is_loopback
 
 if TYPE_CHECKING:
-    from everstep.service import EverstepClient  # pyright: ignore[reportMissingModuleSource]  a stub only
+    from everstep.service import EverstepClient  # pyright: ignore[reportMissingModuleSource]  only a stub exists
 
 Json = dict[str, Any]
 

@@ -29,7 +29,7 @@ ATTEMPTS: Final = 3
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 0.5
-"""Pause before the second attempt. Each further pause is twice as long."""
+"""Pause in seconds before the second attempt. Each further pause is twice as long."""
 _SAID: Final = re.compile(rb"<(?:Code|Message)>([^<]*)<")
 _LATER: Final = (429, 500, 502, 503, 504)
 _pause = threading.Event().wait

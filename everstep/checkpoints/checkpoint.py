@@ -238,7 +238,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
         raise CorruptCheckpoint(f"{uri} is the manifest of another checkpoint: {folder}")
     inside_base = f"{base}/" if base else ""
     # Frozen objects hold tensors that training does not change. The original bucket stores them in the folder of the
-    # run, for all checkpoints of the run. A copy of one checkpoint's folder must contain them in a subfolder.
+    # run, for all checkpoints of the run. A copy of one checkpoint's folder must contain them in a subfolder `frozen`.
     run_folder = f"{base}/".removesuffix(folder.partition("/")[2])
     shared_keys = {each.sha256: f"{run_folder}frozen/{each.sha256}.safetensors" for each in manifest.frozen}
     shared_keys |= {each.sha256: f"{inside_base}replicated/{each.sha256}.safetensors" for each in manifest.replicated}

@@ -93,7 +93,7 @@ class CheckpointReader(StorageReader):
         """Copy the requested pieces of tensors from the checkpoint into the planner's tensors.
 
         The checkpoint stores each tensor in boxes: the rectangular pieces that ranks held. A box is read once, even if
-        several pieces of it are requested. Memory: one box at a time.
+        several pieces of it are requested. The method holds one box in memory at a time.
 
         Args:
             plan: the pieces that this rank needs, each within one box.

@@ -6,7 +6,8 @@
 The tensors have the names that `everstep.checkpoints.dcp` documents. The export stores each tensor whole, and `load`
 divides it among ranks.
 
-Memory: one tensor, and up to 64 MiB for chunks of the checkpoint and for small tensors that share a file.
+The export needs memory for one tensor, and up to 64 MiB for chunks of the checkpoint and for small tensors that share a
+file.
 
 Invariant: a directory that contains the file `.metadata` is complete.
 """

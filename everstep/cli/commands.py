@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from everstep.service import EverstepClient as Service  # pyright: ignore[reportMissingModuleSource]  a stub only
+    from everstep.service import EverstepClient as Service  # pyright: ignore[reportMissingModuleSource]  only a stub
 else:
 
     class Service:
@@ -70,7 +70,10 @@ LARGEST_PAGE: Final = 1_000
 MAX_ITEMS: Final = 1_000
 """Default maximum number of items of a list in the formats `json`, `yaml` and `text`."""
 TABLE_ITEMS: Final = 100
-"""Default maximum number of items of a list in a table: a few screens, fetched within half a second."""
+"""Default maximum number of items of a list in a table.
+
+The table fills a few screens, and its items are fetched within half a second.
+"""
 
 _EVERYWHERE = "Options of every command"
 _LISTS = "Options of lists"

@@ -308,7 +308,7 @@ def submit(
             f"{name} can run with this request; nothing was started. next: the same command without --dry-run",
         )
     if planned and query is None:
-        show(plan)  # Before the request, so that an error of the service appears below the plan.
+        show(plan)  # Print the plan before the request, so that an error appears below it.
     created = service.create_training_job(**request)
     if check:
         return determinism.verdict_of(service, request["TrainingJobName"])

@@ -34,7 +34,7 @@ _COLORS: Final = (
     "bright_blue",
 )
 _MOST_LINES: Final = 10_000
-"""Largest Limit of GetLogEvents."""
+"""Maximum value of the field `Limit` of GetLogEvents: the number of log lines in one answer."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 

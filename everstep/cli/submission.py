@@ -40,7 +40,10 @@ _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd"
 The service's description of a job omits a field without a limit.
 """
 _PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
-"""The path that the service appends to the S3 location in a field, by field. Each job thus has its own prefix."""
+"""Path that the service appends to an S3 location, by the field that contains the location.
+
+With this path, each job has its own prefix.
+"""
 
 
 def from_file(path: Path) -> Request:

@@ -71,7 +71,7 @@ class Prepared:
     """The wrapped scheduler, or None if the script has no scheduler."""
     session: TrainingSession
     modules: tuple[Any, ...]
-    """The model's modules at the end of `prepare`."""
+    """The model's modules at the end of `prepare`. `batches` raises an error if the model has other modules later."""
 
     def batches(self, until_step: int) -> Iterator[Any]:
         """Yield batches across epochs, on the accelerator's device, and end a step after each accumulation.

@@ -40,7 +40,7 @@ def check_engine(engine: Any) -> None:
         engine: the engine that the framework has created.
 
     Raises:
-        UnsupportedOption: the engine keeps parameters in host memory, with which no test resumes a job.
+        UnsupportedOption: the engine keeps parameters in host memory. Everstep has no test that resumes such a job.
     """
     offload = engine.zero_offload_param()
     if offload is not None and not str(offload.device).endswith("none"):

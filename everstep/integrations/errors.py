@@ -4,7 +4,8 @@
     ├── UnsupportedVersion   Everstep has no tests with the installed major version (class of everstep.training.errors)
     └── UnsupportedOption    an option of the framework prevents an exact resume; the error names an alternative
 
-The integrations raise both errors before the first step. A retry fails in the same way.
+The integrations check versions and options before the first step. If an option changes later, they may raise
+`UnsupportedOption` later. A retry fails in the same way.
 """
 
 from __future__ import annotations

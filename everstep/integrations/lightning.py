@@ -72,7 +72,7 @@ from everstep.training.versions import check_version
 
 _STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 _PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
-"""Lightning's names of the precisions that the tests use."""
+"""Lightning's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
 _GROUPS: Final = {"val_": "val", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by prefix of the value's name."""
 _CALLBACKS: Final = {

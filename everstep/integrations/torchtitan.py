@@ -165,7 +165,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             raise SessionMisuse(f"torchtitan's trainer is not in states[{_TRAINER!r}]; use a subclass of its Trainer")
         _check_parallelism(states[_TRAINER])
         self.session: TrainingSession | None = None
-        """The session, from the call of `load` on."""
+        """The session, which `load` creates; None before."""
         self._config = config
         self._parts: dict[str, Any] = {
             "dataloader": dataloader,

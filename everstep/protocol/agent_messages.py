@@ -23,7 +23,7 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
                                   ◀─────      SendLines(run)          every few seconds while a client follows the logs
     LogLines …                    ─────▶      as the ranks print. Lost lines are in the object store
-                                  ◀─────      RunCommand(id, argv)    once: run a user's command beside a rank
+                                  ◀─────      RunCommand(id, argv)    once: run a user's command on a rank's node
     CommandEnded(id)              ─────▶      once, and again when a RunCommand repeats the id
 
 An agent *promises* to join a generation: it ends all older ranks and records the generation's number on disk.
@@ -497,7 +497,10 @@ class PageCommit(Message, frozen=True):
 
 
 MAX_SERIES = 64
-"""Maximum number of nodes or ranks of a job whose values are stored separately."""
+"""Maximum number of nodes or ranks of a job for which metric values are stored per node or per rank.
+
+For a larger job, the control plane stores only summaries over all of them.
+"""
 
 
 class RankValues(Message, frozen=True):

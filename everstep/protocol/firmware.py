@@ -1,6 +1,6 @@
 """Detects EC2 instances by the firmware's vendor name.
 
-Invariant: the module reads one world-readable kernel file and sends no network request. A request would be unsafe:
+Invariant: the module reads two world-readable kernel files and sends no network request. A request would be unsafe:
 outside EC2, any machine of the network could answer at the metadata service's link-local address.
 
 Source: Amazon EC2 User Guide, `Detect whether a host is an EC2 instance`.

@@ -99,7 +99,7 @@ MAX_RANK_MESSAGE_BYTES = 1024 * 1024
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
 """Upper limit of the metric values that a rank sends per second, in bytes over all messages.
 
-Further values wait in the rank's ring buffer. When the buffer is full, the rank drops values.
+Further values wait in the rank's ring buffer. While the buffer is full, the rank drops the values of new log calls.
 """
 
 MAX_METRIC_NAME_LENGTH = 255

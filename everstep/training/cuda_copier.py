@@ -194,7 +194,7 @@ class CudaDevice:
         return torch.cuda.is_current_stream_capturing()
 
     def new_event(self) -> CudaEvent:
-        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # otherwise a waiting thread would spin
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # With False, waiting would spin.
 
     def wait(self, stream: Any, event: CudaEvent) -> None:
         stream.wait_event(event)

@@ -217,7 +217,7 @@ class DeterminismCheck:
         self._report()
 
     def _received(self, name: str, item: object) -> object:
-        """Record a batch that the script receives, and return the batch without its `Trace` (its digests)."""
+        """Record a batch that the script receives, and return the batch without its `BatchTrace` (digests)."""
         batch, trace = untraced(item)
         if trace is None:
             self._add(Kind.LOADED, name, batch)
@@ -236,7 +236,7 @@ class DeterminismCheck:
     def _keep(self, step: int) -> None:
         """Save the state at this step, from which the check's passes 2 and 3 start.
 
-        The record of values that the three passes compare begins anew with this step.
+        The check compares only values from this step on, so it deletes the values that it recorded for earlier steps.
         """
         assert self._state is not None
         observed = self._state.observe()

@@ -26,7 +26,7 @@ from everstep.training.cuda_copier import CudaDevice, CudaEvent, Device
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Default of the maximum number of values per device whose copies have not ended."""
+"""Default maximum number of values per device that are still being computed or copied to host memory."""
 _NUMBER_BYTES: Final = 8
 
 

@@ -2,7 +2,8 @@
 
 For copies up to the size of a core's second-level cache, glibc uses the instruction `rep movsb`, which does not read
 the target's old content. For larger copies on AMD processors, glibc uses a loop that first reads the target, which is
-slower. Torch uses such a loop for copies of any size.
+slower. Torch uses such a loop for copies of any size. This module therefore calls `memmove` of glibc for pieces of
+`PIECE_BYTES`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SEND_SECONDS = 1.0
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
 """Upper limit of the records in one message, in bytes.
 
-The rank's other messages wait until at most one such message is sent.
+The limit is low, because another message of the rank may have to wait until one such message is sent.
 """
 
 

@@ -162,7 +162,7 @@ class _Verdict:
         return self._changed or ()
 
     def fail(self, error: BaseException) -> None:
-        """Abandon the snapshot, because the check at the guard raised an error."""
+        """Record that the guard's check raised `error`, so that the snapshot is abandoned. The guard calls this."""
         with self._lock:
             self._error = self._error or error
         self._conclude()

@@ -68,7 +68,7 @@ class Sources:
     def renew(self) -> bool:
         """Update the aliases (second tensor objects) of tensors that moved to other memory since the last boundary.
 
-        Return False if a tensor's shape or dtype differs from the capture plan, which then must be made anew.
+        Return False if a tensor's shape or dtype differs from the capture plan. The caller must then make a new plan.
         """
         if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
             return True

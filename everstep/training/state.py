@@ -149,8 +149,8 @@ class RankState:
     def on_device(self) -> AbstractContextManager[object]:
         """Return a context that makes this rank's CUDA device the current device.
 
-        The current device may be that of another rank. A script that always names its device may never set the current
-        device, whose default is the same on all ranks.
+        Otherwise, the current device could be that of another rank: its default is the same on all ranks, and a script
+        that always names its device may never set it.
         """
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()

@@ -19,7 +19,7 @@ TESTED: Final = {
     "datasets": "4.7",
     "torchdata": "0.11",
 }
-"""Major and minor version of each package in the tests, by package name."""
+"""Major and minor version of each package with which Everstep's tests run, by package name."""
 
 logger = logging.getLogger("everstep.training")
 

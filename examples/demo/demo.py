@@ -328,7 +328,7 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    # Raise SystemExit, so that the demo ends its cluster.
+    # At SIGTERM, raise SystemExit, so that the `with` block below stops the cluster before the process ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with cluster:

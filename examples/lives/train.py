@@ -1,4 +1,4 @@
-"""The training script for the three scripts in this directory. It prints every step, and is slow enough to watch."""
+"""The training script that the other scripts in this directory submit. It prints every step, slowly enough to watch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ settings = hyperparameters(steps=200, learning_rate=1e-3, batch_size=4, seed=1)
 
 
 class Counting(IterableDataset):
-    """Counts up from a random start, modulo 97. Each data-parallel rank has its own starts."""
+    """A dataset of token sequences. Each sequence counts up from a random start, modulo 97.
+
+    Each data-parallel rank has different starts.
+    """
 
     def __init__(self, rank, length):
         self.rank, self.length, self.count = rank, length, 0

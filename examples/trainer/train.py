@@ -15,7 +15,7 @@ set_seed(settings.seed)  # Build the same initial weights on every rank and at e
 
 
 class Tokens(Dataset):
-    """Counts up from a random start, modulo 97."""
+    """A dataset of token sequences. Each sequence counts up from a random start, modulo 97."""
 
     def __len__(self):
         return 2_000

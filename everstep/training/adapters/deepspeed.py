@@ -185,7 +185,8 @@ class DeepSpeedAdapter:
                 msgspec.structs.replace(part, name=f"{self._optimizer.prefix}{part.name.removeprefix('model/')}/{key}")
                 for part in of_master
             ]
-            # A master weight contains many parameters. A scalar, such as the count of steps, belongs to each parameter.
+            # A master weight contains many parameters. A scalar of its optimizer state, such as the count of steps,
+            # therefore gets one box for each of these parameters.
             if state.tensor.dim() == 0:
                 parts = [whole(name, ()) for name in dict.fromkeys(part.name for part in parts)]
             elif state.tensor.numel() != sizes[master]:

@@ -1,7 +1,7 @@
 """Adapter for FSDP2 (`fully_shard`) and tensor parallelism. It captures the local parts of DTensors.
 
 Invariant: the adapter reads only parameters that it listed before the first forward pass, and `param_groups`. It never
-calls `named_parameters()` later, because after an evaluation this returns gathered tensors.
+calls `named_parameters()` later, because this method returns gathered tensors after an evaluation.
 """
 
 from __future__ import annotations

@@ -57,8 +57,9 @@ class MapLoader:
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
         if self._loaded is not None:
-            # Call `set_epoch` before loading the states, because it can reset a state. Between two epochs, load the
-            # states that the earlier epoch left.
+            # Call `set_epoch` before loading the states, because it can reset a state. For states from the end of an
+            # epoch, call `set_epoch` with this epoch now, and with the next epoch after loading. An uninterrupted run
+            # makes the same calls.
             self._set_epoch(epoch if self._sampler.is_resuming else max(0, epoch - 1))
             for thing, loaded in zip(self._held, self._loaded, strict=True):
                 thing.load_state_dict(cast("dict[str, object]", loaded))

@@ -1,4 +1,4 @@
-"""Provides data streams: registered loaders. Snapshots contain their positions, and restarts resume from these.
+"""Provides data streams: registered loaders whose positions snapshots contain and restarts restore.
 
 A data position consists of the epoch, the number of batches that the script received, and the state of the loader's
 `Resumable`.
