@@ -80,7 +80,8 @@ def node_facts(
 def _nixl_error() -> str:
     """Return why NIXL cannot be loaded; empty if it can be loaded.
 
-    A separate process loads NIXL, because NIXL loads UCX, and UCX may change the signal handlers of its process.
+    A separate process loads NIXL, because NIXL loads UCX, which changes the process that loads it. If NIXL crashes,
+    only the separate process ends.
     """
     command = (sys.executable, "-P", "-c", f"import {NIXL_MODULE}")
     try:
