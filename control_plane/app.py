@@ -314,10 +314,9 @@ class Server(uvicorn.Server):
 
 
 def _webhooks(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, EventSink]:
-    """Return the client that sends events to each webhook, by a name for the webhook.
+    """Return the client of each webhook, by the label that the webhook has in metrics.
 
-    Metrics show this name as a label. The name contains the host and a digest of the URL, because the URL's path may be
-    a credential.
+    The label contains the host and a digest of the URL. It omits the URL's path, which may be a credential.
     """
     receivers, keys = webhooks.allowed(settings.webhook_receivers), [*map(webhooks.key_of, settings.webhook_secrets)]
     targets = {url: webhooks.target_of(url, receivers) for url in settings.webhooks}

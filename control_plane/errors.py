@@ -4,7 +4,7 @@ The API and the cloud client define further errors: `api/errors.py`, `cloud/erro
 
     ControlPlaneError
     ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends a loop's pass
-    ├── ImpossiblePlacement   the copies need more nodes than there are        permanent: shown to the user
+    ├── ImpossiblePlacement   numbers of copies, nodes and losses do not fit   permanent: shown to the user
     ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
     ├── ImplausibleClock      the clock contradicts the stored times           permanent: a backup is not restored
     └── InvalidTimeouts       the timeouts contradict each other               permanent: the server does not start
@@ -43,7 +43,7 @@ class InvalidTransition(ControlPlaneError):
 
 
 class ImpossiblePlacement(ControlPlaneError):
-    """The requested number of copies per shard exceeds the number of nodes, or is less than one."""
+    """The requested copies, parity groups or lost nodes do not fit the number of nodes."""
 
 
 class TooManyCases(ControlPlaneError):

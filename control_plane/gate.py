@@ -170,7 +170,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Note that the request's body is complete. uvicorn's HTTP parser calls this method."""
+        """Record that the request's body is complete. uvicorn's HTTP parser calls this method."""
         self._is_body_whole = True
         if self.cycle is not None and self.cycle.response_complete:
             self._forget_deadline()

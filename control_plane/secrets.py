@@ -84,9 +84,9 @@ class GivenSecrets:
 def server_secret(stored: Secrets) -> bytes:
     """Return the server secret, from which the server derives the key of each generation.
 
-    The nodes of a generation receive its key when they load it. A generation that runs while the secret changes keeps
-    its key. If the secret changes while nodes load a generation, they get different keys, and the job starts another
-    generation.
+    The nodes of a generation receive the generation's key when they load the generation. A running generation keeps its
+    key when the secret changes. If the secret changes while nodes load a generation, they get different keys, and the
+    job starts another generation.
     """
     return bytes.fromhex(stored.kept(SERVER_SECRET, lambda: secrets.token_hex(SERVER_SECRET_BYTES)))
 

@@ -67,7 +67,7 @@ _PLAIN_NAMES = {
 
 
 def service_model(document: Json) -> Json:
-    """Return service-2.json.
+    """Return the content of service-2.json, botocore's description of the API.
 
     Args:
         document: the OpenAPI document of `control_plane.api.surface`.
@@ -106,10 +106,10 @@ def service_model(document: Json) -> Json:
 
 
 def paginators(model: Json) -> Json:
-    """Return paginators-1.json: every operation with a NextToken parameter is paged.
+    """Return the content of paginators-1.json: botocore can page every operation with a NextToken parameter.
 
     Args:
-        model: service-2.json.
+        model: content of service-2.json, as `service_model` returns it.
 
     Returns:
         The paginators.
@@ -141,7 +141,7 @@ def paginators(model: Json) -> Json:
 
 
 def endpoint_rules() -> Json:
-    """Return endpoint-rule-set-1.json. Clients must configure an endpoint, because Everstep has no default one."""
+    """Return the content of endpoint-rule-set-1.json. Everstep has no default endpoint, so clients must set one."""
     said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],

@@ -44,9 +44,9 @@ def stubs(model: Json, pages: Json, waits: Json) -> str:
     """Return the text of `everstep/service.pyi`.
 
     Args:
-        model: service-2.json.
-        pages: paginators-1.json.
-        waits: waiters-2.json.
+        model: content of service-2.json, botocore's description of the API.
+        pages: content of paginators-1.json, botocore's list of the operations with pages.
+        waits: content of waiters-2.json, botocore's descriptions of the waiters.
 
     Returns:
         The stub.

@@ -32,7 +32,7 @@ def typescript(model: Json) -> str:
     """Return the text of `web/src/contract.ts`.
 
     Args:
-        model: service-2.json.
+        model: content of service-2.json, botocore's description of the API.
 
     Returns:
         The module.

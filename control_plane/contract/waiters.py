@@ -1,7 +1,7 @@
 """The client's waiters, which poll until an object reaches a state.
 
-This module defines the waiters by hand, because routes and models do not determine them. The function `waiters` checks
-them against the service model.
+The authors of Everstep define the waiters in this module, because they do not follow from routes and models. The
+function `waiters` checks them against the service model.
 
 Invariant: a waiter never waits for a state that can no longer occur. In each final state, it succeeds or fails.
 """
@@ -22,10 +22,10 @@ TWELVE_HOURS = 43_200
 
 
 def waiters(model: Json) -> Json:
-    """Return waiters-2.json.
+    """Return the content of waiters-2.json, botocore's descriptions of the waiters.
 
     Args:
-        model: service-2.json.
+        model: content of service-2.json, botocore's description of the API.
 
     Returns:
         The waiters.

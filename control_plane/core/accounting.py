@@ -38,8 +38,8 @@ class Bucket(StrEnum):
       n/N of the training time counts as TRAIN, and the rest as SHORTAGE.
     - STALL: the ranks have completed a new step, and the next step already takes longer than the hang limit.
     - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
-    - RESTORE: an incident is open and in the phase of this name. Also after a pause, until the restarted ranks complete
-      a new step.
+    - RESTORE: an incident is open and in the phase of this name, or the job continues after a pause and its restarted
+      ranks have not completed a new step yet.
     - STOPPING: the control plane has requested that all ranks stop at one agreed step.
     - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
     - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
@@ -101,7 +101,7 @@ _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 Members = tuple[int, int]
 """The size of a generation: its number of nodes, and the number of nodes that it lacks compared with NodeCount."""
 WHOLE: Members = (1, 0)
-"""The size of a generation that lacks no node: present and missing nodes.
+"""The size of a generation that lacks no node: 1 present node, and 0 missing nodes.
 
 Calculations use only the ratio of the two numbers, so 1 stands for any number of present nodes.
 """
@@ -233,7 +233,7 @@ def follow(
     Args:
         record: the job's record. Its ledger already includes all time until now.
         before: the incident that was open before the decision, or None.
-        after: this incident as it is after the decision, and all incidents that the decision opened.
+        after: the incident `before` as it is after the decision, and all incidents that the decision opened.
         seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
         stalled_since: Unix seconds since when the ledger counts the job's time as STALL, or None if it is not stalled.
         members: numbers of present and missing nodes before the incidents (`members_of`). While nodes were missing,
@@ -273,8 +273,9 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    # The phases gained more time than the loop above took from other buckets. RESTORE also holds starts after a pause,
-    # which no incident covers. The other phases give time back only if incidents overlap or begin before the job.
+    # The phases gained more time than the loop above could take from other buckets. Take the rest from the phases:
+    # first from RESTORE, which also contains starts after a pause. The other phases lose time only if incidents overlap
+    # or begin before the job.
     for into in (Bucket.RESTORE, *_PHASES) if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:
@@ -345,8 +346,8 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 
     Args:
         spent: microseconds by bucket, of one job or summed over several.
-        is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the source. If
-            false, wall time starts when the job first has all its nodes, and excludes pauses.
+        is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the paper
+            below. If false, wall time starts when the job first has all its nodes, and excludes pauses.
 
     Returns:
         0 to 1, or None if the wall time is zero.

@@ -182,7 +182,7 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """The run of the job that the event is about. Users of other projects must not read this event.
+    """The run of the job that the event is about. Only users of this job's project may read the event.
 
     An event about a node names the job that the node works for, or last worked for.
     """

@@ -52,7 +52,7 @@ class Principal:
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce that contains its expiry and a seal (a keyed digest of both).
+    """Return a nonce: an expiry, random bytes, and a seal (a keyed digest of the other two parts).
 
     When an agent returns the nonce, the server verifies the seal. It therefore need not store the nonces that it
     issues.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from everstep.protocol.agent_messages import MAX_SERIES
 
 MIN_SERIES = 2
-"""Minimum number of nodes or ranks. A single value is the value of the point itself."""
+"""Fewest nodes or ranks of a breakdown. The value of a single node or rank would equal the value of the point."""
 _VERSION = 1
 _HEAD = struct.Struct("<BHII")
 _VALUE_BYTES = 4

@@ -23,7 +23,7 @@ from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
 LONG_WAIT_SECONDS = 300.0
-"""If the next retry is at least this far away, a person decides whether the job waits for it."""
+"""If the next retry is at least this far away, Everstep asks a person to decide whether the job waits for it."""
 _SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
 """Pattern of AWS's messages about a lack of capacity."""
 
@@ -34,7 +34,7 @@ def is_shortage(message: str) -> bool:
 
 
 def is_long(wait: CapacityWait, now: float) -> bool:
-    """Return whether the next launch attempt is so late that a person decides whether the job waits for it.
+    """Return whether the next launch attempt is so late that Everstep asks a person whether the job waits for it.
 
     `now`: Unix seconds.
     """
@@ -106,7 +106,8 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
 def waiting_words(group: GroupObserved) -> str:
     """Return text for users with AWS's reason for failed launches, and what Everstep does next about them.
 
-    The text is empty while launches succeed. It contains no elapsed time, so that its stored copy rarely changes.
+    The text is empty while launches succeed. The text contains no elapsed time, because the control plane stores each
+    changed text.
     """
     when = ""
     if (at := retry_at(group)) is not None:

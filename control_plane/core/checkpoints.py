@@ -73,7 +73,7 @@ def contradictions(
         interval_seconds: seconds between two checkpoints. None disables this trigger.
         max_overhead: fraction of training time that checkpoints may cost, which determines the interval. None:
             the interval is not automatic.
-        max_bytes_per_second: upload limit per node. None: no limit.
+        max_bytes_per_second: limit of each node's upload rate, in bytes per second. None: no limit.
         max_uploads: maximum number of checkpoints that are uploaded at the same time.
         has_third_slot: whether nodes reserve a third memory slot for each shard.
 

@@ -1,9 +1,9 @@
-"""Decides which numbers a database restored from a backup must not issue again, and which rows S3 adds to it.
+"""Decides which numbers a restored database must not issue again, and which rows it lacks according to S3.
 
 After the time of a backup, the control plane may have issued more generation numbers, planned generations, and
 completed or deleted checkpoints. The restored database contains none of this, but agents and S3 still do:
 
-    number          rule
+    what            rule
     generation      each job's next number is above `first_number`, so no number and no key derived from it is reused
     event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
     checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
@@ -92,8 +92,8 @@ class Reconciliation:
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
 
-    The number of ranks of a generation without a manifest is unknown. Its `world_size` is 0, and no restore uses the
-    shards that nodes hold in memory.
+    If S3 has no manifest of a generation, its number of ranks is unknown. Its `world_size` is then 0, and no restore
+    uses the shards of this generation that nodes hold in memory.
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""

@@ -5,7 +5,8 @@ An *edge* is a set of domains whose joint loss loses a shard:
     copies: for every shard, the domains of its holders
     parity: for every two members of a group, their domains
 
-Two sets of edges without a common domain are independent: the numbers of survivable losses of their domains multiply.
+If two sets of edges have no domain in common, a loss in one set does not affect the other. The number of survivable
+losses in both sets is then the product of their numbers.
 
 `placement.Placement.fatal_losses` and `parity.fatal_losses` return the edges as sets of nodes.
 
@@ -23,7 +24,7 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Largest number of states in `_component`. Beyond this number, the function raises `TooManyCases`.
+"""Largest number of intermediate results of `_component`. Beyond this number, the function raises `TooManyCases`.
 
 A placement over at most sixteen domains stays below this limit, and so does every loss of only two domains.
 """
@@ -89,7 +90,8 @@ def _edges(losses: Losses, domains: Mapping[NodeId, str]) -> set[Edge]:
 def _survivable(edges: set[Edge], count: int, lost: int) -> int:
     """Return the number of sets of `lost` domains, out of `count` domains, whose loss every shard survives.
 
-    An edge is the set of domains that hold one shard. A shard survives if at least one domain of its edge remains.
+    An edge is a set of domains whose joint loss loses a shard. All shards survive if at least one domain of each edge
+    remains.
     """
     fatal = {edge for edge in edges if len(edge) <= lost}
     if all(len(edge) == lost for edge in fatal):
@@ -101,7 +103,7 @@ def _survivable(edges: set[Edge], count: int, lost: int) -> int:
 
 
 def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Return the edges (each the domains that hold one shard) in groups that have no domain in common."""
+    """Return the edges (sets of domains whose joint loss loses a shard) in groups that have no domain in common."""
     touching: defaultdict[Domain, list[Edge]] = defaultdict(list)
     for edge in edges:
         for domain in edge:
@@ -124,8 +126,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
     """Return the number of failure domains in `edges`, and in how many ways 0, 1, 2 … of them can be lost.
 
-    An edge is the set of failure domains that hold a shard. The function counts losses of at most `most` domains, after
-    which at least one domain of each edge remains.
+    An edge is a set of failure domains whose joint loss loses a shard. The function counts losses of at most `most`
+    domains, after which at least one domain of each edge remains.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}

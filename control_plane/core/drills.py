@@ -37,7 +37,7 @@ PATIENCE_TIMES = 2
 """Time limit for each of a drill's two waits, as a multiple of T_max (`exclude_seconds`).
 
 The first wait ends when the control plane injects the fault. The second wait ends when an incident follows. Everstep
-detects a lost instance within one T_max.
+detects a lost instance within one T_max, so the second wait is long enough.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
@@ -245,7 +245,7 @@ def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_st
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:
-        assert drill.struck_at is not None  # `attributed` has checked this.
+        assert drill.struck_at is not None  # `attributed` ignores drills that have not struck.
         return has_struck_rank and (fault.rank == drill.rank or fault.at >= drill.struck_at)
     if fault.cause is Cause.RANK_EXIT:
         return is_struck and drill.node_id in fault.seen_on

@@ -53,7 +53,8 @@ def is_needed(setting: ReplicaEncryption, instance_types: Collection[str]) -> bo
 
     Args:
         setting: the value that administrators chose for the fleet. AUTO makes the instance types decide.
-        instance_types: the instance types of the generation's nodes; empty, or with an empty text, if unknown.
+        instance_types: the instance types of the generation's nodes. An empty text stands for an unknown type. Empty if
+            no type is known.
 
     Returns:
         True if agents must use TLS. With AUTO, this is the case if any of these types is unknown or does not encrypt

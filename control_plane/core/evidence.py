@@ -133,7 +133,7 @@ def judge(
         is_blind: whether most of the fleet is silent. Silence then proves nothing.
         now: Unix seconds.
         timeouts: limits for silence and for missing steps.
-        impairment: the node's problem as `track_impairments` recorded it although its agent reports, or None.
+        impairment: the problem that `track_impairments` recorded while the agent of the node reports, or None.
         is_training: whether the ranks of the node's generation run. If so, the verdict also considers whether steps
             advance.
         is_launching: whether the node is in the plan and no rank runs yet. A faulty device then makes the node
@@ -452,8 +452,8 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
     """Return the nodes that have not answered other members for longer than `holder_deadline_seconds`.
 
-    Two kinds of reports count. The owner of a shard reports that the owner no longer counts the node as a holder. The
-    coordinator reports that it received no answer from the node.
+    Two kinds of reports count. The owner of a shard reports that its commits no longer wait for the node's copy. A
+    neighbour in the tree of agents reports that it receives no messages from the node.
     """
     return silent_in_rounds(reports) | frozenset(
         holder

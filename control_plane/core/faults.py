@@ -296,7 +296,7 @@ def of_coordinator(
 def of_cut_off_members(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
 ) -> tuple[Fault, ...]:
-    """Return a fault if reporting members have not reached the coordinator for `coordinator_deadline_seconds`.
+    """Return a fault if members report that they could not reach the coordinator for `coordinator_deadline_seconds`.
 
     The coordinator may be alive while the network to it is broken. It commits no step without the confirmations of
     these members.

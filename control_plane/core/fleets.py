@@ -110,7 +110,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         now: Unix seconds.
         spec: the fleet as its user registered it.
         observed: the group, the node table, the agents and the jobs of the fleet.
-        policy: timeouts of the fleet's state machine.
+        policy: the timeouts, and whether a person has paused all automatic actions.
 
     Returns:
         The changed rows of the node table, and the actions. Both are empty if nothing has to change.
@@ -280,7 +280,8 @@ class _Table:
                 self.move(row, NodeEvent.RELEASED, "a user released it")
             elif row.release == "terminate" and not self._lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
-                # The group already has a replacement, requested when the fleet began to hold the node.
+                # The fleet already requested a replacement when it began to hold the node. Mark the node, so that the
+                # fleet requests no second one.
                 if _has_successor(row):
                     self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
 
@@ -891,8 +892,8 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
     """Return the actions that reboot nodes.
 
-    The fleet loop repeats an action until EC2 has accepted it. A new connection of the agent does not end this, because
-    the control plane may have restarted instead of the node.
+    The fleet loop repeats an action until EC2 has accepted it. A new connection of the agent does not prove a reboot,
+    because a restart of the control plane also causes new connections.
     """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)

@@ -2,7 +2,7 @@
 
 docs/design.md#failures explains the rules.
 
-    limit of a phase        max(a minimum, `FACTOR` × the longest time without progress in it at this world size)
+    limit of a phase        max(a minimum, `FACTOR` × the phase's longest time without progress at this world size)
     first limit             the phase's limit: agents read all stacks, the user gets a warning, time counts as stalled
     second limit            agents read the stacks again, then every `stall_seconds`; a fault if the stacks prove a hang
     last limit              from here on, unchanged stacks prove a hang even if ranks use CPU or GPU
@@ -40,7 +40,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 FACTOR = 5.0
-"""First limit of a rank's time without progress, as a multiple of the longest such time that the job has shown.
+"""First limit of a rank's time without progress, as a multiple of the longest such time that the job has had.
 
 A healthy step rarely takes this many times the longest earlier step, snapshots and garbage collection included.
 """
@@ -224,7 +224,7 @@ def watch(
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     # If the stacks identify no single stuck node (`odd`), the fault names no node.
     seen_on = () if odd is None else (odd,)
-    # The time within a limit that the script declared is no part of the hang.
+    # A rank may wait for as long as the script declared. The hang begins only after this time.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
     faults = tuple(
         Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
@@ -320,7 +320,7 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
     """Return a sentence about ranks that wait within a limit that the script or the checkpoint strategy declared.
 
-    Empty while no such wait exceeds `stall_seconds`.
+    Empty while every such wait is shorter than `stall_seconds`.
     """
     at_gate = {
         rank: status

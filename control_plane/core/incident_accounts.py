@@ -26,7 +26,7 @@ from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
-"""If two stored times differ by at most so many seconds, the job loop stored both with the same decision."""
+"""If two stored times differ by at most so many seconds, both count as times of the same decision of the job loop."""
 _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 """Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
@@ -132,7 +132,7 @@ class Account:
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
     is_long_wait: bool = False
-    """Whether a person decides about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
+    """Whether Everstep asks a person about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
     instance_type: str = ""
     """Instance type of the fleet. Empty if unknown."""
     availability_zone: str = ""
@@ -140,7 +140,7 @@ class Account:
     price_usd_per_hour: float | None = None
     """Price of one node of the fleet. None if the fleet has no price."""
     idle_count: int = 0
-    """Number of nodes of the fleet that no job uses now. Only for an incident with which the job failed."""
+    """Number of nodes of the fleet that no job uses now. 0 unless the job failed with this incident."""
     node_count: int = 0
     """Number of nodes that the job requests."""
     least_node_count: int = 0

@@ -1,6 +1,7 @@
 """Three answers about an incident for people: its headline, its cause, and what Everstep has done about it.
 
-`core.incident_accounts` has the other answers. The API and the dashboard show these sentences.
+`core.incident_accounts` has further texts, for example what a person can do now. The API and the dashboard show these
+sentences.
 
 Invariant: pure. A sentence states only stored facts. If no stored fact explains the failure, the answer is "Cause
 unknown" with the evidence.
@@ -89,7 +90,7 @@ def why(account: Account) -> str:
     """
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     cause = _CAUSES.get(account.cause, _other)(account).rstrip(".")
-    if account.script_error is None:  # otherwise the text begins with the name of a class
+    if account.script_error is None:  # A script error begins with the name of a class, which keeps its case.
         cause = capital(cause)
     return f"{cause}.{outage}"
 
@@ -258,7 +259,9 @@ def _has_resumed(account: Account) -> bool:
 def _details(account: Account) -> Iterator[str]:
     if (restarts := _restarts(account)) is not None:
         yield _progress(account)
-        # A generation without ranks also counts here. The sentence can therefore be missing, but it is never wrong.
+        # If there were more restarts than new generations in this incident, earlier incidents contain the other
+        # restarts. A new generation may have started no ranks, so the sentence can be missing although it would be
+        # true.
         if restarts > (account.generation_after or account.generation_before) - account.generation_before:
             yield "The time and the cost of earlier restarts are in earlier incidents."
         if account.replacement_instance_ids:
@@ -280,7 +283,7 @@ def _details(account: Account) -> Iterator[str]:
 def _restarts(account: Account) -> int | None:
     """Return how often Everstep restarted a job whose script failed repeatedly.
 
-    None: the job did not fail because its script failed again after a restart.
+    None unless the job failed because its script failed again after a restart.
     """
     if account.script_error is None or account.outcome is not IncidentOutcome.JOB_FAILED:
         return None

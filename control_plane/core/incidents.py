@@ -55,7 +55,7 @@ class Fault:
 
 
 def incident_id(run: RunId, generation: Generation) -> str:
-    """Return the id of the incident that ends a generation.
+    """Return the id of the incident that the failure of a generation opens.
 
     The id follows from the arguments alone, so all control-plane servers use the same id.
     """

@@ -1,9 +1,9 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   sends Prepare to every member until all have promised to join. A lost member is replaced.
+    PREPARING   the job loop sends Prepare to every member until all have promised to join. A lost member is replaced.
                 The job waits for an unreachable member while its memory may hold a needed shard.
-    LOADING     the plan is stored; sends Load to every member until all have verified their shards
-    STARTING    sends Start to every member until its ranks run
+    LOADING     the plan is stored; the job loop sends Load to every member until all have verified their shards
+    STARTING    the job loop sends Start to every member until its ranks run
 
 Invariant: a generation has one plan. The control plane makes the plan once every member has promised to join the
 generation.
@@ -26,7 +26,10 @@ from everstep.protocol.parity import holder_of, is_share, stripe_of
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan, ShardSource
 
 MASTER_PORTS = range(20_000, 32_000)
-"""Ports for torch's rendezvous (MASTER_PORT), below the kernel's ephemeral ports, which other programs may occupy."""
+"""Ports for torch's rendezvous (MASTER_PORT).
+
+They are below the kernel's ephemeral ports, which connections of other programs may occupy.
+"""
 
 STARTING_PHASES = {
     "start": "preparing Python",

@@ -20,8 +20,8 @@ def loss_name(names: Iterable[str]) -> str | None:
         names: names of the job's metrics.
 
     Returns:
-        The name of the training loss: a usual name if there is one, else the shortest name that contains `loss`. None
-        if no name contains it. Metrics that Everstep measures do not count.
+        The name of the training loss: the first name in `_PREFERRED` that the job has, else the shortest name that
+        contains `loss`. None if no name contains it. Metrics that Everstep measures do not count.
     """
     found = [name for name in names if "loss" in name.lower() and not name.startswith(OWN_METRICS)]
     return min(found, key=_preference, default=None)

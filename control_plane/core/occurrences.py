@@ -1,4 +1,4 @@
-"""Says what happened in an incident: one sentence for each cause. It also joins the names of nodes for such sentences.
+"""Provides one sentence for each cause of an incident, which says what happened, and joins names of nodes for it.
 
 Invariant: pure.
 """

@@ -44,7 +44,7 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
 
 
 def advice(end: MemoryEnd) -> str:
-    """Return advice to the user on how the script can need less memory, as a clause to follow a semicolon."""
+    """Return advice to the user on how the script can need less memory, as a clause that follows a semicolon."""
     return GPU_ADVICE if end.kind is MemoryKind.GPU else HOST_ADVICE
 
 

@@ -24,8 +24,9 @@ MIN_GROUP_SIZE = 2
 MAX_GROUP_SIZE = 8
 """Largest number of nodes per parity group.
 
-With 8 nodes per group, the slots of a node take 2.29 times the state of its ranks. No group size needs less than 2
-times, so larger groups save little more memory. A replacement in a larger group must fetch more data.
+With 8 nodes per group, the slots of a node take 2.29 times the state of its ranks. Every group size takes more than 2
+times the state, so groups of more than 8 nodes save little memory. A replacement in a larger group must fetch more
+data.
 """
 
 

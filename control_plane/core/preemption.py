@@ -69,8 +69,8 @@ def kept_counts(
             touched = [*(other for other in touched if other is not job), job]
     if gained < missing:
         return {}
-    # The jobs found above may release more nodes than the first job of the queue needs. The last of these jobs
-    # therefore keep the excess nodes.
+    # Together, the jobs in `touched` may release more nodes than the first job of the queue needs. Let the last of
+    # these jobs keep the nodes that it does not need.
     for job in reversed(touched):
         most = min(counts[job.run], kept[job.run] + gained - missing)
         if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:

@@ -3,7 +3,7 @@
     stripe A B C, C is lost:   A's shard and share, B's shard and share ──▶ C's shard
 
 A *content* is an origin generation and a step. A share is the XOR of parts of the shards of all other members of its
-stripe. Its record names these shards by digest.
+stripe. The record of a share names these shards by digest.
 
 The module also finds rebuilds of shards that still exist. The node that holds such a shard uses the rebuild if its slot
 is damaged or its agent has lost the slot.
@@ -41,8 +41,9 @@ def rebuilds(
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong rebuild.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: contents for which the result also contains rebuilds of existing shards: of all shards of each stripe
-            in which no shard is missing. For all other contents, it contains only rebuilds of missing shards.
+        existing: pairs of origin generation and step. For these, the result also contains rebuilds of shards that still
+            exist: of all shards of each stripe in which no shard is missing. For all other pairs, the result contains
+            only rebuilds of missing shards.
 
     Returns:
         At most one rebuild per shard, origin generation and step.

@@ -4,11 +4,11 @@
                           ▲                            (`core.requests`, `core.moves`)                        │
                           └───────────── the next pass in which each job has its full protection ◀────────────┘
 
-A roll makes the requests that a person could make with ReplaceNode or RebootNode. It starts the next node only while
-each job of the fleet has its full protection (no open incident, and a copy on every holder), and never so that more
-than `max_unavailable` nodes are out of service. The roll begins with spares, so that jobs later move to nodes that were
-already replaced or rebooted. A node has one request per roll: if a person cancels the request, the roll does not repeat
-it.
+A roll makes the requests that a person could make with ReplaceNode or RebootNode. It begins with the next node only
+while each job of the fleet has its full protection (no open incident, and a copy on every holder). It begins with no
+node if more than `max_unavailable` nodes would then be out of service. The roll begins with spares, so that jobs later
+move to nodes that were already replaced or rebooted. A node has one request per roll: if a person cancels the request,
+the roll does not repeat it.
 
 The database stores the roll and its progress, so a roll continues after a restart of the control plane.
 

@@ -198,10 +198,10 @@ class _Search:
             self.touched.add(index)
 
     def mend_whole_groups(self) -> None:
-        """Exchange some nodes of each group of exactly `copies` nodes in one failure domain with other groups.
+        """Exchange nodes of each exposed group of `copies` nodes: a group with all nodes in one failure domain.
 
-        First, these groups exchange nodes with each other, then with the groups that have the most nodes outside the
-        domain.
+        First, exposed groups of different domains exchange nodes with each other. The remaining exposed groups exchange
+        nodes with the groups that have the most nodes outside their domain.
         """
         exposed = defaultdict[str, list[int]](list)
         for index, group in enumerate(self.groups):

@@ -28,7 +28,7 @@ class Likeness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The properties of an incident that are compared with another incident's."""
+    """The properties of an incident that `likeness` compares with those of another incident."""
 
     incident_id: str
     opened_at: float

@@ -41,7 +41,7 @@ The fleet plans for the higher of the two rates.
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05
-"""The probability, accepted by the fleet, that the true failure rate is above its estimate."""
+"""The probability, which the fleet accepts, that the true failure rate is above the estimated rate."""
 MOST_SPARES = 1_000
 NEGLIGIBLE_DEVIATIONS = 10
 """The sum of Poisson terms starts this many standard deviations below the mean.

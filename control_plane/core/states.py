@@ -93,9 +93,9 @@ class NodeState(StrEnum):
     SPARE: The agent is connected, and no job uses the node. The node leaves this state when it is assigned, is surplus,
         or has a fault.
     ASSIGNED: One job uses the node. The node leaves this state when the job ends or excludes the node.
-    HELD: The fleet neither uses nor terminates the node, because the node is unreachable, distrusted, or kept for
-        inspection. An unreachable node leaves this state when its agent reports again. Any other node leaves this state
-        when a person decides.
+    HELD: The fleet neither uses nor terminates the node, because the node is unreachable or distrusted, or kept for
+        inspection or at a person's request. An unreachable node leaves this state when its agent reports again. Any
+        other node leaves this state when a person decides.
     REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves this state when its agent
         reports without the fault, or when the reboot limit passes.
     DRAINING: The node is excluded or surplus, and EC2 terminates it. The node leaves this state when EC2 reports the
@@ -160,7 +160,7 @@ class IncidentEvent(StrEnum):
     TRAINING_AGAIN: All ranks have restored the base step, and one rank has completed a later step.
     CAUGHT_UP: Training has reached the newest step before the failure.
     FAILED_AGAIN: Another failure occurred before the incident closed.
-    JOB_ENDED: The job ended.
+    JOB_ENDED: The job ended or was paused, or a failure opened the next incident before training had caught up.
     """
 
     NODES_THERE = "nodes_there"

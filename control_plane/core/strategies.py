@@ -74,7 +74,7 @@ class Rules:
     uses_memory: bool = False
     """Whether a restore may use shards in the memory of nodes."""
     schedule: StrategySchedule = StrategySchedule()
-    """The schedule of checkpoints for a job whose request sets no field of it."""
+    """The values of those fields of the schedule that the request of a job does not set."""
     adjustable: tuple[str, ...] = ()
     """Fields of `schedule` that the request of a job may change."""
 
@@ -127,7 +127,7 @@ _FIELDS = {
     "max_overhead": "MaxOverhead",
     "max_bytes_per_second": "MaxUploadBytesPerSecond",
 }
-"""Names in the API of the fields of `StrategySchedule`."""
+"""The API's names of the fields of `StrategySchedule`."""
 
 
 def completed(strategy: Strategy, asked: StrategySchedule) -> StrategySchedule:

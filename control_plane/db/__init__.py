@@ -2,6 +2,6 @@
 
 Functions accept and return frozen dataclasses.
 
-Invariant: functions of this package never return ORM rows. While a transaction is open, no code sends requests to AWS,
-to agents or to other servers.
+Invariant: functions of this package never return ORM rows. While a transaction is open, its thread sends no requests to
+AWS, to agents or to other servers.
 """

@@ -198,7 +198,7 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
         now: the time in UTC.
 
     Returns:
-        A generation number. The number of each generation from now on is higher.
+        A generation number. Every generation that starts after the restore has a higher number.
 
     Raises:
         SchemaMismatch: a newer version of Everstep made the backup.

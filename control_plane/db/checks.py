@@ -15,7 +15,7 @@ from control_plane.db.models import Base, GenerationRow, ImplicationRow, JobRow
 from control_plane.db.session import Database
 
 SHOWN_ROWS = 3
-"""Maximum number of rows that each check reports."""
+"""Maximum number of faulty rows that each check of generations or fault histories reports."""
 
 
 def check(database: Database) -> tuple[str, ...]:

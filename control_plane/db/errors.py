@@ -10,7 +10,7 @@
     ├── SchemaMismatch      the database's schema is not the one that this version needs
     ├── DanglingReferences  rows refer to rows that do not exist
     ├── UnusableBackup      a file is no backup of this kind of database
-    ├── DatabaseInUse       a restore would overwrite data, or disturb a running server
+    ├── DatabaseInUse       a backup or a restore would overwrite data, or disturb a running server
     └── BackupFailed        a program or a disk failed during a backup or a restore
 
 Callers must handle these errors. Other exceptions, such as SQLAlchemy's error for a lost connection, are unexpected.
@@ -104,7 +104,10 @@ class UnusableBackup(DatabaseError):
 
 
 class DatabaseInUse(DatabaseError):
-    """A restore would overwrite data: the database has tables, or a server uses it."""
+    """A backup or a restore would overwrite data, or disturb a running server.
+
+    The backup file exists, the database has tables, or a server uses the database.
+    """
 
 
 class BackupFailed(DatabaseError):

@@ -1,4 +1,4 @@
-"""The progress of exports: of events to each receiver, and of each job's log to CloudWatch.
+"""The progress of exports: how far events were sent to each receiver, and each job's log to CloudWatch.
 
 Invariant: the position of an export never decreases. Only the server that has the export's lease writes it.
 """

@@ -349,7 +349,8 @@ def set_owner(session: Session, incident_id: str, owner: str) -> bool:
 def find(session: Session, incident_id: str) -> SavedIncident | None:
     """Return one incident, or None if the database has no incident with this id.
 
-    The history of a node can name such an id: a fault of a node without a job gets an incident id, but no incident.
+    The history of a node can contain the id of an incident that does not exist: a fault of a node without a job gets an
+    incident id, but no incident.
     """
     row = session.get(IncidentRow, incident_id)
     return None if row is None else record_of(row, SavedIncident)

@@ -123,7 +123,7 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
 
 
 def _column(column: InstrumentedAttribute[str], *, is_indexed: bool) -> ColumnElement[str]:
-    """Return a column for a filter or, unless `is_indexed`, an equivalent expression that no index covers.
+    """Return the column for a filter, or an equivalent expression that no index covers if `is_indexed` is false.
 
     The expression prevents the query planner from choosing an index on this column. Such an index would find the
     matching jobs in another order, and the database would sort all of them for each page.

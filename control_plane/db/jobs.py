@@ -151,7 +151,7 @@ class SavedJob:
     target_step: int
     committed_at: datetime | None
     failures: tuple[Mapping[str, Any], ...]
-    """Recent failures, as JSON values of `core.breakers`, which compares them to decide whether to retry."""
+    """Recent failures, as JSON objects. `core.breakers` compares them to decide whether the job retries."""
     accounting: Mapping[str, int]
     """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: datetime | None
@@ -517,7 +517,8 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
     """Record a user's request for a checkpoint (CreateCheckpoint).
 
-    `step` is the newest committed step. A checkpoint of `step` or of a later step fulfils the request.
+    `step` is the result of `core.strategies.requested_step`. A checkpoint of `step` or of a later step fulfils the
+    request.
     """
     session.execute(
         update(JobRow).where(JobRow.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)

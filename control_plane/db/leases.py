@@ -64,8 +64,8 @@ class Leaser:
 
     Several threads may use an instance at the same time, for different rows.
 
-    `owner` is `Replica.owner`, a new id at each start of the server. A lease must be unchanged for `ttl_seconds` before
-    another control-plane server may take it over.
+    `owner` is `ServerReplica.owner`, a new id at each start of the server. A lease must be unchanged for `ttl_seconds`
+    before another control-plane server may take it over.
     """
 
     def __init__(self, owner: str, ttl_seconds: float, monotonic: Callable[[], float]) -> None:

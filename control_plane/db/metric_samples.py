@@ -27,7 +27,7 @@ from control_plane.db.metrics import chunk_query, unpack
 MAX_POINTS: Final = 100_000
 """Maximum number of cached points, about 35 MB. Source: measured with tracemalloc."""
 BREAKDOWN_WEIGHT: Final = 2
-"""Memory of a point with values of 64 nodes, relative to one without: 1.5 (measured with tracemalloc), rounded up."""
+"""Memory of a point with values of 64 nodes, as a multiple of a point without: 1.5 (by tracemalloc), rounded up."""
 _STEP: Final = struct.Struct("<q")
 
 

@@ -55,7 +55,7 @@ _NODES = ("least_on", "most_on")
 
 
 class SeriesKind(StrEnum):
-    """The owner of each series of a metric: a node or a rank."""
+    """Whether each series of a metric contains the values of one node, or of one rank."""
 
     NODE = "Node"
     RANK = "Rank"

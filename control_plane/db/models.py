@@ -399,7 +399,7 @@ class JobRow(Base):
     """
     committed_at: Mapped[datetime | None]
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
-    """Recent failures of the job, in the format of `core.breakers`, which compares them to decide whether to retry."""
+    """Recent failures of the job. `core.breakers` compares them to decide whether the job retries."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
     """Microseconds of the job's time until `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
     accounted_until: Mapped[datetime | None]
@@ -519,7 +519,8 @@ class ShardRow(Base):
 class ReplicaRow(Base):
     """One node that holds a shard. The owner's node has a row, too.
 
-    The control plane writes the row only when the shard's holders or their view change, not at each step.
+    The control plane writes the row only when the node becomes a holder, or enters or leaves the view, not at each
+    step.
     """
 
     __tablename__ = "replica"
@@ -709,7 +710,8 @@ class MetricChunkRow(Base):
     breakdowns: Mapped[bytes | None]
     """The points' values by node or rank (`core.breakdowns`).
 
-    None for a chunk from before schema 0006, and for a metric of one node, or of more than 64.
+    None for a chunk that a server stored before schema 0006, and for a metric of fewer than 2, or more than 64, nodes
+    or ranks.
     """
 
 
@@ -878,7 +880,7 @@ class SourceUploadRow(Base):
 
 
 class SchemaSupportRow(Base):
-    """An older revision of the schema whose servers can run on the database's current schema.
+    """An older version of the server that can run on the database's current schema.
 
     The version that migrates the database writes the rows. A server of an older version reads them when it starts.
     """
@@ -888,4 +890,4 @@ class SchemaSupportRow(Base):
     revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
     """The schema that the row describes. Servers ignore rows about a schema other than the database's current one."""
     server_revision: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    """Newest revision that the older version contains."""
+    """Newest revision of the schema that the code of the older version contains."""

@@ -52,9 +52,10 @@ class SavedNode:
     wanted_at: datetime | None
     connected_at: datetime | None
     arrival_seconds: float | None
-    """Seconds from when the group lacked the instance until the agent's first connection.
+    """Seconds from when the group lacked the instance until its agent first connected.
 
-    None if the control plane does not have one of the two times.
+    If the start is unknown, the time starts when the control plane first listed the instance. None before the first
+    connection, and if the agent connected before the control plane had listed the instance.
     """
     ended_at: datetime | None
 

@@ -1,7 +1,7 @@
 """Protection: the shards of all ranks and their holders.
 
-The agent of a shard's owner reports the shard's holders. A holder is in view while a commit waits until the holder has
-verified its copy.
+The agent of a shard's owner reports the shard's holders. A holder is in view if every commit waits until this holder
+has verified its copy.
 
 Invariant: the module writes a replica row only when a holder is added or removed, or enters or leaves the view. The
 newest steps, which change often, are in the rows of shards and jobs.
@@ -198,7 +198,7 @@ def _record_shard(session: Session, run_id: str, row: ShardRow | None, shard: Sh
 def _record_holders(
     session: Session, run_id: str, known: Mapping[str, ReplicaRow], shard: ShardRecord, now: datetime
 ) -> int:
-    """Store the holders of a shard, and return how many changed. `known` contains the stored ones by node."""
+    """Store the holders of a shard, and return how many changed. `known` contains the stored rows, by node id."""
     gone = known.keys() - {holder.node_id for holder in shard.holders}
     if gone:
         session.execute(

@@ -329,5 +329,5 @@ def _make_sqlite_strict(engine: Engine) -> None:
         if connection.get_execution_options().get("everstep_writes", False):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
-            # A call of the driver, because SQLAlchemy's own call takes ten times longer and every read begins with it.
+            # Call the driver, because SQLAlchemy's own call takes ten times as long, and every read begins with it.
             connection.connection.cursor().execute("BEGIN")

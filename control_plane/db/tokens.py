@@ -1,6 +1,6 @@
 """Bearer tokens, with which callers and agents authenticate. The database contains only digests of tokens.
 
-    user      a person or a program; has a role and, except for admins, perhaps a project
+    user      a person or a program; has a role, and a project if the token is limited to one project
     join      an agent whose instance has not joined its fleet yet (`db.nodes`: `joined_at`)
     session   an agent that has joined; bound to its node, revoked when the node ends
 

@@ -40,7 +40,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
         now: Unix seconds.
         spec: the specification that the user requested.
         observed: the stored record, with the reports of the agents, the fleet and S3.
-        policy: timeouts of the job's state machine.
+        policy: the timeouts, and whether a person has paused all automatic actions.
 
     Returns:
         The decision. Its record equals the observed record if the caller has nothing to store.

@@ -40,7 +40,8 @@ The job's nodes are idle during this upload. The limit bounds this idle time.
 def finish(view: JobView, *, is_durable: bool) -> Decision:
     """End or pause a job whose ranks all exited with success.
 
-    The job first waits until its last checkpoint is in S3, within a time limit.
+    The job first waits until its last checkpoint is in S3, within a time limit. `is_durable` is false while a manifest
+    of the job must still be written to S3.
     """
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
@@ -196,8 +197,8 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
     """Request repeatedly that the ranks of a job that pauses stop at one agreed step, until they have stopped.
 
     If the ranks do not stop in time, the control plane treats this as a fault: training restarts, and the control plane
-    requests the pause again later. Ranks agree at the end of a step. The pause therefore waits longer if the script
-    declared a long step.
+    requests the pause again later. Ranks agree at the end of a step. If the script declared a limit for the phase of a
+    rank, the time limit of the pause is longer by this limit.
     """
     record = view.record
     if has_agreed_stop(view):

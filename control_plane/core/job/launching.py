@@ -25,8 +25,9 @@ def load_and_start(view: JobView) -> Decision:
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
     if is_loading and any(report.phase in STARTED for report in view.reports.values()):
-        # Agents report the start of ranks, which the control plane orders only after it has stored the state STARTING.
-        # The database has an earlier state, so the database comes from a backup (docs/design/database-restore.md).
+        # The control plane orders the start of ranks only after it has stored the state STARTING. Agents report this
+        # start although the stored state is earlier, so the database was restored from a backup
+        # (docs/design/database-restore.md).
         return _move_to_starting(view, "the ranks were started before the database was restored")
     # End the job now only if S3 has its base, or if its base is step 0. If only nodes' memory holds the base, the job
     # first trains, then stops at an agreed step and stores this step in S3.

@@ -35,7 +35,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation
 def prepare(view: JobView) -> Decision:
     """Request every member's promise to join the next generation, select the members, then store the plan.
 
-    The order of the rules that exclude or keep members matters.
+    Each rule that excludes or keeps members depends on the changes of the rules before it, so their order matters.
     """
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped

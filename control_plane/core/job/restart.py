@@ -157,7 +157,7 @@ def _incident_of(
 
 
 def _earliest_failure_at(view: JobView) -> float:
-    """Return the Unix time before which a new incident's failure cannot lie.
+    """Return the earliest Unix time at which the failure of a new incident can have occurred.
 
     The time is the end of the job's last incident. If this incident is still open in the database, the result is the
     last moment of its recovery that an earlier pass stored. Without an earlier incident, the first start of the job's

@@ -22,7 +22,8 @@ def observe_only(view: JobView, cause: str) -> Decision:
 
     `cause` says why Everstep only observes the job: a person controls the job, or automatic actions are paused. The
     job's reason contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop
-    waits until the job is handed back or the pause ends. Ranks of an old generation must never run beside newer ranks.
+    waits until the job is handed back or the pause ends. Ranks of an old generation are killed even then, because they
+    must never run beside newer ranks.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):

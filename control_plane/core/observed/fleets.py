@@ -108,7 +108,7 @@ class GroupObserved:
     """Whether AWS suspended the launches by itself, after a long period of failures."""
 
     unprotected: tuple[NodeId, ...] = ()
-    """Instances in service that Auto Scaling could terminate, as they lack protection from scale-in, sorted."""
+    """Instances in service, sorted, that Auto Scaling may terminate because they lack protection from scale-in."""
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
@@ -139,7 +139,7 @@ class NodeRequest(StrEnum):
     - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
     - REPLACE: the fleet terminates the instance and launches another one.
     - REBOOT: EC2 reboots the node, and the node returns to service.
-    - HOLD: as DRAIN, for a node that works for no job.
+    - HOLD: the fleet holds a node that works for no job.
     """
 
     DRAIN = "drain"
@@ -158,7 +158,7 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Unix time since which the group lacked the instance that this node replaced.
+    """Unix time since which the group lacked the instance that later became this node.
 
     None if the fleet loop did not observe that an instance was missing.
     """
@@ -226,7 +226,10 @@ class FleetJob:
     While the job trains, the fleet assigns one additional node for each of these nodes.
     """
     avoided: tuple[NodeId, ...] = ()
-    """Nodes that the job has given up. The fleet prefers other nodes for this job."""
+    """Nodes that the job gave up to test whether they caused its failures.
+
+    The fleet prefers other nodes for this job.
+    """
 
     def needed_count(self, now: float) -> int:
         """Return the number of nodes that the job needs to start or continue at `now` (Unix seconds)."""

@@ -29,7 +29,10 @@ The limit does not count instances that AWS ends.
 """
 
 DEFAULT_PATIENCE_SECONDS = 60
-"""Default of `JobSettings.patience_seconds`. A spare joins in less time, and a new instance usually needs more."""
+"""Default of `JobSettings.patience_seconds`.
+
+A spare joins in less time. A new instance usually needs more time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +317,8 @@ class CapacityWait:
 class Memo:
     """The part of a job's record that the database stores in one JSON column.
 
-    A new field needs a default value, which records without this field get.
+    A new field needs a default value: records that an earlier version of the server stored lack this field, and get the
+    default.
     """
 
     state_since: float
@@ -345,7 +349,7 @@ class Memo:
     moves_after: float = 0.0
     """Unix time before which the job plans to give up no further node, unless AWS announced the node's end.
 
-    It is set after the job kept a node, or after the ranks failed to stop at an agreed step.
+    It is set when the job keeps a node, because giving it up would lose a committed step.
     """
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""

@@ -1,4 +1,4 @@
-"""A roll (replacement or reboot of all nodes of a fleet): what a person requested, and how far the fleet loop is."""
+"""A roll (replacement or reboot of all nodes of a fleet): what a person requested, and which nodes are finished."""
 
 from __future__ import annotations
 

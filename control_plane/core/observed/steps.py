@@ -1,4 +1,4 @@
-"""Stored records of generations, of checkpoints, and of sources of shards that failed to load."""
+"""Records that the database stores: generations, checkpoints, and sources from which a shard failed to load."""
 
 from __future__ import annotations
 
