@@ -288,7 +288,8 @@ class Server(uvicorn.Server):
 
     At shutdown, the server ends open event streams instead of waiting for them.
 
-    `gate` is the `Gate` that `config` contains. Its time limit for request headers also limits TLS handshakes.
+    `gate` is the `Gate` that `config` contains. The time limit of this gate for request headers also limits TLS
+    handshakes.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate) -> None:

@@ -177,7 +177,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start a deadline for the rest of a body that no handler reads.
+        """Start a deadline for the rest of the request's body, which no handler reads.
 
         Called by uvicorn.
         """

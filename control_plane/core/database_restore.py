@@ -57,7 +57,7 @@ def first_number(now: float, newest_time: float) -> Generation:
 
 
 def issued_number(issued: Generation, first: Generation) -> Generation:
-    """Return the generation number up to which all numbers of a job count as issued after the restore.
+    """Return the highest generation number of a job that counts as issued after the restore.
 
     Args:
         issued: the job's highest issued number in the backup.
@@ -92,8 +92,8 @@ class Reconciliation:
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
 
-    If S3 has no manifest of a generation, its number of ranks is unknown. Its `world_size` is then 0, and no restore
-    uses the shards of this generation that nodes hold in memory.
+    If S3 has no manifest of a generation, the number of ranks of this generation is unknown. Its `world_size` is then
+    0, and no restore uses its shards in the memory of nodes.
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""

@@ -483,8 +483,8 @@ def current_reports(
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:
     """Return whether most of a fleet is silent although AWS does not report the instances ended.
 
-    The result is true if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains all nodes of
-    the fleet whose agents have ever connected.
+    The result is true if more than half of at least `BLIND_FLEET_SIZE` nodes are silent. `nodes` contains the spares of
+    the fleet and the nodes that are assigned to jobs.
     """
     present = [node for node in nodes if node.instance is not InstanceCondition.ENDED]
     silent = [node for node in present if is_silent(node, timeouts)]

@@ -379,7 +379,7 @@ class _Table:
     def follow_jobs(self, policy: Policy) -> None:
         """Remove nodes from a job that ended, returned to the queue or excluded these nodes.
 
-        Also return a node to service that the fleet held as unreachable, once its agent reports again and has no job.
+        Also return nodes to service that the fleet held as unreachable, once their agents report again and have no job.
         """
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
@@ -526,8 +526,9 @@ class _Table:
         """Assign spares to jobs.
 
         First, recovering jobs receive their missing nodes, then jobs with fewer than NodeCount nodes. Second, each job
-        receives one node for each node that it must give up. Third, queued jobs receive all of their nodes together.
-        Fourth, elastic jobs that may use more nodes receive nodes that the fleet does not need as spares.
+        receives one node for each node that it must give up. Third, admitted jobs without a generation receive all of
+        their nodes together. Fourth, elastic jobs that may use more nodes receive nodes that the fleet does not need as
+        spares.
 
         Nodes with a rebalance recommendation are the last choice, and nodes that AWS will reclaim are never assigned.
         Among other nodes, the fleet prefers warm nodes: a process on such a node has already finished the imports of a

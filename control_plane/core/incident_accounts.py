@@ -210,7 +210,7 @@ class Urgency(StrEnum):
     """The time by which a person must act.
 
     - NOW: the job makes no progress until a person acts.
-    - LATER: the job continues, but the fleet lacks a node until a person acts.
+    - LATER: the fleet lacks a node until a person acts, or the job waits long for instances. It is not urgent.
     - OPTIONAL: nothing waits for a person.
     """
 

@@ -272,7 +272,7 @@ class Interruption(Protocol):
 def phase_moments(incident: Interruption, now: float) -> tuple[float, ...]:
     """Return the five ordered times that delimit an incident's phases, in Unix seconds.
 
-    A time in the future counts as `now`.
+    A time that is missing or later counts as `now`, or as the end of a closed incident.
     """
     moments = [incident.failed_at]
     end = incident.closed_at if incident.closed_at is not None else now

@@ -358,7 +358,7 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
     """Return the member whose agent becomes the coordinator of the new generation.
 
-    The result is the member with GROUP_RANK 0. After an incident in which any agent was lost or unreachable, the
+    The result is the member with GROUP_RANK 0. After an incident with the cause AGENT_LOST or NODE_UNREACHABLE, the
     function skips the previous coordinator if the job has another member.
     """
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)

@@ -33,7 +33,7 @@ from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 UPLOAD_MARGIN = 1.5
 """Expected duration of an upload, as a multiple of the previous upload's duration.
 
-If several nodes upload at the same time, an upload may take longer than usual.
+If several nodes upload at the same time, an upload may take longer than the previous one.
 """
 
 

@@ -78,7 +78,8 @@ class Restore:
     forgotten: tuple[Rank, ...] = ()
     """Ranks whose shards are in no node's memory and cannot be rebuilt by parity.
 
-    These are ranks of the generation that made the step. It may have had another number of ranks than the new one.
+    These are ranks of the generation that made the step, which may have had more or fewer ranks than the new
+    generation.
     """
 
     @property
