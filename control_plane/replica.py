@@ -31,8 +31,8 @@ LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
 """Maximum number of processes that lock a file in the same state directory.
 
-A process beyond this number locks no file, so its identity has no lineage. After its restart, it cannot take over its
-old leases, and waits until they expire.
+A process beyond this number locks no file, so its identity has no lineage. After its restart, it must wait until its
+old leases expire.
 """
 
 

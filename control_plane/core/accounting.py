@@ -108,7 +108,8 @@ Calculations use only the ratio of the two numbers, so 1 stands for any number o
 
 
 def members_of(record: JobRecord) -> Members:
-    """Return the number of nodes of the newest generation, and how many fewer these are than the job's NodeCount."""
+    """Return the number of nodes of the newest generation, and the number of nodes that it lacks compared with
+    NodeCount."""
     return record.member_count, record.missing_count
 
 
@@ -285,7 +286,7 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds that an incident spent in each phase until now, by the phase's time category."""
+    """Return the microseconds that an incident spent in each phase until now, by the bucket of the phase."""
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 

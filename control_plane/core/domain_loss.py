@@ -113,7 +113,7 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
     for first in sorted(edges, key=sorted):
         reached = [first] if first in left else []
         left.discard(first)
-        # The list grows during this breadth-first search.
+        # The list `reached` grows during this loop, which is a breadth-first search.
         for edge in reached:
             near = sorted({each for domain in edge for each in touching[domain]} & left, key=sorted)
             left.difference_update(near)

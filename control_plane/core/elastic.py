@@ -5,8 +5,8 @@
             ── another job needs 2 of them ── agreed stop ──▶ 2 nodes
 
 A job that lacks nodes waits for them for at most `patience_seconds`, and then starts or continues on fewer nodes. A job
-that trains changes its number of nodes only at an agreed stop, a step after which all ranks stop together. There it
-returns nodes to its fleet, or grows by all ready nodes together.
+that trains changes its number of nodes only at an agreed stop, a step after which all ranks stop together. At this
+stop, it returns nodes to its fleet, or grows by all ready nodes together.
 
 Invariant: pure. A generation has between `least_node_count` and `most_node_count` nodes. After a user has changed these
 limits, the job keeps its present nodes until an agreed stop.

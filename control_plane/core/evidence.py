@@ -90,7 +90,7 @@ class NodeVerdict:
     remedy: Remedy | None = None
     """The fleet's action for the node. None: REPLACE if `may_terminate`, else HOLD."""
     what: str = ""
-    """The fault code, or an empty string without a fault."""
+    """The code of the node's fault. Empty without a fault."""
     since: float | None = None
     """Time of the last evidence that a silent node was alive, in Unix seconds. None if the node is not silent."""
 
@@ -336,8 +336,8 @@ def track_impairments(
 ) -> tuple[Impairment, ...]:
     """Return the impairments to store in the job's record: members that have a problem although their agents report.
 
-    The problem is a fault that the agent reports, or that the node does not answer other members. Each impairment also
-    says when training last completed steps.
+    Either the agent reports a fault of the node, or the node does not answer other members. Each impairment also says
+    when training last completed steps.
 
     Args:
         known: the impairments that the job's record contains.

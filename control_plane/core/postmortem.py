@@ -240,7 +240,7 @@ def _fenced(lines: Iterable[str]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text as one line without any formatting of its own."""
+    """Return a text as one line of Markdown that shows the characters of the text without formatting."""
     line = _SPECIAL.sub(r"\\\1", " ".join(_CONTROL.sub("", text).split()))
     return _FIRST.sub(lambda found: f"{found[1] or ''}\\{found[2] or found[3]}", line)
 

@@ -105,8 +105,8 @@ class IncidentTime:
 class IncidentFigures:
     """Sums over the incidents of one kind (`IncidentKind`) or of one cause.
 
-    Counts and lost steps count in the time bucket that contains the failure. The cost is spread over all buckets that
-    the incident overlaps.
+    An incident and its lost steps count in the time bucket that contains the failure. Its cost is spread over all
+    buckets that the incident overlaps.
     """
 
     count: int

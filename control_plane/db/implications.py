@@ -22,7 +22,7 @@ from control_plane.db.models import ImplicationRow, IncidentRow
 from control_plane.db.session import columns_for, record_of, values_of
 
 KEPT = 20
-"""Maximum number of entries per node. Above it, `record` deletes the oldest entries."""
+"""Maximum number of entries per node. Above this limit, `record` deletes the oldest entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,7 @@ class IncidentTotals:
     count: int
     closed_count: int
     failure_count: int
-    """Number of incidents that were failures. Incidents by AWS's notice, a person's request or a drill do not count."""
+    """Number of incidents that were failures. Other incidents had a notice of AWS, a request or a drill as cause."""
     recovered_count: int
     """Number of failures from which training has recovered."""
     recovery_seconds: float

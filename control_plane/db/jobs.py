@@ -36,7 +36,7 @@ LAUNCHES_LIMIT = 400
 TRANSITIONS_LIMIT = 400
 """Maximum number of stored transitions per job.
 
-Above it, the job's row keeps the first transition and the newest ones.
+Above this limit, the job's row keeps the first transition and the newest ones.
 """
 
 

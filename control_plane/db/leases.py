@@ -182,7 +182,10 @@ class _Statements:
 
 @cache
 def _statements(kind: LeaseKind) -> _Statements:
-    """Return the statements. Cached, because each pass executes them and their construction takes time."""
+    """Return the SQL statements about the leases of one kind.
+
+    Cached, because each pass of a background loop executes them, and their construction takes time.
+    """
     model, key = _TABLES[kind]
     table = cast(Table, model.__table__)
     is_row, columns = table.c[key] == bindparam("of_key"), table.c

@@ -103,7 +103,7 @@ def upgrade(connection: Connection, folder: Path | None = None) -> None:
 
 
 def supported(scripts: ScriptDirectory) -> Iterator[str]:
-    """Yield the revisions whose servers can run on the newest schema: the newest one, then older ones.
+    """Yield the schema revisions whose code can run on the newest schema: the newest revision, then older ones.
 
     The list ends with the newest contraction: a migration that removes parts of the schema. Servers older than this
     migration need the removed parts.

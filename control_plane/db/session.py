@@ -223,7 +223,7 @@ def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
 def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a dataclass's fields as column values of a new row.
 
-    The result excludes the fields in `leave_out`. Reverses `record_of`.
+    The result excludes the fields in `leave_out`. The function is the inverse of `record_of`.
     """
     found = {name: getattr(record, name) for name in _names(type(record)) if name not in leave_out}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
@@ -310,7 +310,8 @@ def _make_sqlite_strict(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # Disable the driver's own transactions, which would begin only before the first write.
+        # Disable the driver's own transactions, which would begin only before the first write. The listener below
+        # begins each transaction explicitly.
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in (

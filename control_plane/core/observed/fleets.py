@@ -260,7 +260,10 @@ class FleetObserved:
     vacancies: Vacancies = ()
     """The vacancies of the group (missing instances), as the last decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times of the replacements that Everstep itself decided, not AWS or a person, for at least the last hour."""
+    """Unix times at which Everstep itself, not AWS or a person, decided to replace a node.
+
+    Contains at least the times of the last hour.
+    """
     failed_join_count: int = 0
     """Number of consecutive instances that ended because their agents did not connect in time."""
     rebooted: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])

@@ -171,7 +171,7 @@ class Exclusion:
 class Impairment:
     """A member that continues to train with a problem.
 
-    The problem is a fault that the member's own agent reports, or that the member does not answer other members.
+    Either the member's own agent reports a fault, or the member does not answer other members.
     """
 
     node_id: NodeId
@@ -272,7 +272,7 @@ class Suspicion:
     """A suspected hang: a rank has made no progress for longer than the first limit of `core.hangs`."""
 
     since: float
-    """Time at which the rank that has stood still for longest last made progress, in Unix seconds."""
+    """Unix time of the last progress of the rank that has made no progress for the longest time."""
     began_at: float
     """Time at which a rank exceeded the first limit, in Unix seconds."""
     number: int

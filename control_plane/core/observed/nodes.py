@@ -119,7 +119,7 @@ class Implication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An announcement by AWS that an instance will end or be interrupted, or may do so."""
+    """An announcement by AWS that an instance will or may end, or will or may be interrupted."""
 
     kind: NoticeKind
     message: str
