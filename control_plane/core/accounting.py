@@ -108,8 +108,7 @@ Calculations use only the ratio of the two numbers, so 1 stands for any number o
 
 
 def members_of(record: JobRecord) -> Members:
-    """Return the number of nodes of the newest generation, and the number of nodes that it lacks compared with
-    NodeCount."""
+    """Return the number of nodes of the newest generation, and the number of nodes that it lacks for NodeCount."""
     return record.member_count, record.missing_count
 
 

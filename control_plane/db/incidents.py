@@ -178,7 +178,7 @@ class IncidentTotals:
     count: int
     closed_count: int
     failure_count: int
-    """Number of incidents that were failures. Other incidents had a notice of AWS, a request or a drill as cause."""
+    """Number of incidents that were failures: neither planned departures, nor failed pauses, nor drills."""
     recovered_count: int
     """Number of failures from which training has recovered."""
     recovery_seconds: float
