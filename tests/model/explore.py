@@ -12,7 +12,7 @@ Event = tuple[object, ...]
 
 
 class Searchable(Protocol[W]):
-    """The methods that a model must have for the searches."""
+    """The methods of a model that the searches of this module call."""
 
     def first(self) -> W: ...
     def moves(self, world: W) -> Iterator[tuple[Event, W]]: ...

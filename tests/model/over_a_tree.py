@@ -158,7 +158,7 @@ class AnyTerm(TreeReports):
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> TreeReports:
-        """Add reports as the real class does. The returned object has the same planted bug."""
+        """Add reports as the real class does, and return an object that has the planted bug too."""
         known = super().take(*reports)
         return AnyTerm(known.term, known.newest)
 

@@ -9,10 +9,11 @@
 
 An elastic model also changes the number of nodes: a new generation omits a lost node or adds one. Its ranks then divide
 the state anew (a relayout): they load the earlier shards from the nodes of the earlier groups, or rebuild one of them.
-The last seat leaves and joins, so that the other nodes keep their ranks and their slots.
+Only the node in the last seat leaves or joins, so that all other nodes keep their ranks and their slots.
 
-Each node has one rank. A rank captures and seals a step in one event, as `tests.model.step_protocol` explores captures.
-This model explores contributions. Chunks arrive twice, connections break, and agents restart between two chunks.
+Each node has one rank. A rank captures and seals a step in one event, because `tests.model.step_protocol` already
+explores captures. This model explores contributions: transfers of one rank's shard into another member's share. Chunks
+arrive twice, connections break, and agents restart between two chunks.
 Members offer outdated steps, memory damages headers and shares, and nodes are lost at every moment, also in a restore.
 
 A share is the XOR of one part of each shard of the group's other members. Its bytes are symbolic here: the set of the
@@ -118,7 +119,10 @@ class Plan(NamedTuple):
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     """Contents that each node must not discard, in the order of ranks: of its own shard, and of its share."""
     rebuilt: tuple[Contribution | None, ...]
-    """By rank of the base: the shard to rebuild. None if a node has the shard. Empty for step 0."""
+    """For each rank that made the start step: its shard if it must be rebuilt, None if a node has the shard.
+
+    Empty if training starts from step 0.
+    """
     size: int
     """Number of nodes of the new generation."""
     is_relayout: bool = False
@@ -188,7 +192,10 @@ class World(NamedTuple):
     0 before the first commit, and after more losses than parity can repair.
     """
     counted: tuple[int, int]
-    """Generation and step of the newest commit. A restarted coordinator may derive the same commit again."""
+    """Generation and step of the newest commit that the checker has recorded.
+
+    A restarted coordinator may derive the same commit again. The checker ignores this repetition.
+    """
     stood: tuple[bool, ...]
     """By rank: True if all other members of the group counted as holders when the rank last acknowledged a step."""
     covered: tuple[bool, ...]
@@ -200,7 +207,7 @@ class World(NamedTuple):
     spoiled: frozenset[int]
     """Seats in which a memory fault emptied a slot after this generation started or last committed a newer step.
 
-    If the generation then commits its base, the commit counts votes from before the fault.
+    If the generation then commits its base, these seats count as `weak`, because the votes are from before the fault.
     """
 
 
@@ -659,7 +666,7 @@ class Model:
     def _damages(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
         """Yield each damage that a memory fault can do to a committed shard or share.
 
-        The group must then lose no other node until the next commit.
+        After the damage, the group may lose no node until the next commit.
 
         A restarted agent finds an invalid header and treats the slot as empty. Changed bytes of a share are detected
         only when the share is used.
@@ -738,7 +745,7 @@ class Model:
 
     @staticmethod
     def _uncovered(world: World) -> World:
-        """Return the state in which no commit must survive any more."""
+        """Return the state with the checker's facts reset: the invariants require no commit so far to survive."""
         return world._replace(best=0, covered=(False,) * len(world.covered), weak=frozenset())
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:
@@ -914,10 +921,10 @@ class Model:
     # -- invariants
 
     def check(self, world: World) -> None:
-        """Check that no loss that parity must survive destroys the newest commit: at most one node per group.
+        """Check that the newest commit survives every loss of at most one node per group.
 
         Raises:
-            Violation: the remaining nodes neither have nor can rebuild a common step that is at least as new.
+            Violation: the remaining nodes neither have nor can rebuild a common step as new as the commit.
         """
         if not world.best:
             return
@@ -1121,7 +1128,7 @@ def rebuild_without_shares(
 def _sorted(
     listed: Iterable[tuple[NodeId, SlotRecord]],
 ) -> tuple[list[tuple[rebuilding.Content, SlotRecord]], Mapping[rebuilding.Content, set[Rank]]]:
-    """Return all shares with their content, and the owners of the shards of each content."""
+    """Sort listed slots: return all shares, each with its content, and for each content the owners of its shards."""
     shares: list[tuple[rebuilding.Content, SlotRecord]] = []
     owners: defaultdict[rebuilding.Content, set[Rank]] = defaultdict(set)
     for _, slot in listed:

@@ -18,7 +18,7 @@ from worker.core.slots import Content, SlotView, kept, writable
 
 
 class OwnerAcks(Shard):
-    """The owner acknowledges a step as soon as its own slot is sealed, before the other holders have the step."""
+    """Planted bug: the owner acknowledges a step when its own slot is sealed, before other holders have the step."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class OwnerAcks(Shard):
 
 
 class CountsCaptures(Shard):
-    """An owner counts a step as sealed while the step is still being captured."""
+    """Planted bug: an owner counts a step as sealed while the step is still being captured."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class CountsCaptures(Shard):
 
 
 class OwnersOnly(Shard):
-    """At the start of a new generation, votes wait for the owner of each shard only, not for its other holders."""
+    """Planted bug: at the start of a generation, votes wait only for the owner of each shard and for no holder."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class OwnersOnly(Shard):
 
 
 class ReturnsUnconfirmed(Shard):
-    """A holder that the owner has dropped counts again after acknowledging any step, without having the
+    """Planted bug: a holder that the owner has dropped counts again after acknowledging any step, without having the
     committed one.
     """
 
@@ -60,7 +60,7 @@ class ReturnsUnconfirmed(Shard):
 
 
 class NeverRevokes(Shard):
-    """An acknowledgement counts forever, even after the holder has lost the step."""
+    """Planted bug: an acknowledgement counts forever, even after the holder has lost the step."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class NeverRevokes(Shard):
 
 
 class ForgetsPage(Shard):
-    """A restarted agent ignores the committed step, the proposal and the vote on its shared-memory page."""
+    """Planted bug: a restarted agent ignores the committed step, the proposal and the vote on its rank's page."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class ForgetsPage(Shard):
 
 
 class CommitsMajority(Coordinator):
-    """The coordinator commits a step when one acknowledgement is still missing."""
+    """Planted bug: the coordinator commits a step when one acknowledgement is still missing."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ class CommitsMajority(Coordinator):
 
 
 class Forgets(Coordinator):
-    """A restarted coordinator continues after the newest committed step of any agent.
+    """Planted bug: a restarted coordinator continues after the newest committed step of any agent.
 
     It may reuse the number of a step that was proposed.
     """
@@ -106,7 +106,7 @@ class Forgets(Coordinator):
 
 
 class RecoversEarly(Coordinator):
-    """A restarted coordinator continues after the first agent's report, without the reports of the other agents."""
+    """Planted bug: a restarted coordinator continues after the report of the first agent, without all other reports."""
 
     __slots__ = ()
 
@@ -116,23 +116,23 @@ class RecoversEarly(Coordinator):
 
 
 def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite the slot with the oldest step, even if this step is the committed step."""
+    """Planted bug: overwrite the slot with the oldest step, even if this step is the committed step."""
     free = [index for index, slot in enumerate(slots) if not slot.is_busy]
     return min(free, key=lambda index: slots[index].content.step if slots[index].content else -1, default=None)  # type: ignore[union-attr]
 
 
 def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Overwrite a slot that an upload still reads, if the slot's content need not be kept."""
+    """Planted bug: overwrite a slot that an upload still reads, if the slot's content need not be kept."""
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
 def upload_always(step: Step, *, begun: Step, uploading: Collection[Step], max_uploads: int) -> bool:
-    """Begin every marked upload, even if `max_uploads` uploads run already."""
+    """Planted bug: begin every marked upload, even if `max_uploads` uploads run already."""
     return step > begun
 
 
 class MarksAlways(Coordinator):
-    """The coordinator marks a due checkpoint, even if `max_uploads` uploads run already."""
+    """Planted bug: the coordinator marks a due checkpoint, even if `max_uploads` uploads run already."""
 
     __slots__ = ()
 
@@ -142,20 +142,21 @@ class MarksAlways(Coordinator):
 
 
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Keep only the start step of the generation and the committed step, although the plan lists more contents
-    to keep.
+    """Planted bug: keep only the generation's start step and the committed step.
+
+    The plan lists more contents to keep.
     """
     return kept(committed, frozenset(), base)
 
 
 def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
-    """For each rank, choose its newest slots, even if they were captured in different histories of the job."""
+    """Planted bug: choose the newest slots of each rank, even if they are from different histories of the job."""
     everything = {record.origin_generation: Step(2**62) for listed in survey.inventories.values() for record in listed}
     return recovery.choose(replace(survey, path=everything))
 
 
 def believe_the_record(path: recovery.Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
-    """Make a plan with the committed step that the control plane recorded, although the nodes report a newer one."""
+    """Planted bug: plan with the committed step in the control plane's record, although nodes report a newer one."""
     return recorded
 
 

@@ -358,7 +358,10 @@ class Model:
         return self._process(world, rank, process._replace(outcome=None))
 
     def _marked(self, world: World, seat: int) -> World:
-        """Pin the slot to upload before the agent applies the rest of an announcement, as `Member._hear` does."""
+        """Pin the slot whose step an announcement marks for upload.
+
+        As in `Member._hear`, this happens before the agent applies the rest of the announcement.
+        """
         coordinator = world.coordinator
         if not self.shape.every_steps:
             return world
@@ -461,8 +464,8 @@ class Model:
         if shard.committed < before.committed:
             raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
         gone = {int(peer) for peer in before.view - shard.view}
-        # A restarted holder reports lost slots when it connects. Until then, the owner may treat the holder as
-        # confirmed.
+        # The owner may count a restarted holder again before the holder connects and reports lost slots. The checker
+        # therefore counts only holders that really have the step.
         back = {
             seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)
         }
@@ -566,8 +569,9 @@ class Model:
         )
 
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """A restarted owner that lost the generation's start step fetches it from a holder, as `Member._regain_base`
-        does.
+        """Yield the event in which a restarted owner fetches the start step that it lost, from a holder.
+
+        `Member._regain_base` is the code that this models.
         """
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
         if not self._lacks_base(world, rank):
@@ -638,7 +642,7 @@ class Model:
             yield ("hello", rank), self._hello(world, rank)
 
     def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
-        """Yield two events during a copy: the agent receives a progress report, or a guard finds a changed tensor."""
+        """Yield the events during a copy: the agent receives a progress report, or a guard finds a changed tensor."""
         capturing = world.shards[rank].capture(Step(step))
         if (
             world.processes[rank].is_connected
@@ -851,7 +855,7 @@ class Model:
         return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{seat}"), Step(stream.step)))
 
     def _cut(self, world: World, rank: int, holder: int, *, is_drained: bool) -> World:
-        """The connection breaks.
+        """Return the state after the connection between an owner and a holder has broken.
 
         Incomplete transfers are discarded. The holder may still seal a shard that is already in its socket.
         """
@@ -894,9 +898,9 @@ class Model:
                         yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
 
     def _spoiled(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A restarted agent finds a slot with an invalid header, and treats the slot as empty.
+        """Yield the faults in which a restarted agent finds a slot with an invalid header and treats it as empty.
 
-        Another node still has the committed step of the shard.
+        The model includes only faults after which another node still has the committed step of the shard.
         """
         for rank, row in enumerate(self.holders):
             if seat in row and world.owed[rank] - {seat}:

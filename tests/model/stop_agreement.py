@@ -3,8 +3,8 @@
 The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop contains the rules.
 
 Training is synchronous: a rank passes boundary k+1, the point after step k+1, only after all other ranks have passed
-boundary k. Each agent has one rank and no replicas. The newest report and announcement arrive at any later moment. In
-the fine form, messages are in transit for a while and may be stale on arrival. The control plane requests a stop at any
+boundary k. Each agent has one rank and no replicas. The newest report and announcement arrive at any later moment. With
+`--fine`, messages are in transit for a while and may be outdated on arrival. The control plane requests a stop at any
 moment and repeats its request. The coordinator's agent restarts, uploads pin slots, and the final round may be
 abandoned.
 
@@ -129,7 +129,7 @@ class World(NamedTuple):
     """True after a person or the control plane has requested a stop."""
     restarts: int = 0
     is_hurried: bool = False
-    """True if a final round was abandoned, or if a rank closed without waiting for its end."""
+    """True if a final round was abandoned, or if a rank closed before the final round had ended."""
     confirmed: int = NONE
     """Step of the stop that the coordinator has confirmed in this job, if any."""
 
@@ -153,7 +153,7 @@ class Options:
     has_uploads: bool = False
     """True if agents upload the steps that the coordinator marks for a checkpoint in S3.
 
-    Jobs with periodic checkpoints always do.
+    With `every_steps`, agents upload these steps whatever this option is.
     """
     is_fine: bool = False
     """True if a message is sent and received in two separate events, also between a rank and its agent.

@@ -131,7 +131,8 @@ def test_random_walks_to_the_stop_find_planted(bug: str) -> None:
 def only_the_last_has_heard(bug: str | None) -> tuple[Driver[TreeWorld[stop_agreement.World]], int]:
     """Let node 2 of a chain receive a confirmed stop directly from the coordinator, then restart the coordinator.
 
-    The parent of node 2 still remembers its earlier agreement to the stop. Return the driver and the stop.
+    Node 2's parent still stores an earlier report of node 2, in which node 2 has agreed to the stop but not received
+    its confirmation. Return the driver and the step of the stop.
     """
     weights = {"boundary": 0.05, **dict.fromkeys(("ask", "restart", "close"), 0.0)}
     driver = Driver(TreeModel.of(StopRounds(Options(3, 9, restarts=1, is_fine=True)), bug=bug), weights=weights)

@@ -179,9 +179,9 @@ def steps_at_owner(world: World, rank: int) -> set[int]:
 
 
 def states(nodes: int, copies: int) -> list[World]:
-    """Return states of a few rounds of training.
+    """Return states from a few rounds of training, one for each combination of facts that `_state_of` distinguishes.
 
-    In them, the facts of agents and coordinator differ as much as possible.
+    The states differ, for example, in the votes of the shards and in the phases of the streams.
     """
     story = drive(nodes, copies)
     found: dict[object, World] = {}
@@ -375,7 +375,8 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    # No newer step is captured before all holders have the step from which the generation started.
+    # Rank 1's holder never receives the start step here. No newer step is captured before it does, so the walk does not
+    # end.
     with pytest.raises(Found, match="the end is not reached"):
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])

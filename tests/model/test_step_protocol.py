@@ -304,7 +304,10 @@ def test_random_walks_with_uploads_find_planted(bug: str) -> None:
 
 @pytest.mark.parametrize("bug", [None, "uploads-without-limit"])
 def test_two_uploads_run_at_the_same_time_and_a_third_one_waits(bug: str | None) -> None:
-    """A due checkpoint does not wait for the running upload, and training commits further steps meanwhile."""
+    """With `max_uploads=2`, a second due upload starts while the first one runs, and a third one waits.
+
+    Training commits further steps meanwhile.
+    """
     shape = Shape(2, 2, 8, 0, every_steps=1, max_uploads=2)
     model = Model(shape, BUGS[bug] if bug else None, is_fine=True)
     driver = Driver(model, weights={**SLOWLY, "uploaded": 0.0})
@@ -321,7 +324,10 @@ def test_two_uploads_run_at_the_same_time_and_a_third_one_waits(bug: str | None)
 
 @pytest.mark.parametrize("bug", [None, "unpins-all-uploads"])
 def test_the_end_of_an_upload_leaves_the_slot_of_the_other_one(bug: str | None) -> None:
-    """The older upload of rank 0 ends, and the newer one outlasts training."""
+    """When the older of two uploads of rank 0 ends, the slot of the newer upload stays pinned.
+
+    The newer upload outlasts training.
+    """
     shape = Shape(2, 2, 8, 0, every_steps=1, max_uploads=2)
     driver = Driver(Model(shape, BUGS[bug] if bug else None, is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
     driver.until(lambda world: len(Model.pins(world, 0)) == 2)

@@ -101,7 +101,7 @@ class Restore(NamedTuple):
     None until the node promises the newest generation.
     """
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised any generation since the last start, and so stopped all work for the old generation."""
+    """Seats whose node has promised to join a newer generation since the last start, and so stopped its old work."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
@@ -185,7 +185,7 @@ class Shape:
     has_slow_uploads: bool = False
     """True if every upload outlasts the final round."""
     max_uploads: int = 1
-    """Maximum number of uploads of a shard at the same time. Each upload beyond the first has one more slot."""
+    """Maximum number of simultaneous uploads of a shard. Each upload beyond the first gets one additional slot."""
 
     @property
     def slot_count(self) -> int:

@@ -412,7 +412,7 @@ class Simulation:
                     assert desired != self.desired
                     self.desired = desired
                 case TerminateMember(node_id=node_id, decrement=decrement):
-                    owner = self.table.get(node_id)  # None: it ended before a restored database recorded it
+                    owner = self.table.get(node_id)  # None if a restored database has no row of the ended instance
                     assert owner is None or owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
                     is_allowed = (
                         node_id in self.ended

@@ -234,7 +234,10 @@ def test_a_job_that_shrinks_and_grows_loses_no_committed_step(
 @settings(max_examples=20)
 @given(st.integers(1, 9), st.sampled_from([(1, 1), (1, 2)]))
 def test_a_job_that_returns_nodes_loses_no_step(steps: int, ranks_per_node: tuple[int, int]) -> None:
-    """While a person pauses the first job, the second job grows. It returns nodes when the first job resumes."""
+    """A job that has grown returns nodes without losing a step when another job needs them.
+
+    The second job grows while the first job is paused, and returns nodes when the first job resumes.
+    """
     simulation = fresh(7, ranks_per_node=ranks_per_node, is_elastic=True)
     first, second = simulation.jobs
 

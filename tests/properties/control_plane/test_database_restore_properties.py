@@ -51,7 +51,7 @@ class RestorableSimulation(Simulation):
         self.jobs = [RestoredJob(job.spec, job.record) for job in self.jobs]
         self.manifests: dict[RunId, dict[tuple[int, int], CheckpointManifest]] = {}
         self.sent: dict[tuple[RunId, Generation], GenerationPlan] = {}
-        """Every plan that any life of the control plane has sent, by run and number."""
+        """Every plan that the control plane has sent before or after any restore, by run and generation number."""
         self.backup: tuple[object, ...] = ()
 
     def pass_over_job(self, job: SimulatedJob) -> Decision:

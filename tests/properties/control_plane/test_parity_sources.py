@@ -208,7 +208,10 @@ def whole_memory() -> Memory:
 
 @given(st.sampled_from(range(WORLD)), st.sets(st.integers(0, WORLD - 1)))
 def test_fewer_ranks_resume_from_a_newer_step_only_if_all_its_shares_are_sealed(lost: int, unsealed: set[int]) -> None:
-    """One node is lost without a replacement, and step 2 is committed. Some shares of step 3 are not sealed yet."""
+    """One node is lost without a replacement. Step 2 is committed, and some shares of step 3 may not be sealed yet.
+
+    The job resumes from step 3 only if all its shares are sealed, and otherwise from step 2.
+    """
     alive = set(range(WORLD)) - {lost}
     newer = whole_memory()
     for rank in unsealed:

@@ -213,7 +213,7 @@ def test_elastic_jobs_share_the_nodes_that_no_other_job_needs(fleet: tuple[list[
     assert all(found.counts[job.run] <= max(job.node_count, job.most_node_count) for job in admitted)
     at_first = sum(job.needed_count(NOW) for job in jobs if job.state in HOLDING_JOBS)
     assert sum(found.counts.values()) <= max(capacity, at_first), "jobs receive nodes that the group cannot have"
-    # Jobs that may not start yet (`not_before`) count, too.
+    # No job may grow while another job waits, even if the waiting job may not start yet (`not_before`).
     if any(job.run not in found.limited for job in found.waiting):
         grown = [job for job in admitted if found.counts[job.run] > job.claim_count(NOW)]
         assert not grown, "a job grows beyond its NodeCount while another job waits"
@@ -280,7 +280,10 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
 
 
 def check_returns_without_head(found: QueueSchedule, held: Mapping[RunId, FleetJob], released: int) -> None:
-    """Check reductions in favour of a job that runs below its NodeCount, or that waits for its project's quota."""
+    """Check the reductions of a queue without a head.
+
+    Each is in favour of a job that runs below its NodeCount, or of a job that waits for its project's quota.
+    """
     for run, each in found.reductions.items():
         assert held[run].is_settled
         assert held[run].node_count <= each.keep_count < found.counts[run]
@@ -309,7 +312,7 @@ def after(jobs: Sequence[FleetJob], found: QueueSchedule) -> list[FleetJob]:
 
 
 def is_next(head: FleetJob, jobs: Sequence[FleetJob], capacity: int) -> bool:
-    """Return whether the head of the queue starts beside these jobs."""
+    """Return whether the head of the queue can start if `jobs` is the whole state of the fleet."""
     return head.run in schedule(jobs, capacity, NOW).admitted
 
 

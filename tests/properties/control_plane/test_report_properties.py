@@ -88,7 +88,7 @@ def incidents(draw: st.DrawFn, known: list[JobTime]) -> list[IncidentTime]:
 
 
 def sums(figures: Figures) -> Counter[str]:
-    """Return the additive figures."""
+    """Return all figures of a report that can be added up, by name."""
     found = Counter(
         {
             "nodes": figures.node_microseconds,

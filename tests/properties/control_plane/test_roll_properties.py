@@ -19,7 +19,7 @@ WORKING = (NodeState.SPARE, NodeState.ASSIGNED)
 
 @dataclass
 class Simulation:
-    """A fleet without jobs' details: nodes leave, end, arrive and reboot when the test draws it."""
+    """A fleet without jobs during a roll. The test draws when nodes leave, end, arrive and reboot."""
 
     roll: FleetRoll
     rows: dict[NodeId, NodeRecord]
@@ -45,7 +45,7 @@ class Simulation:
         )
 
     def make_pass(self, obstacle: str = "") -> None:
-        """Make and store one decision, and check it."""
+        """Make one decision of the roll, check its limits, and store it."""
         self.now += 1
         unavailable = self.unavailable_count
         step = self.decide(obstacle)
@@ -70,7 +70,10 @@ class Simulation:
         assert not set(again.begun) & set(self.begun)
 
     def advance(self, node_id: NodeId) -> None:
-        """Carry out the next part of a node's request."""
+        """Move a node to its next state.
+
+        The fleet begins its requested drain or reboot, the drained node ends, or the node becomes a spare.
+        """
         row = self.rows[node_id]
         if row.state in WORKING and row.request is not None:
             state = NodeState.REBOOTING if self.roll.reboots else NodeState.DRAINING

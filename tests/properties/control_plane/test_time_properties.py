@@ -23,7 +23,8 @@ from tests.properties.control_plane.simulated import SimulatedJob, Simulation
 SECONDS_PER_FAULT = 6.0
 """Largest error of the ledger per fault, in seconds.
 
-A loss is counted from the node's last report. Reports and passes occur once a second, and a lease lasts three seconds.
+The ledger counts a loss from the node's last report, which is up to a second old. A lease of three seconds and one pass
+per second add to the error. The last second is a margin.
 """
 
 Event = tuple[str, int]

@@ -41,7 +41,7 @@ def test_the_parts_of_an_object_are_divided_evenly(count: int, key: str, part_co
 
 @given(st.integers(3, 6), KEYS, st.data())
 def test_the_parts_of_nodes_that_drop_out_are_divided_evenly(count: int, key: str, data: st.DataObject) -> None:
-    """The other parts keep their readers."""
+    """If nodes drop out, the remaining nodes read their parts in equal numbers. All other parts keep their readers."""
     nodes = nodes_of(count)
     lost = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=2))
     here = data.draw(st.sampled_from(sorted(set(nodes) - lost)))
@@ -75,7 +75,10 @@ def test_all_nodes_that_use_an_object_agree_on_the_reader(
 
 @given(COUNTS, KEYS, st.integers(1, 1000), st.data())
 def test_nodes_never_wait_for_each_other_in_a_circle(count: int, key: str, number: int, data: st.DataObject) -> None:
-    """Each node has excluded any other nodes, and some nodes load although the plan does not say so."""
+    """From any node, the chain of readers ends at a node that reads the part itself.
+
+    Each node has excluded any other nodes, and two nodes load although the plan does not name them.
+    """
     everyone = nodes_of(count + 2)
     views = {
         here: ObjectReaders(here, everyone[:count]).exclude(*data.draw(st.sets(st.sampled_from(everyone))))
@@ -129,7 +132,10 @@ def test_only_nodes_whose_first_source_is_s3_share_reads() -> None:
 def test_the_parts_of_an_object_carry_each_byte_once_between_different_layouts(
     lengths: list[int], data: st.DataObject
 ) -> None:
-    """One slot reads parts from S3. Another slot, with the tensors at other positions, receives them as chunks."""
+    """Two slots with different positions of the tensors get the object's bytes, and no byte between the tensors.
+
+    The first slot reads the parts from S3. The second slot receives them as chunks.
+    """
     content = data.draw(st.binary(min_size=sum(lengths), max_size=sum(lengths)))
     objects, place = MemoryObjectStore("bucket"), ObjectReference(bucket="bucket", key="shared")
     objects.put_bytes(place, b"header" + content)

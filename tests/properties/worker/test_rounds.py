@@ -42,7 +42,7 @@ COMMITTED_AND_STOPPED = [
     )
     for rank, committed in ((0, 0), (1, 0), (2, 3))
 ]
-"""Reports to a restarted coordinator: one rank knows a commit of a later step than any step that a rank captures."""
+"""Reports to a restarted coordinator: all ranks are at boundary 0, but rank 2 reports that step 3 is committed."""
 PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 
 

@@ -29,12 +29,16 @@ from worker.core.strays import Strays, strayed
 
 ORIGIN, COMMITTED, NEWEST = Generation(1), Step(9), Step(10)
 Reserves = Literal["never", "before", "after"]
-"""When a holder creates all slots of a shard: never, before the base arrives, or after.
+"""When a holder creates all slots of a shard: never, before the base arrives, or after it has arrived.
 
-The owner's rank decides when the owner requests these slots.
+The owner requests these slots after its rank has requested slots, and the base does not wait for this request.
 """
 RESTART, PIN, EVENTS = 64, 72, 80
-"""Numbers from which an event restarts a node's agent or begins to read a stray, and the number of all events."""
+"""Bounds of event numbers.
+
+Numbers below RESTART send a replica or an announcement. Numbers from RESTART on restart a node's agent. Numbers from
+PIN on begin to read a stray. EVENTS is the number of all events.
+"""
 LAST_TRY_RATIO = 0.9
 """Fraction of the holder deadline after which an owner sends a refused shard for the last time."""
 
@@ -101,7 +105,7 @@ class Node:
 
     @property
     def free(self) -> int:
-        """Number of slots that fit into the memory, without the contents of strays that may be dropped."""
+        """Number of further slots that fit into the memory once all strays are dropped that may be dropped."""
         return self.room - self.used + len(self.leaving)
 
     def add_slot(self, rank: Rank, now: float) -> bool:
@@ -382,9 +386,9 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
 def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool, cut: Sequence[int] = ()) -> None:
     """Deliver replicas and announcements in the order that `numbers` determine, then deliver the remaining ones.
 
-    Check the invariants after each delivery. With `may_time_out`, shards may have to wait for the holder deadline.
-    Shortly before, no node refuses a shard for which it has memory. Each number in `cut` names a shard that cannot
-    reach one of its holders before this deadline.
+    Check the invariants after each delivery. With `may_time_out`, shards may have to wait for the holder deadline, but
+    shortly before the deadline no node refuses a shard for which it has memory. Each number in `cut` names a shard that
+    cannot reach one of its holders before the deadline.
     """
     relaunch.load()
     relaunch.cut.update(relaunch.missing[number % len(relaunch.missing)] for number in cut if relaunch.missing)
@@ -497,7 +501,9 @@ def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None
 
 @pytest.mark.parametrize("reserves", ["never", "before", "after"])
 def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves) -> None:
-    """Nodes n4 and n5 each have one free slot for the shards of s0's ranks 0 and 1, and both receive rank 0.
+    """Nodes n4 and n5 fill their last slots with the same shard, so that no node waits for the holder deadline.
+
+    Each of them has one free slot for the shards of s0's ranks 0 and 1, and both receive rank 0.
 
     n1 keeps its strays of both ranks until n4 and n5 have the base of one of them. n4 and n5 keep their strays until n1
     has the base of rank 4.
@@ -524,7 +530,11 @@ def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves
 
 
 def test_a_node_gives_its_last_slot_to_a_higher_rank_if_the_lowest_rank_does_not_arrive() -> None:
-    """The lines between s0, the owner of ranks 0 and 1, and its holders n4 and n5 are slow: rank 0 does not arrive."""
+    """Nodes n4 and n5 keep their last slot free for rank 0, but only for a part of the holder deadline.
+
+    The connections from s0, the owner of ranks 0 and 1, are slow, and rank 0 does not arrive. The nodes then give the
+    slot to rank 1.
+    """
 
     def relaunch(rules: type[Strays]) -> Relaunch:
         sealed = [replica in {1, 3, 10, 11} for replica in range(24)]
